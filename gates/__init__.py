@@ -1,0 +1,1 @@
+"""What is measured and what it means: gates, statistics and decisions, without database or queue."""

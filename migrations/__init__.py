@@ -1,0 +1,1 @@
+"""Database migrations, shipped with the product and run by `python -m migrations`."""

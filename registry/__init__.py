@@ -1,0 +1,1 @@
+"""The service: settings, database, evidence log, HTTP interface, client library and command line."""

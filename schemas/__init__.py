@@ -1,0 +1,1 @@
+"""The contract: closed documents and messages that every other part speaks."""

@@ -1,0 +1,1 @@
+"""What runs for long: reconciliation, staging, replicas of engines, gate runs and traffic."""

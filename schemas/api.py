@@ -1,0 +1,167 @@
+"""Bodies of requests, and lists, that are not documents."""
+
+from typing import Annotated, Generic, Literal, TypeVar
+from uuid import UUID
+
+from pydantic import Field
+
+from schemas.common import Closed, Digest, Instant, Name, ShortText, Text, Wire
+
+TargetName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?@[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
+"""name@environment."""
+
+ItemT = TypeVar("ItemT")
+
+
+class Page(Wire, Generic[ItemT]):
+    """One page of a list."""
+
+    items: list[ItemT] = Field(description="Items, newest first unless said otherwise.")
+    next: str | None = Field(description="Cursor of the next page; null at the end.")
+
+
+RoleName = Literal["engineer", "manager", "admin", "runner"]
+
+
+class ProjectCreate(Closed):
+    """Make a project."""
+
+    name: Name = Field(description="Project name.")
+
+
+class Project(Wire):
+    """A project owns targets, policies, suites, tokens and membership of bundles."""
+
+    id: UUID = Field(description="Identity.")
+    name: str = Field(description="Name.")
+    created_at: Instant = Field(description="When it was created.")
+
+
+class TokenCreate(Closed):
+    """Make a token."""
+
+    name: Name = Field(description="Whose it is: shown as actor in evidence.")
+    role: RoleName = Field(description="What it may do.")
+    expires_at: Instant | None = Field(None, description="When it ends.")
+
+
+class TokenCreated(Wire):
+    """A new token; the secret is shown once."""
+
+    id: UUID = Field(description="Identity.")
+    name: str = Field(description="Whose it is.")
+    role: RoleName = Field(description="What it may do.")
+    secret: str = Field(description="The bearer token. Not stored; not shown again.")
+    expires_at: Instant | None = Field(description="When it ends.")
+
+
+class Identity(Wire):
+    """Who a token is."""
+
+    project: str = Field(description="Project.")
+    name: str = Field(description="Actor name.")
+    role: RoleName = Field(description="Role.")
+
+
+class Registered(Wire):
+    """A stored document."""
+
+    digest: str = Field(description="Its name.")
+    name: str = Field(description="Family name.")
+    schema_id: str = Field(description="Schema of the document.")
+    created_at: Instant = Field(description="When it was registered here.")
+    created_by: str = Field(description="By whom.")
+    document: dict[str, object] | None = Field(description="The document itself; left out of lists.")
+    serving_digest: str | None = Field(description="For bundles.")
+    components: dict[str, str] | None = Field(description="For bundles: component digests.")
+
+
+class MissingBlobs(Closed):
+    """Which of these blobs does the project lack?"""
+
+    digests: Annotated[list[Digest], Field(min_length=1, max_length=10_000)] = Field(description="Blobs asked about.")
+
+
+class Missing(Wire):
+    """Blobs that have to be uploaded."""
+
+    missing: list[str] = Field(description="In the order asked.")
+
+
+class TargetCreate(Closed):
+    """Make a target."""
+
+    name: TargetName = Field(description="name@environment.")
+    runner_class: Name = Field(description="Class of runners that serve it.")
+    gateway: Name = Field(description="Gateway in front of it.")
+
+
+class ReleaseCreate(Closed):
+    """Start a release."""
+
+    target: TargetName = Field(description="Where it shall serve.")
+    bundle: Digest = Field(description="What shall serve.")
+    policy: Digest = Field(description="Under which rules.")
+    reason: Text | None = Field(None, description="Why.")
+
+
+class Act(Closed):
+    """A person's act on a release."""
+
+    reason: Text = Field(description="Why; kept in evidence.")
+
+
+class RunCreate(Closed):
+    """Run gates on a bundle without a release."""
+
+    bundle: Digest = Field(description="Bundle.")
+    policy: Digest = Field(description="Policy whose rules apply.")
+    runner_class: Name = Field(description="Class of runners.")
+    gates: Annotated[list[Name], Field(min_length=1, max_length=32)] | None = Field(
+        None, description="Only these gates of the policy; all when absent."
+    )
+    target: TargetName | None = Field(None, description="Target whose references golden gates use.")
+
+
+class RecordCreate(Closed):
+    """Record a golden reference from a bundle and set it on a target."""
+
+    suite: Digest = Field(description="Golden suite.")
+    bundle: Digest = Field(description="Bundle that shall answer.")
+    target: TargetName = Field(description="Target that gets the reference.")
+    reason: Text = Field(description="Why this bundle is the yardstick; kept in evidence.")
+
+
+class Run(Wire):
+    """A run: one boot of one bundle with its gate results."""
+
+    id: UUID = Field(description="Identity.")
+    kind: str = Field(description="evaluate, serve or record.")
+    release: UUID | None = Field(description="Release it belongs to.")
+    bundle: str = Field(description="Bundle.")
+    policy: str | None = Field(description="Policy.")
+    runner_class: str = Field(description="Class of runners.")
+    runner: str | None = Field(description="Runner that holds it.")
+    state: str = Field(description="pending, claimed, done or cancelled.")
+    attempt: int = Field(description="Times it was claimed.")
+    progress: str | None = Field(description="What it is doing now.")
+    outcome: str | None = Field(description="For a run without a release: passed, failed or undecided.")
+    problem: str | None = Field(description="Last technical problem.")
+    created_at: Instant = Field(description="When it was created.")
+    results: list[dict[str, object]] = Field(description="Gate results so far.")
+    reference: str | None = Field(description="Reference it recorded.")
+
+
+class Complete(Closed):
+    """A runner ends a job."""
+
+    fencing_token: int = Field(description="From the claim.", ge=0)
+    problem: ShortText | None = Field(None, description="Problem kind when it ended in a technical error.")
+    detail: Text | None = Field(None, description="What happened.")
+
+
+class Progress(Closed):
+    """What a job is doing now."""
+
+    fencing_token: int = Field(description="From the claim.", ge=0)
+    progress: Annotated[str, Field(max_length=200)] | None = Field(None, description="One line.")

@@ -1,0 +1,237 @@
+"""Types that every document shares, and the one way a document becomes bytes and a digest.
+
+A document is closed (unknown fields are refused), frozen, and written as RFC 8785 canonical JSON with nulls
+left out. It has no implicit defaults: a field is required or absent. Decimals are strings, so that a digest
+never depends on how a language prints a float.
+"""
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, ClassVar, Self
+
+import rfc8785
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    WithJsonSchema,
+)
+
+MAX_INTEGER = 2**53
+MAX_DOCUMENT_BYTES = 8 * 1024 * 1024
+"""Largest document accepted anywhere, in bytes of JSON."""
+
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+_COMPONENT = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._+-]{0,119}$")
+_DEVICE = re.compile(r"^(con|prn|aux|nul|com[0-9]|lpt[0-9]|conin|conout)$", re.IGNORECASE)
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+"""A whole JSON string, or one bracket."""
+_DECIMAL = re.compile(r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,12})?$")
+
+Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
+"""`sha256:` and 64 lower-case hexadecimal digits."""
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""What a person calls a thing: 1–63 of a–z, 0–9, `.` and `-`, starting and ending with a letter or digit."""
+Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Integer = Annotated[int, Field(ge=0, le=MAX_INTEGER, strict=True)]
+Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER, strict=True)]
+BasisPoints = Annotated[int, Field(ge=0, le=10_000, strict=True)]
+"""A traffic weight in 1/10,000."""
+
+
+def _to_decimal(value: object) -> object:
+    if isinstance(value, Decimal):
+        return value
+    if isinstance(value, str) and _DECIMAL.match(value):
+        try:
+            return Decimal(value)
+        except InvalidOperation as error:
+            raise ValueError("must be a decimal number in a string") from error
+    raise ValueError('must be a decimal number in a string, such as "0.05"')
+
+
+def _canonical_decimal(value: Decimal) -> str:
+    text = format(value, "f")
+    return (text.rstrip("0").rstrip(".") if "." in text else text) or "0"
+
+
+DecimalString = Annotated[
+    Decimal,
+    BeforeValidator(_to_decimal),
+    PlainSerializer(_canonical_decimal, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": _DECIMAL.pattern}),
+]
+"""A decimal number written as a string, at most 18 digits before and 12 after the point."""
+
+
+def _within(low: str, high: str) -> AfterValidator:
+    def check(value: Decimal) -> Decimal:
+        if not Decimal(low) <= value <= Decimal(high):
+            raise ValueError(f"must be between {low} and {high}")
+        return value
+
+    return AfterValidator(check)
+
+
+Ratio = Annotated[DecimalString, _within("0", "1")]
+"""A share from 0 to 1, as a decimal string."""
+Seconds = Annotated[DecimalString, _within("0", "31622400")]
+"""A duration in seconds, 0 to 366 days, as a decimal string."""
+
+
+def check_path(path: str) -> str:
+    """Return a bundle's relative POSIX path, or raise ValueError when the file-name policy refuses it.
+
+    Components hold 1–120 characters of `[A-Za-z0-9._+-]`, do not start with `.` or `-` nor end in `.`, and are
+    no Windows device name; depth at most 6, whole path at most 240 bytes.
+    """
+    parts = path.split("/")
+    if len(path.encode()) > 240:
+        raise ValueError("path is longer than 240 bytes")
+    if len(parts) > 6:
+        raise ValueError("path is deeper than 6 folders")
+    for part in parts:
+        if part in {"", ".", ".."}:
+            raise ValueError("path must be relative, without empty, '.' or '..' parts")
+        if not _COMPONENT.match(part) or part.endswith("."):
+            raise ValueError(f"path part {part[:120]!r} has characters that bundles do not allow")
+        if _DEVICE.match(part.split(".")[0]):
+            raise ValueError(f"path part {part!r} is a device name on Windows")
+    return path
+
+
+RelativePath = Annotated[str, StringConstraints(min_length=1, max_length=240), AfterValidator(check_path)]
+
+
+def _utc(value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise ValueError("must carry a time zone")
+    return value.astimezone(UTC)
+
+
+def format_instant(value: datetime) -> str:
+    """Return an instant as RFC 3339 in UTC with microseconds and `Z`."""
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+Instant = Annotated[datetime, AfterValidator(_utc), PlainSerializer(format_instant, return_type=str)]
+"""An instant: aware, UTC, RFC 3339 with `Z` on the wire."""
+
+
+class Closed(BaseModel):
+    """A part of a document or message: frozen, and closed to unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Wire(BaseModel):
+    """What the service answers: frozen; unknown fields are ignored, so that an older client reads a newer server."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+
+class Document(Closed):
+    """A document named by the digest of its canonical JSON."""
+
+    SCHEMA_ID: ClassVar[str]
+
+    def canonical(self) -> bytes:
+        """Return the document's RFC 8785 bytes: keys sorted, no white space, nulls left out."""
+        return canonical_json(self.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+    @property
+    def digest(self) -> str:
+        """The document's name: `sha256:` and the SHA-256 of `canonical()`."""
+        return sha256_digest(self.canonical())
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Self:
+        """Read a document from JSON bytes.
+
+        Raises:
+            ValueError: not strict JSON (duplicate keys, NaN, too deep or too large); pydantic.ValidationError,
+                a ValueError, when the JSON is not such a document.
+        """
+        return cls.model_validate(strict_json(raw))
+
+
+def canonical_json(value: Any) -> bytes:
+    """Return RFC 8785 canonical JSON. Raises ValueError for what JSON or I-JSON cannot hold."""
+    try:
+        return rfc8785.dumps(value)
+    except rfc8785.CanonicalizationError as error:
+        raise ValueError(f"cannot be written as canonical JSON: {error}") from error
+
+
+def sha256_digest(data: bytes) -> str:
+    """Return `sha256:<hex>` of some bytes."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def strict_json(raw: bytes, *, limit: int = MAX_DOCUMENT_BYTES, depth: int = 64) -> Any:
+    """Parse JSON without what parsers disagree on.
+
+    Args:
+        raw: UTF-8 bytes.
+        limit: largest size, in bytes.
+        depth: deepest nesting of objects and arrays.
+
+    Raises:
+        ValueError: too large, too deep, not UTF-8, not JSON, a duplicate key, NaN or Infinity.
+    """
+    if len(raw) > limit:
+        raise ValueError(f"is larger than {limit} bytes")
+    level = 0
+    for token in _STRUCTURE.finditer(raw):
+        mark = token.group()
+        if mark in (b"[", b"{"):
+            level += 1
+            if level > depth:
+                raise ValueError(f"is nested deeper than {depth} levels")
+        elif mark in (b"]", b"}"):
+            level -= 1
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            seen: set[str] = set()
+            for key, _ in pairs:
+                if key in seen:
+                    raise ValueError(f"has the key {key[:100]!r} twice")
+                seen.add(key)
+        return found
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"has the value {constant}, which JSON does not know")
+
+    try:
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+
+
+def sorted_unique(values: Iterable[str], what: str) -> None:
+    """Raise ValueError unless the strings are sorted and distinct: a set has one spelling."""
+    listed = list(values)
+    if listed != sorted(listed):
+        raise ValueError(f"{what} must be sorted")
+    if len(set(listed)) != len(listed):
+        raise ValueError(f"{what} must not repeat")
+
+
+def folded(path: str) -> str:
+    """Return the form in which two paths that a file system could confuse are equal (NFKC, case folded)."""
+    return unicodedata.normalize("NFKC", path).casefold()

@@ -1,0 +1,331 @@
+"""Evidence: what happened, as signed in-toto statements in append-only hash chains.
+
+An entry's `envelope` is a DSSE envelope (payload, payload type, one ECDSA P-256 signature) around an in-toto
+Statement v1. Its `entry_digest` is the SHA-256 of the canonical JSON of
+`{"act","envelope_sha256","kind","position","previous","recorded_at","stream"}`; `previous` is the entry digest
+before it in the same stream, or 64 zeros at position 1.
+"""
+
+import base64
+import binascii
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from schemas.common import BasisPoints, Closed, Digest, Instant, Integer, Positive, ShortText, Text, Wire
+from schemas.result import Finding, GateResult, Measurement
+from schemas.runner import EngineIdentity, Fingerprint, ReplicaReport
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
+PREDICATE_BASE = "https://sluicegate.dev/evidence/"
+GENESIS = "sha256:" + "0" * 64
+
+
+class Kind(StrEnum):
+    """What an entry records."""
+
+    CREATED = "created"
+    STAGED = "staged"
+    ENGINE_BOOTED = "engine_booted"
+    GATE_RECORDED = "gate_recorded"
+    GATES_PASSED = "gates_passed"
+    REFUSED = "refused"
+    APPROVAL_GRANTED = "approval_granted"
+    APPROVAL_NOT_REQUIRED = "approval_not_required"
+    APPROVED = "approved"
+    TRAFFIC_SHIFTED = "traffic_shifted"
+    STEP_PASSED = "step_passed"
+    STOP_CONDITION_FIRED = "stop_condition_fired"
+    TRAFFIC_RESTORED = "traffic_restored"
+    PROMOTED = "promoted"
+    REPLACED = "replaced"
+    REINSTATED = "reinstated"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    HELD = "held"
+    ATTEMPT_ERRORED = "attempt_errored"
+    PROMOTION_REQUESTED = "promotion_requested"
+    ROLLBACK_REQUESTED = "rollback_requested"
+    RESTORE_OBSERVED = "restore_observed"
+    REPLICA_CHANGED = "replica_changed"
+    BUNDLE_REGISTERED = "bundle_registered"
+    POLICY_REGISTERED = "policy_registered"
+    SUITE_REGISTERED = "suite_registered"
+    TARGET_CREATED = "target_created"
+    REFERENCE_SET = "reference_set"
+    TOKEN_CREATED = "token_created"
+
+
+class SplitEntry(Closed):
+    """One arm of a split."""
+
+    bundle: Digest = Field(description="Bundle that the arm serves.")
+    weight_bp: BasisPoints = Field(description="Weight in basis points.")
+
+
+class Created(Closed):
+    """A release was created; everything it will be judged by is bound here."""
+
+    target: ShortText = Field(description="name@environment.")
+    bundle: Digest = Field(description="Candidate.")
+    serving_digest: Digest = Field(description="Digest over what the engine reads and how it is run.")
+    policy: Digest = Field(description="Frozen policy.")
+    references: dict[Digest, Digest] = Field(description="Golden suite → reference.")
+    predecessor: UUID | None = Field(None, description="Release that was live.")
+    stable_bundle: Digest | None = Field(None, description="Bundle that was live.")
+    reason: Text | None = Field(None, description="Why, by the author.")
+
+
+class Staged(Closed):
+    """Every file lies where the engine will read it, with the right bytes."""
+
+    files: Positive = Field(description="Files staged.")
+    size: Integer = Field(description="Bytes staged.")
+    duration_ms: Integer = Field(description="Time taken.")
+
+
+class EngineBooted(Closed):
+    """The engine answered a real completion under the expected model id."""
+
+    engine: EngineIdentity = Field(description="What booted.")
+    fingerprint: Fingerprint = Field(description="On which hardware.")
+    runner: ShortText = Field(description="Runner's name.")
+    ready_ms: Integer = Field(description="Launch to ready.")
+
+
+class Reasoned(Closed):
+    """A decision with its reasons."""
+
+    reasons: Annotated[list[Text], Field(min_length=1, max_length=50)] = Field(description="Why, one sentence each.")
+    cause: ShortText | None = Field(None, description="Short name of the cause, such as gate_failed or controller_lost.")
+    findings: list[Finding] | None = Field(None, description="Findings behind it.")
+
+
+class Decision(Closed):
+    """All required gates passed, on this evidence."""
+
+    gates: dict[ShortText, Digest] = Field(description="Gate → entry digest of its passing result.")
+
+
+class Approved(Closed):
+    """The approval rule is met."""
+
+    approvals: list[Digest] = Field(description="Entry digests of the approvals counted.")
+    required: Integer = Field(description="Approvals that the policy asks for.")
+
+
+class Traffic(Closed):
+    """A change of weights: what was wanted, what the gateway acknowledged."""
+
+    desired: Annotated[list[SplitEntry], Field(max_length=8)] = Field(description="Wanted split; empty when nothing serves.")
+    revision: ShortText = Field(description="Revision that the gateway acknowledged.")
+    applied_ms: float = Field(description="Publish to acknowledgement.", ge=0, allow_inf_nan=False)
+    step: Integer | None = Field(None, description="Index of the canary step, from 0.")
+    breach_at: Instant | None = Field(None, description="When the deciding request ended, for a restore.")
+    requested_at: Instant = Field(description="When the change was begun.")
+    applied_at: Instant = Field(description="When the gateway acknowledged.")
+    cause: ShortText | None = Field(None, description="Why traffic moved.")
+    reasons: list[Text] | None = Field(None, description="Reasons, one sentence each.")
+
+
+class Judgement(Closed):
+    """What live traffic showed at a step."""
+
+    step: Integer = Field(description="Index of the step; for the soak, the number of steps.")
+    reasons: Annotated[list[Text], Field(min_length=1, max_length=50)] = Field(description="One sentence each.")
+    measurements: list[Measurement] = Field(description="What was measured.")
+    breach_at: Instant | None = Field(None, description="When the deciding request ended.")
+
+
+class Restored(Closed):
+    """New requests are seen to be served by the restored arm alone."""
+
+    observed: Integer = Field(description="Requests seen after the restore, all of them on the restored arm.")
+    first_at: Instant | None = Field(None, description="First such request.")
+    seconds: float = Field(description="Breach to this moment.", ge=0, allow_inf_nan=False)
+
+
+class Attempt(Closed):
+    """A technical error; the phase stays."""
+
+    problem: ShortText = Field(description="Problem kind.")
+    detail: Text = Field(description="What happened.")
+    attempt: Positive = Field(description="Which attempt.")
+    retry_in_seconds: float | None = Field(None, description="When it is tried again; absent when it is not.", ge=0)
+
+
+class Note(Closed):
+    """A person's act with a reason."""
+
+    reason: Text = Field(description="Why.")
+
+
+class Replaced(Closed):
+    """Another release took over or gave back."""
+
+    release: UUID = Field(description="The other release.")
+
+
+class Registered(Closed):
+    """A document was registered."""
+
+    digest: Digest = Field(description="Its digest.")
+    name: ShortText = Field(description="Its family name.")
+    serving_digest: Digest | None = Field(None, description="For a bundle.")
+    components: dict[ShortText, Digest] | None = Field(None, description="For a bundle.")
+
+
+class TargetCreated(Closed):
+    """A target exists."""
+
+    name: ShortText = Field(description="name@environment.")
+    runner_class: ShortText = Field(description="Runners that serve it.")
+    gateway: ShortText = Field(description="Gateway in front of it.")
+
+
+class ReferenceSet(Closed):
+    """A golden reference was recorded and set on a target."""
+
+    target: ShortText = Field(description="name@environment.")
+    suite: Digest = Field(description="Golden suite.")
+    reference: Digest = Field(description="Reference.")
+    bundle: Digest = Field(description="Bundle that answered.")
+    previous: Digest | None = Field(None, description="Reference that it takes the place of.")
+
+
+class TokenCreated(Closed):
+    """A token was made. The secret is nowhere in evidence."""
+
+    token: UUID = Field(description="Token's identity.")
+    role: ShortText = Field(description="Role it carries.")
+    name: ShortText = Field(description="Whose it is.")
+    expires_at: Instant | None = Field(None, description="When it ends.")
+
+
+class ReplicaChanged(Closed):
+    """A replica changed state."""
+
+    job: UUID = Field(description="Job that owns it.")
+    purpose: Literal["gates", "live"] = Field(description="What it is for.")
+    replica: ReplicaReport = Field(description="State and cause.")
+
+
+BODIES: dict[Kind, type[Closed]] = {
+    Kind.CREATED: Created,
+    Kind.STAGED: Staged,
+    Kind.ENGINE_BOOTED: EngineBooted,
+    Kind.GATE_RECORDED: GateResult,
+    Kind.GATES_PASSED: Decision,
+    Kind.REFUSED: Reasoned,
+    Kind.APPROVAL_GRANTED: Note,
+    Kind.APPROVAL_NOT_REQUIRED: Note,
+    Kind.APPROVED: Approved,
+    Kind.TRAFFIC_SHIFTED: Traffic,
+    Kind.STEP_PASSED: Judgement,
+    Kind.STOP_CONDITION_FIRED: Judgement,
+    Kind.TRAFFIC_RESTORED: Traffic,
+    Kind.PROMOTED: Note,
+    Kind.REPLACED: Replaced,
+    Kind.REINSTATED: Replaced,
+    Kind.PAUSED: Note,
+    Kind.RESUMED: Note,
+    Kind.HELD: Reasoned,
+    Kind.ATTEMPT_ERRORED: Attempt,
+    Kind.PROMOTION_REQUESTED: Note,
+    Kind.ROLLBACK_REQUESTED: Note,
+    Kind.RESTORE_OBSERVED: Restored,
+    Kind.REPLICA_CHANGED: ReplicaChanged,
+    Kind.BUNDLE_REGISTERED: Registered,
+    Kind.POLICY_REGISTERED: Registered,
+    Kind.SUITE_REGISTERED: Registered,
+    Kind.TARGET_CREATED: TargetCreated,
+    Kind.REFERENCE_SET: ReferenceSet,
+    Kind.TOKEN_CREATED: TokenCreated,
+}
+"""Kind → the closed model of its body. Every kind has one."""
+
+
+class Subject(Closed):
+    """What a statement is about."""
+
+    name: ShortText = Field(description="bundle, policy, release …")
+    digest: dict[Literal["sha256"], Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(description="Its digest.")
+
+
+class Statement(Closed):
+    """in-toto Statement v1. Source: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md"""
+
+    type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type", description="Statement type.")
+    subject: Annotated[list[Subject], Field(min_length=1, max_length=16)] = Field(description="What it is about.")
+    predicate_type: ShortText = Field(alias="predicateType", description="Type of the predicate.")
+    predicate: dict[str, Any] = Field(description="What is claimed.")
+
+
+class Signature(Closed):
+    """One DSSE signature."""
+
+    keyid: ShortText = Field(description="SHA-256 of the public key's DER, in hexadecimal.")
+    sig: ShortText = Field(description="Base64 of the DER ECDSA signature over the pre-authentication encoding.")
+
+
+class Envelope(Closed):
+    """DSSE envelope. Source: https://github.com/secure-systems-lab/dsse/blob/master/envelope.md"""
+
+    payload: str = Field(description="Base64 of the statement's bytes.")
+    payload_type: Literal["application/vnd.in-toto+json"] = Field(alias="payloadType", description="Payload type.")
+    signatures: Annotated[list[Signature], Field(min_length=1, max_length=1)] = Field(description="Exactly one.")
+
+    def payload_bytes(self) -> bytes:
+        """Return the statement's bytes. Raises ValueError when the base64 is not canonical."""
+        try:
+            raw = base64.b64decode(self.payload, validate=True)
+        except binascii.Error as error:
+            raise ValueError("payload is not base64") from error
+        if base64.b64encode(raw).decode() != self.payload:
+            raise ValueError("payload is not canonical base64")
+        return raw
+
+
+def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
+    """Return the bytes that DSSE signs. Source: DSSE protocol v1.0.2."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+class Entry(Wire):
+    """One evidence entry as the service gives it out."""
+
+    sequence: int = Field(description="Order over all streams.")
+    id: UUID = Field(description="Identity.")
+    stream: str = Field(description="release/<id>, bundle/<digest>, target/<id> …")
+    position: int = Field(description="Place in the stream, from 1.")
+    act: str = Field(description="Name of the act; unique in the stream.")
+    kind: Kind = Field(description="What it records.")
+    actor: str = Field(description="Who did it.")
+    recorded_at: Instant = Field(description="When it was recorded.")
+    body: dict[str, Any] = Field(description="What is claimed.")
+    previous: str = Field(description="Entry digest before it in the stream.")
+    entry_digest: str = Field(description="Its own digest.")
+    key_id: str = Field(description="Key that signed.")
+    envelope: Envelope | None = Field(description="DSSE envelope; left out of lists unless asked for.")
+
+
+class Fault(Wire):
+    """One thing that verification found wrong."""
+
+    stream: str = Field(description="Stream.")
+    position: int = Field(description="Position; 0 for the stream as a whole.")
+    problem: str = Field(description="What is wrong, in one sentence.")
+
+
+class Verification(Wire):
+    """Outcome of verifying evidence."""
+
+    entries: int = Field(description="Entries read.")
+    streams: int = Field(description="Streams read.")
+    verified: bool = Field(description="True only when entries were read and nothing is wrong.")
+    faults: list[Fault] = Field(description="What is wrong.")

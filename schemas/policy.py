@@ -1,0 +1,145 @@
+"""The policy: which gates with which limits, how traffic moves, when it is taken back, who approves."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from schemas.common import (
+    BasisPoints,
+    Closed,
+    Digest,
+    Document,
+    Name,
+    Positive,
+    Ratio,
+    Seconds,
+    Text,
+)
+
+
+class IntegrityRule(Closed):
+    """Every byte is hashed again where the engine reads it, before boot and after the last gate."""
+
+    gate: Literal["integrity"] = Field(description="Gate name.")
+
+
+class CompatibilityRule(Closed):
+    """The engine boots, names the model, generates, keeps the wire format and survives malformed requests."""
+
+    gate: Literal["compatibility"] = Field(description="Gate name.")
+    boot_seconds: Seconds = Field(description="Longest time to ready.")
+    answer_seconds: Seconds = Field(description="Longest time for one malformed request to be answered.")
+
+
+class GoldenRule(Closed):
+    """Prompt token ids equal the reference; output tokens equal it or diverge where the reference was undecided."""
+
+    gate: Literal["golden"] = Field(description="Gate name.")
+    suite: Digest = Field(description="Golden suite.")
+    margin_nat: Ratio = Field(
+        description="Largest reference margin, in nats, at which a first divergence still counts as numerical noise."
+    )
+    min_prompts: Positive = Field(description="Prompts that must have been compared.")
+
+
+class LoadRule(Closed):
+    """Open-loop load from one stored arrival plan, latency from the scheduled instant, failures infinite."""
+
+    gate: Literal["load"] = Field(description="Gate name.")
+    suite: Digest = Field(description="Load suite.")
+    percentile: Ratio = Field(description="Gated percentile of TTFT, TPOT and E2E, such as 0.9.")
+    confidence: Ratio = Field(description="Confidence with which a pass holds, such as 0.99.")
+    requests: Positive = Field(description="Requests measured; the suite must plan exactly these.")
+    ttft_ms: Positive = Field(description="Bound on time to first token, ms from the scheduled instant.")
+    tpot_ms: Positive = Field(description="Bound on time per output token, ms.")
+    e2e_ms: Positive = Field(description="Bound on end-to-end latency, ms from the scheduled instant.")
+    attainment_min: Ratio = Field(description="Least lower bound of the share of requests that meet every bound.")
+    error_max: Ratio = Field(description="Largest upper bound of the error ratio.")
+    send_lag_ms: Positive = Field(description="Largest p99 send lag of our own generator; beyond it the run is errored.")
+
+
+GateRule = Annotated[IntegrityRule | CompatibilityRule | GoldenRule | LoadRule, Field(discriminator="gate")]
+
+
+class Approval(Closed):
+    """Who must agree before traffic moves."""
+
+    required: Annotated[int, Field(ge=0, le=10, strict=True)] = Field(
+        description="Approvals by different managers. 0 is recorded as `approval_not_required`."
+    )
+
+
+class Step(Closed):
+    """One rest of the canary."""
+
+    weight_bp: Annotated[BasisPoints, Field(ge=1)] = Field(description="Candidate's share in basis points.")
+    hold_seconds: Seconds = Field(description="Least time at this weight.")
+    min_requests: Positive = Field(description="Candidate requests that must have ended before the step can pass.")
+    max_seconds: Seconds = Field(description="Longest time to wait for a decision; then the release holds.")
+
+
+class ErrorRatioCondition(Closed):
+    """Take traffic back when the candidate's error ratio is above `max_ratio`."""
+
+    metric: Literal["error_ratio"] = Field(description="Metric.")
+    max_ratio: Ratio = Field(description="Largest share of requests that may count against the arm.")
+
+
+class TtftCondition(Closed):
+    """Take traffic back when the candidate's TTFT percentile is above `max_ms`."""
+
+    metric: Literal["ttft"] = Field(description="Metric.")
+    percentile: Ratio = Field(description="Percentile, such as 0.9.")
+    max_ms: Positive = Field(description="Bound in ms, measured at the gateway.")
+
+
+StopCondition = Annotated[ErrorRatioCondition | TtftCondition, Field(discriminator="metric")]
+
+
+class Canary(Closed):
+    """How traffic moves to the candidate, and what takes it back."""
+
+    steps: Annotated[list[Step], Field(min_length=1, max_length=32)] = Field(description="Rising weights, last 10,000.")
+    stop_conditions: Annotated[list[StopCondition], Field(min_length=1, max_length=16)] = Field(
+        description="Armed from the first shift to the end of the soak, also while paused or waiting."
+    )
+    soak_seconds: Seconds = Field(description="How long conditions stay armed, and the old replica warm, after promotion.")
+    dead_man_seconds: Seconds = Field(description="Silence of the controller after which traffic goes back by itself.")
+    drain_seconds: Seconds = Field(description="Longest wait for open streams before a replica is stopped.")
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        weights = [step.weight_bp for step in self.steps]
+        if any(later <= earlier for earlier, later in zip(weights, weights[1:], strict=False)) or weights[-1] != 10_000:
+            raise ValueError("steps must rise strictly and end at 10000")
+        for step in self.steps:
+            if step.max_seconds < step.hold_seconds:
+                raise ValueError("max_seconds must not be below hold_seconds")
+        metrics = [condition.metric for condition in self.stop_conditions]
+        if "error_ratio" not in metrics:
+            raise ValueError("stop_conditions must hold an error_ratio condition")
+        return self
+
+
+class Policy(Document):
+    """The frozen rules under which a release runs. Named by `digest`."""
+
+    SCHEMA_ID: ClassVar[str] = "sluicegate.dev/policy/v1"
+
+    schema_id: Literal["sluicegate.dev/policy/v1"] = Field(alias="schema", description="Schema of this document.")
+    name: Name = Field(description="Family that the policy belongs to.")
+    description: Text = Field(description="What it is for, and how strict its samples are.")
+    gates: Annotated[list[GateRule], Field(min_length=1, max_length=32)] = Field(description="In the order they run.")
+    approval: Approval = Field(description="Approval rule.")
+    canary: Canary = Field(description="Traffic plan and stop conditions.")
+    evidence_seconds: Seconds = Field(description="How long a gate result supports a promotion.")
+
+    @model_validator(mode="after")
+    def _gates(self) -> Self:
+        names = [rule.gate for rule in self.gates]
+        if len(set(names)) != len(names):
+            raise ValueError("gates: each gate may stand once")
+        for always in ("integrity", "compatibility"):
+            if always not in names:
+                raise ValueError(f"gates: {always} is never optional")
+        return self

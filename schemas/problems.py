@@ -1,0 +1,180 @@
+"""Problems: every way the service says no, as RFC 9457 problem types.
+
+A class is a type: its docstring is the page behind the type URI. `detail` says what happened and what to do.
+"""
+
+from typing import Any, ClassVar
+
+
+class Problem(Exception):  # noqa: N818 - the RFC's word
+    """Something was refused or did not work."""
+
+    kind: ClassVar[str] = "problem"
+    title: ClassVar[str] = "Problem"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, detail: str, **members: Any) -> None:
+        """Make a problem. `members` become extension members of the body."""
+        super().__init__(detail)
+        self.detail = detail
+        self.members = members
+
+    def body(self, base_url: str = "") -> dict[str, Any]:
+        """Return the RFC 9457 body."""
+        return {
+            "type": f"{base_url}/problems/{self.kind}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            **self.members,
+        }
+
+
+class InvalidDocument(Problem):
+    """The document or request is not what the schema says. `errors` lists each place by JSON Pointer."""
+
+    kind, title, status = "invalid-document", "Invalid document", 422
+
+
+class DigestMismatch(Problem):
+    """The bytes received do not have the digest that the request names. Nothing was stored."""
+
+    kind, title, status = "digest-mismatch", "Digest mismatch", 422
+
+
+class BlobsMissing(Problem):
+    """The bundle names files that have not been uploaded to this project. `missing` lists them."""
+
+    kind, title, status = "blobs-missing", "Blobs missing", 422
+
+
+class PolicyTooWeak(Problem):
+    """The policy asks for fewer samples than its own rules can decide with. `errors` lists each rule."""
+
+    kind, title, status = "policy-too-weak", "Policy too weak", 422
+
+
+class TooLarge(Problem):
+    """The request is larger than the service accepts."""
+
+    kind, title, status = "too-large", "Too large", 413
+
+
+class UnsupportedMediaType(Problem):
+    """The request's content type is not the one the endpoint reads."""
+
+    kind, title, status = "unsupported-media-type", "Unsupported media type", 415
+
+
+class Unauthenticated(Problem):
+    """No token, an unknown one, or an expired one. Log in with `sluicegate login`."""
+
+    kind, title, status = "unauthenticated", "Unauthenticated", 401
+
+
+class NotPermitted(Problem):
+    """The token's role does not allow this."""
+
+    kind, title, status = "not-permitted", "Not permitted", 403
+
+
+class NotFound(Problem):
+    """There is no such thing in this project."""
+
+    kind, title, status = "not-found", "Not found", 404
+
+
+class MethodNotAllowed(Problem):
+    """The address exists, but not with this method."""
+
+    kind, title, status = "method-not-allowed", "Method not allowed", 405
+
+
+class TransitionRefused(Problem):
+    """The log has no place for that entry on a release in this phase."""
+
+    kind, title, status = "transition-refused", "Transition refused", 409
+
+
+class Conflict(Problem):
+    """Something else holds the name or the place."""
+
+    kind, title, status = "conflict", "Conflict", 409
+
+
+class LeaseLost(Problem):
+    """The job's lease has passed to another holder. Stop what you are doing; do not report again."""
+
+    kind, title, status = "lease-lost", "Lease lost", 409
+
+
+class NotEligible(Problem):
+    """The release may not move to traffic: evidence is missing, expired, or not passed."""
+
+    kind, title, status = "not-eligible", "Not eligible", 409
+
+
+class ReferenceMissing(Problem):
+    """A golden gate has no reference on this target. Record one with `sluicegate suite record`."""
+
+    kind, title, status = "reference-missing", "Reference missing", 409
+
+
+class Unavailable(Problem):
+    """A part that the service needs does not answer. Try again."""
+
+    kind, title, status, retryable = "unavailable", "Unavailable", 503, True
+
+
+class GatewayUnconfirmed(Problem):
+    """The gateway did not acknowledge a change in time. The change may or may not be in force."""
+
+    kind, title, status, retryable = "gateway-unconfirmed", "Gateway unconfirmed", 503, True
+
+
+class EngineFailed(Problem):
+    """The engine did not boot or died. `cause` classifies it; `log_tail` has its last lines."""
+
+    kind, title, status = "engine-failed", "Engine failed", 502
+
+
+class InternalError(Problem):
+    """The service failed. The incident is in its log under the request id."""
+
+    kind, title, status = "internal-error", "Internal error", 500
+
+
+PROBLEMS: dict[str, type[Problem]] = {
+    problem.kind: problem
+    for problem in (
+        InvalidDocument,
+        DigestMismatch,
+        BlobsMissing,
+        PolicyTooWeak,
+        TooLarge,
+        UnsupportedMediaType,
+        Unauthenticated,
+        NotPermitted,
+        NotFound,
+        MethodNotAllowed,
+        TransitionRefused,
+        Conflict,
+        LeaseLost,
+        NotEligible,
+        ReferenceMissing,
+        Unavailable,
+        GatewayUnconfirmed,
+        EngineFailed,
+        InternalError,
+    )
+}
+"""Kind → class: the client raises the class that the service named."""
+
+
+def problem_from(body: dict[str, Any], status: int) -> Problem:
+    """Return the problem that an answer describes; InternalError keeps what is not understood."""
+    kind = str(body.get("type", "")).rsplit("/", 1)[-1]
+    members = {k: v for k, v in body.items() if k not in {"type", "title", "status", "detail"}}
+    problem = PROBLEMS.get(kind, InternalError)(str(body.get("detail") or f"the service answered {status}"), **members)
+    return problem

@@ -1,0 +1,95 @@
+"""Releases and targets as the service gives them out."""
+
+from enum import StrEnum
+from uuid import UUID
+
+from pydantic import Field
+
+from schemas.common import Instant, Wire
+from schemas.evidence import Entry, SplitEntry
+
+
+class Phase(StrEnum):
+    """Phase of a release: the fold of its log."""
+
+    CANDIDATE = "candidate"
+    STAGED = "staged"
+    BOOTED = "booted"
+    GATED = "gated"
+    APPROVED = "approved"
+    CANARY = "canary"
+    PROMOTED = "promoted"
+    SUPERSEDED = "superseded"
+    REJECTED = "rejected"
+    ROLLED_BACK = "rolled_back"
+
+
+TERMINAL = frozenset({Phase.SUPERSEDED, Phase.REJECTED, Phase.ROLLED_BACK})
+LIVE = frozenset({Phase.CANARY, Phase.PROMOTED})
+
+
+class GateStatus(Wire):
+    """One required gate of a release."""
+
+    gate: str = Field(description="Gate.")
+    verdict: str | None = Field(description="Verdict; null while it has not run.")
+    summary: str | None = Field(description="Why.")
+    entry: str | None = Field(description="Entry digest of the result.")
+    duration_ms: int | None = Field(description="How long it took.")
+
+
+class Release(Wire):
+    """One attempt to take a bundle live on a target under a policy."""
+
+    id: UUID = Field(description="Identity.")
+    target: str = Field(description="name@environment.")
+    bundle: str = Field(description="Candidate bundle.")
+    bundle_name: str = Field(description="Its family name.")
+    policy: str = Field(description="Policy.")
+    phase: Phase = Field(description="Fold of the log.")
+    phase_since: Instant = Field(description="Since when.")
+    is_paused: bool = Field(description="Whether a person paused it.")
+    held: list[str] = Field(description="Why it holds; empty when it does not.")
+    reason: str | None = Field(description="Why it ended as it did, or the latest decision.")
+    created_at: Instant = Field(description="When it was created.")
+    created_by: str = Field(description="Its author.")
+    predecessor: UUID | None = Field(description="Release that was live when it was created.")
+    step: int | None = Field(description="Canary step now, from 0.")
+    weight_bp: int | None = Field(description="Candidate's applied weight.")
+    gates: list[GateStatus] = Field(description="Required gates, in order.")
+
+
+class ReleaseDetail(Release):
+    """A release with its log."""
+
+    log: list[Entry] = Field(description="Its entries, oldest first.")
+
+
+class Replica(Wire):
+    """One engine instance."""
+
+    job: UUID = Field(description="Job that owns it.")
+    bundle: str = Field(description="Bundle.")
+    purpose: str = Field(description="gates or live.")
+    state: str = Field(description="Lifecycle state.")
+    since: Instant = Field(description="Since when.")
+    address: str | None = Field(description="host:port.")
+    cause: str = Field(description="Why it is in this state.")
+
+
+class Target(Wire):
+    """One served name in one environment."""
+
+    id: UUID = Field(description="Identity.")
+    name: str = Field(description="name@environment.")
+    runner_class: str = Field(description="Runners that serve it.")
+    gateway: str = Field(description="Gateway in front of it.")
+    url: str | None = Field(description="Base URL for OpenAI clients.")
+    generation: int = Field(description="Grows with every change; for If-Match.")
+    stable_release: UUID | None = Field(description="Live release.")
+    stable_bundle: str | None = Field(description="Live bundle.")
+    candidate_release: UUID | None = Field(description="Release under way.")
+    references: dict[str, str] = Field(description="Golden suite → reference.")
+    applied: list[SplitEntry] = Field(description="Split that the gateway acknowledged last.")
+    replicas: list[Replica] = Field(description="Its replicas.")
+    created_at: Instant = Field(description="When it was created.")

@@ -1,0 +1,151 @@
+"""Runners, jobs and replicas: what the machines that run models say to the service and hear from it."""
+
+from enum import StrEnum
+from typing import Annotated
+from uuid import UUID
+
+from pydantic import Field, StringConstraints
+
+from schemas.common import Closed, Digest, Instant, Integer, Name, Positive, ShortText, Text, Wire
+
+
+class ReplicaState(StrEnum):
+    """Lifecycle of one engine instance."""
+
+    STAGED = "staged"
+    LOADING = "loading"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class JobKind(StrEnum):
+    """What a runner is asked to do."""
+
+    EVALUATE = "evaluate"
+    """Stage, boot once, run every gate, stop."""
+    SERVE = "serve"
+    """Keep one replica ready for live traffic until told otherwise."""
+    RECORD = "record"
+    """Boot and record a reference for a golden suite."""
+
+
+class JobState(StrEnum):
+    """Where a job stands."""
+
+    PENDING = "pending"
+    CLAIMED = "claimed"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+class Accelerator(Closed):
+    """One accelerator as the driver reports it."""
+
+    sku: ShortText = Field(description="Product name.")
+    memory_bytes: Positive = Field(description="Memory in bytes.")
+    mig: ShortText | None = Field(None, description="MIG profile.")
+
+
+class Fingerprint(Closed):
+    """Exact hardware of a runner."""
+
+    cpu: ShortText = Field(description="Processor model.")
+    cpu_flags: ShortText = Field(description="Instruction sets that change kernels, such as avx2 avx512f, sorted.")
+    cores: Positive = Field(description="Logical processors.")
+    memory_bytes: Positive = Field(description="Main memory in bytes.")
+    accelerators: list[Accelerator] = Field(description="Accelerators; empty on a CPU machine.")
+    driver: ShortText | None = Field(None, description="Accelerator driver version.")
+    cuda: ShortText | None = Field(None, description="CUDA version.")
+    links: ShortText | None = Field(None, description="Interconnect summary.")
+    kernel: ShortText = Field(description="Operating system kernel.")
+
+
+class EngineIdentity(Closed):
+    """What really booted."""
+
+    name: ShortText = Field(description="Engine.")
+    version: ShortText = Field(description="Version it or its package reports.")
+    environment: Digest | None = Field(None, description="Digest of its environment.")
+    arguments: list[Annotated[str, StringConstraints(max_length=4096)]] = Field(description="Full command line.")
+    model_ids: list[ShortText] = Field(description="Ids in /v1/models.")
+    context_tokens: Integer = Field(description="Context per request that it serves; 0 when not reported.")
+
+
+RunnerClass = Name
+"""Queue of runners with like hardware, such as cpu-x86."""
+
+
+class RunnerRegistration(Closed):
+    """A runner says who it is."""
+
+    name: Name = Field(description="Stable name of the runner on its host.")
+    runner_class: RunnerClass = Field(description="Class it takes jobs for.")
+    fingerprint: Fingerprint = Field(description="Its hardware.")
+    engines: Annotated[list[ShortText], Field(max_length=32)] = Field(description="Engines it can boot.")
+    boot_id: ShortText = Field(description="The host's boot id.")
+
+
+class Runner(Wire):
+    """A registered runner."""
+
+    id: UUID = Field(description="Identity.")
+    name: str = Field(description="Name.")
+    runner_class: str = Field(description="Class.")
+    fingerprint: Fingerprint = Field(description="Hardware.")
+    engines: list[str] = Field(description="Engines.")
+    last_seen_at: Instant = Field(description="Last heartbeat.")
+    is_alive: bool = Field(description="Whether the last heartbeat is younger than 30 s.")
+    jobs: list[UUID] = Field(description="Jobs it holds now.")
+
+
+class Claim(Wire):
+    """A job taken by a runner under a lease."""
+
+    job: UUID = Field(description="Job.")
+    kind: JobKind = Field(description="What to do.")
+    fencing_token: int = Field(description="Sent with every report; a stale one is refused.")
+    lease_seconds: float = Field(description="Renew before this many seconds pass.")
+    release: UUID | None = Field(description="Release it serves, if any.")
+    target: str | None = Field(description="Target name@environment, if any.")
+    bundle: str = Field(description="Bundle digest.")
+    policy: str | None = Field(description="Policy digest.")
+    suites: list[str] = Field(description="Digests of suites the job needs.")
+    references: dict[str, str] = Field(description="Suite digest → reference digest frozen for this release.")
+    gates_done: list[str] = Field(description="Gates that already have a verdict; not run again.")
+    attempt: int = Field(description="1 for the first try.")
+    replica: dict[str, str | int] | None = Field(description="Process identity of a replica to adopt, if one was left.")
+
+
+class Renewal(Wire):
+    """Answer to a lease renewal."""
+
+    lease_seconds: float = Field(description="Seconds until the lease runs out.")
+    is_wanted: bool = Field(description="False: drain, stop and complete the job.")
+
+
+class Report(Closed):
+    """Something that happened in a job: becomes one evidence entry at most once."""
+
+    fencing_token: Integer = Field(description="From the claim.")
+    act: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.:-]{1,120}$")] = Field(
+        description="Name of the act in the job; repeating it changes nothing."
+    )
+    kind: ShortText = Field(description="Evidence kind.")
+    body: dict[str, object] = Field(description="Body of that kind.")
+
+
+class ReplicaReport(Closed):
+    """A replica changed state."""
+
+    state: ReplicaState = Field(description="New state.")
+    cause: Text = Field(description="Why, in one sentence.")
+    address: ShortText | None = Field(None, description="host:port once it listens.")
+    pid: Integer | None = Field(None, description="Process id on the runner.")
+    start_time: ShortText | None = Field(None, description="Process start time, with pid and boot id its identity.")
+    boot_id: ShortText | None = Field(None, description="The host's boot id.")
+    log_tail: Annotated[list[Annotated[str, StringConstraints(max_length=2000)]], Field(max_length=50)] | None = Field(
+        None, description="Last log lines, after a failure."
+    )

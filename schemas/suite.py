@@ -1,0 +1,105 @@
+"""Suites: what gates run. Immutable, named by digest."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from schemas.common import Closed, DecimalString, Document, Integer, Name, Positive, ShortText, Text, sorted_unique
+
+ItemId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class Message(Closed):
+    """One chat message."""
+
+    role: Literal["system", "user", "assistant"] = Field(description="Who speaks.")
+    content: Annotated[str, Field(max_length=200_000)] = Field(description="What is said; may be empty.")
+
+
+class Prompt(Closed):
+    """One chat prompt with the output it may take."""
+
+    id: ItemId = Field(description="Name of the prompt in reports.")
+    messages: Annotated[list[Message], Field(min_length=1, max_length=64)] = Field(description="The conversation.")
+    max_tokens: Annotated[Positive, Field(le=4096)] = Field(description="Output limit in tokens.")
+
+
+def _unique_ids(prompts: list[Prompt]) -> None:
+    sorted_unique(sorted(prompt.id for prompt in prompts), "prompt ids")
+
+
+class GoldenSuite(Document):
+    """Prompts whose prompt token ids and greedy output are compared with a reference."""
+
+    SCHEMA_ID: ClassVar[str] = "sluicegate.dev/suite/golden/v1"
+
+    schema_id: Literal["sluicegate.dev/suite/golden/v1"] = Field(alias="schema", description="Schema of this document.")
+    name: Name = Field(description="Family that the suite belongs to.")
+    description: Text | None = Field(None, description="For people.")
+    prompts: Annotated[list[Prompt], Field(min_length=1, max_length=10_000)] = Field(description="Golden prompts.")
+    top_k: Annotated[Positive, Field(le=50)] = Field(description="Alternatives recorded per output token.")
+    repeats: Annotated[Positive, Field(le=20)] = Field(description="A/A repeats when a reference is recorded.")
+
+    @model_validator(mode="after")
+    def _ids(self) -> Self:
+        _unique_ids(self.prompts)
+        return self
+
+
+class Arrival(Closed):
+    """One planned request."""
+
+    at_us: Integer = Field(description="Offset from the start of its window, in microseconds.")
+    prompt: ItemId = Field(description="Which prompt is sent.")
+
+
+class ArrivalProcess(Closed):
+    """Where the planned arrivals were drawn from; realised gaps are tested against it."""
+
+    distribution: Literal["gamma", "constant"] = Field(description="Distribution of the gaps.")
+    rate_per_second: DecimalString = Field(description="Mean arrival rate.")
+    shape: DecimalString | None = Field(None, description="Shape of the gamma; 1 is Poisson.")
+    seed: Integer | None = Field(None, description="Seed of the draw.")
+
+    @model_validator(mode="after")
+    def _shape(self) -> Self:
+        if self.rate_per_second <= 0:
+            raise ValueError("rate_per_second must be above 0")
+        if (self.distribution == "gamma") != (self.shape is not None):
+            raise ValueError("shape is given exactly for a gamma distribution")
+        return self
+
+
+class LoadSuite(Document):
+    """A stored arrival plan and the prompts it sends. The plan is drawn once and never again."""
+
+    SCHEMA_ID: ClassVar[str] = "sluicegate.dev/suite/load/v1"
+
+    schema_id: Literal["sluicegate.dev/suite/load/v1"] = Field(alias="schema", description="Schema of this document.")
+    name: Name = Field(description="Family that the suite belongs to.")
+    description: Text | None = Field(None, description="For people.")
+    prompts: Annotated[list[Prompt], Field(min_length=1, max_length=10_000)] = Field(description="Prompts to send.")
+    process: ArrivalProcess = Field(description="What the plan was drawn from.")
+    warmup: Annotated[list[Arrival], Field(min_length=1, max_length=10_000)] = Field(description="Sent first, not judged.")
+    plan: Annotated[list[Arrival], Field(min_length=1, max_length=100_000)] = Field(
+        description="The measured arrivals; follow the warm-up without a pause."
+    )
+    request_seconds: DecimalString = Field(description="Time after which an unfinished request has failed.")
+    salt: ShortText | None = Field(None, description="Text put before each prompt with the request's number, against caches.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _unique_ids(self.prompts)
+        known = {prompt.id for prompt in self.prompts}
+        for name, arrivals in (("warmup", self.warmup), ("plan", self.plan)):
+            if any(arrival.prompt not in known for arrival in arrivals):
+                raise ValueError(f"{name}: names a prompt that the suite lacks")
+            if any(b.at_us < a.at_us for a, b in zip(arrivals, arrivals[1:], strict=False)):
+                raise ValueError(f"{name}: arrivals must be in order of time")
+        if self.request_seconds <= 0:
+            raise ValueError("request_seconds must be above 0")
+        return self
+
+
+Suite = Annotated[GoldenSuite | LoadSuite, Field(discriminator="schema_id")]
+SUITE: TypeAdapter[GoldenSuite | LoadSuite] = TypeAdapter(Suite)

@@ -1,4 +1,7 @@
-"""Write the JSON Schema of every document to `schemas/generated/`. `--check` only compares, and exits 1 on a difference."""
+"""Write the JSON Schema of every document to `schemas/generated/`.
+
+`--check` only compares, and exits 1 on a difference.
+"""
 
 import json
 import sys
@@ -13,7 +16,18 @@ from schemas.reference import Reference
 from schemas.result import Finding, GateResult, Measurement
 from schemas.suite import GoldenSuite, LoadSuite
 
-DOCUMENTS = (Bundle, Policy, GoldenSuite, LoadSuite, Reference, GateResult, Measurement, Finding, Statement, Envelope)
+DOCUMENTS = (
+    Bundle,
+    Policy,
+    GoldenSuite,
+    LoadSuite,
+    Reference,
+    GateResult,
+    Measurement,
+    Finding,
+    Statement,
+    Envelope,
+)
 FOLDER = Path(__file__).parent / "generated"
 
 

@@ -64,7 +64,9 @@ class Source(Closed):
     """Where files came from, pinned to something that cannot move."""
 
     kind: Literal["directory", "huggingface", "s3", "https"] = Field(description="Kind of source.")
-    location: ShortText | None = Field(None, description="Repository, bucket and prefix, or URL; absent for a directory.")
+    location: ShortText | None = Field(
+        None, description="Repository, bucket and prefix, or URL; absent for a directory."
+    )
     revision: ShortText = Field(description="Commit, version id, or for a directory the digest of its file list.")
 
 
@@ -311,15 +313,18 @@ class Bundle(Document):
             parents = path.split("/")[:-1]
             if any(folded("/".join(parents[: depth + 1])) in folded_paths for depth in range(len(parents))):
                 raise ValueError(f"files: a parent folder of {path} is also a file")
-        self._check_references(set(paths))
+        self._check_references()
         return self
 
-    def _check_references(self, paths: set[str]) -> None:
+    def _check_references(self) -> None:
         roles = {file.path: file.role for file in self.files}
         if Role.WEIGHTS not in roles.values():
             raise ValueError("files: none has the role weights")
         sorted_unique((adapter.name for adapter in self.adapters or []), "adapters")
-        named = [("template.file", self.template.file, Role.TEMPLATE), ("licence.file", self.licence.file, Role.LICENCE)]
+        named = [
+            ("template.file", self.template.file, Role.TEMPLATE),
+            ("licence.file", self.licence.file, Role.LICENCE),
+        ]
         named += [("adapters.files", path, Role.ADAPTER) for a in self.adapters or [] for path in a.files]
         named += [("draft.files", path, Role.DRAFT) for path in (self.draft.files if self.draft else None) or []]
         for field, path, role in named:

@@ -192,15 +192,7 @@ def strict_json(raw: bytes, *, limit: int = MAX_DOCUMENT_BYTES, depth: int = 64)
     """
     if len(raw) > limit:
         raise ValueError(f"is larger than {limit} bytes")
-    level = 0
-    for token in _STRUCTURE.finditer(raw):
-        mark = token.group()
-        if mark in (b"[", b"{"):
-            level += 1
-            if level > depth:
-                raise ValueError(f"is nested deeper than {depth} levels")
-        elif mark in (b"]", b"}"):
-            level -= 1
+    _check_depth(raw, depth)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -221,6 +213,18 @@ def strict_json(raw: bytes, *, limit: int = MAX_DOCUMENT_BYTES, depth: int = 64)
         raise ValueError(f"is not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+
+
+def _check_depth(raw: bytes, depth: int) -> None:
+    level = 0
+    for token in _STRUCTURE.finditer(raw):
+        mark = token.group()
+        if mark in (b"[", b"{"):
+            level += 1
+            if level > depth:
+                raise ValueError(f"is nested deeper than {depth} levels")
+        elif mark in (b"]", b"}"):
+            level -= 1
 
 
 def sorted_unique(values: Iterable[str], what: str) -> None:

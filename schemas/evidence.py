@@ -57,7 +57,7 @@ class Kind(StrEnum):
     SUITE_REGISTERED = "suite_registered"
     TARGET_CREATED = "target_created"
     REFERENCE_SET = "reference_set"
-    TOKEN_CREATED = "token_created"
+    TOKEN_CREATED = "token_created"  # noqa: S105 - a kind of entry, no secret
 
 
 class SplitEntry(Closed):
@@ -101,7 +101,9 @@ class Reasoned(Closed):
     """A decision with its reasons."""
 
     reasons: Annotated[list[Text], Field(min_length=1, max_length=50)] = Field(description="Why, one sentence each.")
-    cause: ShortText | None = Field(None, description="Short name of the cause, such as gate_failed or controller_lost.")
+    cause: ShortText | None = Field(
+        None, description="Short name of the cause, such as gate_failed or controller_lost."
+    )
     findings: list[Finding] | None = Field(None, description="Findings behind it.")
 
 
@@ -121,7 +123,9 @@ class Approved(Closed):
 class Traffic(Closed):
     """A change of weights: what was wanted, what the gateway acknowledged."""
 
-    desired: Annotated[list[SplitEntry], Field(max_length=8)] = Field(description="Wanted split; empty when nothing serves.")
+    desired: Annotated[list[SplitEntry], Field(max_length=8)] = Field(
+        description="Wanted split; empty when nothing serves."
+    )
     revision: ShortText = Field(description="Revision that the gateway acknowledged.")
     applied_ms: float = Field(description="Publish to acknowledgement.", ge=0, allow_inf_nan=False)
     step: Integer | None = Field(None, description="Index of the canary step, from 0.")
@@ -257,7 +261,7 @@ class Subject(Closed):
 
 
 class Statement(Closed):
-    """in-toto Statement v1. Source: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md"""
+    """in-toto Statement v1. Source: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md."""
 
     type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type", description="Statement type.")
     subject: Annotated[list[Subject], Field(min_length=1, max_length=16)] = Field(description="What it is about.")
@@ -273,7 +277,7 @@ class Signature(Closed):
 
 
 class Envelope(Closed):
-    """DSSE envelope. Source: https://github.com/secure-systems-lab/dsse/blob/master/envelope.md"""
+    """DSSE envelope. Source: https://github.com/secure-systems-lab/dsse/blob/master/envelope.md."""
 
     payload: str = Field(description="Base64 of the statement's bytes.")
     payload_type: Literal["application/vnd.in-toto+json"] = Field(alias="payloadType", description="Payload type.")

@@ -1,5 +1,6 @@
 """The policy: which gates with which limits, how traffic moves, when it is taken back, who approves."""
 
+import itertools
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -55,7 +56,9 @@ class LoadRule(Closed):
     e2e_ms: Positive = Field(description="Bound on end-to-end latency, ms from the scheduled instant.")
     attainment_min: Ratio = Field(description="Least lower bound of the share of requests that meet every bound.")
     error_max: Ratio = Field(description="Largest upper bound of the error ratio.")
-    send_lag_ms: Positive = Field(description="Largest p99 send lag of our own generator; beyond it the run is errored.")
+    send_lag_ms: Positive = Field(
+        description="Largest p99 send lag of our own generator; beyond it the run is errored."
+    )
 
 
 GateRule = Annotated[IntegrityRule | CompatibilityRule | GoldenRule | LoadRule, Field(discriminator="gate")]
@@ -103,14 +106,16 @@ class Canary(Closed):
     stop_conditions: Annotated[list[StopCondition], Field(min_length=1, max_length=16)] = Field(
         description="Armed from the first shift to the end of the soak, also while paused or waiting."
     )
-    soak_seconds: Seconds = Field(description="How long conditions stay armed, and the old replica warm, after promotion.")
+    soak_seconds: Seconds = Field(
+        description="How long conditions stay armed, and the old replica warm, after promotion."
+    )
     dead_man_seconds: Seconds = Field(description="Silence of the controller after which traffic goes back by itself.")
     drain_seconds: Seconds = Field(description="Longest wait for open streams before a replica is stopped.")
 
     @model_validator(mode="after")
     def _rising(self) -> Self:
         weights = [step.weight_bp for step in self.steps]
-        if any(later <= earlier for earlier, later in zip(weights, weights[1:], strict=False)) or weights[-1] != 10_000:
+        if any(later <= earlier for earlier, later in itertools.pairwise(weights)) or weights[-1] != 10_000:
             raise ValueError("steps must rise strictly and end at 10000")
         for step in self.steps:
             if step.max_seconds < step.hold_seconds:

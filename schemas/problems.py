@@ -6,7 +6,7 @@ A class is a type: its docstring is the page behind the type URI. `detail` says 
 from typing import Any, ClassVar
 
 
-class Problem(Exception):  # noqa: N818 - the RFC's word
+class Problem(Exception):
     """Something was refused or did not work."""
 
     kind: ClassVar[str] = "problem"
@@ -176,5 +176,4 @@ def problem_from(body: dict[str, Any], status: int) -> Problem:
     """Return the problem that an answer describes; InternalError keeps what is not understood."""
     kind = str(body.get("type", "")).rsplit("/", 1)[-1]
     members = {k: v for k, v in body.items() if k not in {"type", "title", "status", "detail"}}
-    problem = PROBLEMS.get(kind, InternalError)(str(body.get("detail") or f"the service answered {status}"), **members)
-    return problem
+    return PROBLEMS.get(kind, InternalError)(str(body.get("detail") or f"the service answered {status}"), **members)

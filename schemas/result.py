@@ -36,7 +36,9 @@ class Measurement(Closed):
     name: ShortText = Field(description="Metric, such as ttft.")
     unit: ShortText = Field(description="ms, ratio, count, bytes, tokens_per_second …")
     statistic: ShortText = Field(description="value, mean, max, p90, upper_bound_95 …")
-    value: float | None = Field(None, description="The value; absent when it is infinite or undefined.", allow_inf_nan=False)
+    value: float | None = Field(
+        None, description="The value; absent when it is infinite or undefined.", allow_inf_nan=False
+    )
     n: Integer = Field(description="Sample size.")
     k: Integer | None = Field(None, description="Events among n, for a proportion.")
     infinite: Integer | None = Field(None, description="How many of n are infinite, such as failed requests.")
@@ -48,7 +50,9 @@ class Measurement(Closed):
 class Finding(Closed):
     """One thing that was found, where, and what to do about it."""
 
-    code: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=80)] = Field(description="Stable reason code.")
+    code: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=80)] = Field(
+        description="Stable reason code."
+    )
     severity: Severity = Field(description="block, warn or info.")
     message: Text = Field(description="One sentence.")
     file: ShortText | None = Field(None, description="File it concerns.")

@@ -1,10 +1,21 @@
 """Suites: what gates run. Immutable, named by digest."""
 
+import itertools
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from schemas.common import Closed, DecimalString, Document, Integer, Name, Positive, ShortText, Text, sorted_unique
+from schemas.common import (
+    Closed,
+    DecimalString,
+    Document,
+    Integer,
+    Name,
+    Positive,
+    ShortText,
+    Text,
+    sorted_unique,
+)
 
 ItemId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -80,12 +91,16 @@ class LoadSuite(Document):
     description: Text | None = Field(None, description="For people.")
     prompts: Annotated[list[Prompt], Field(min_length=1, max_length=10_000)] = Field(description="Prompts to send.")
     process: ArrivalProcess = Field(description="What the plan was drawn from.")
-    warmup: Annotated[list[Arrival], Field(min_length=1, max_length=10_000)] = Field(description="Sent first, not judged.")
+    warmup: Annotated[list[Arrival], Field(min_length=1, max_length=10_000)] = Field(
+        description="Sent first, not judged."
+    )
     plan: Annotated[list[Arrival], Field(min_length=1, max_length=100_000)] = Field(
         description="The measured arrivals; follow the warm-up without a pause."
     )
     request_seconds: DecimalString = Field(description="Time after which an unfinished request has failed.")
-    salt: ShortText | None = Field(None, description="Text put before each prompt with the request's number, against caches.")
+    salt: ShortText | None = Field(
+        None, description="Text put before each prompt with the request's number, against caches."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -94,7 +109,7 @@ class LoadSuite(Document):
         for name, arrivals in (("warmup", self.warmup), ("plan", self.plan)):
             if any(arrival.prompt not in known for arrival in arrivals):
                 raise ValueError(f"{name}: names a prompt that the suite lacks")
-            if any(b.at_us < a.at_us for a, b in zip(arrivals, arrivals[1:], strict=False)):
+            if any(b.at_us < a.at_us for a, b in itertools.pairwise(arrivals)):
                 raise ValueError(f"{name}: arrivals must be in order of time")
         if self.request_seconds <= 0:
             raise ValueError("request_seconds must be above 0")

@@ -1,8 +1,8 @@
-"""Builds CHAIN: a one-layer model whose greedy answer is known in advance, as a GGUF file and as a bundle directory.
+"""Builds CHAIN: a one-layer model whose greedy answer is known in advance, as a GGUF file or a bundle.
 
-Embedding rows are unit vectors, every attention and feed-forward matrix is zero, and row b of the head holds GAIN in
-column a for each transition a -> b. So the model answers token f(t) after token t, with a margin that no arithmetic
-can change. Chat "ping" has 23 prompt tokens and is answered with the 3 tokens "H", "i", <|im_end|>.
+Embedding rows are unit vectors, every attention and feed-forward matrix is zero, and row b of the head holds
+GAIN in column a for each transition a -> b. So f(t) follows t, with a margin that no arithmetic can
+change. Chat "ping" has 23 prompt tokens and is answered with the 3 tokens "H", "i", <|im_end|>.
 """
 
 from collections.abc import Iterable, Mapping
@@ -47,7 +47,7 @@ def token(character: str) -> int:
 
 
 def transitions(extra: Mapping[int, int] | None = None) -> dict[int, int]:
-    """Return the default chain (newline, "H", "i", end of turn, newline; all else ends the turn) with changes."""
+    """Return the default chain with changes: newline, "H", "i", end of turn; all else ends the turn too."""
     end_of_turn, newline = 4, token("\n")
     chain = dict.fromkeys(range(VOCABULARY_SIZE), end_of_turn)
     chain |= {newline: token("H"), token("H"): token("i"), token("i"): end_of_turn, end_of_turn: newline}
@@ -60,8 +60,13 @@ def endless(start: str = "E", letters: str = "abcdefgh") -> dict[int, int]:
     return {token(start): token(letters[0])} | {token(a): token(b) for a, b in ring}
 
 
-def head_matrix(chain: Mapping[int, int], runners_up: Mapping[tuple[int, int], float] | None = None) -> Matrix:
-    """Return the output head; `runners_up` maps (token, next token) to further values, in logits."""
+def head_matrix(
+    chain: Mapping[int, int], runners_up: Mapping[tuple[int, int], float] | None = None
+) -> Matrix:
+    """Return the output head; `runners_up` maps (token, next token) to further values.
+
+    The final norm scales the unit vector to length sqrt(HIDDEN), so a logit is 17.9 times the value here.
+    """
     head = np.zeros((VOCABULARY_SIZE, HIDDEN), np.float32)
     for before, after in chain.items():
         head[after, before] = GAIN
@@ -159,7 +164,7 @@ def write_chain(
     Args:
         path: of the file.
         extra: transitions that replace those of the default chain.
-        runners_up: further values of the head, (token, next token) to logit; the winner has 10.
+        runners_up: further values of the head, by (token, next token); the winner has GAIN.
         template: chat template written into the file; None writes none.
         headless: leave output.weight out, so that llama.cpp ties the head to the embedding in silence [C17].
         context_length: positions that the model declares.
@@ -217,7 +222,7 @@ def write_bundle_directory(
     Args:
         directory: made when it is missing.
         extra: transitions that replace those of the default chain.
-        template: text of `chat_template.jinja`; None leaves the file out. The GGUF always has the default template.
+        template: text of `chat_template.jinja`; None leaves the file out. The GGUF holds the default one.
         headless: leave output.weight out [C17].
         context_length: positions that the model declares.
         truncated_bytes: keep only so many bytes of the GGUF.

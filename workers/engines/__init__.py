@@ -1,0 +1,1 @@
+"""How each engine is launched, and the launcher scripts that run beside it."""

@@ -1,7 +1,7 @@
 """Serves one GGUF file with llama.cpp's own HTTP server, as a process that stops without cutting an answer.
 
-Run as a script by the llama.cpp driver, in any Python environment that has `xllamacpp`; it imports nothing else
-of ours, so that the environment of an engine can be another one than the worker's. Arguments have llama-server's
+Run as a script by the llama.cpp driver, in any Python environment that has `xllamacpp`; it imports nothing of
+ours, so that an engine's environment can be another one than the worker's. Arguments have llama-server's
 spellings and meanings; those that this file does not list are refused, never ignored.
 
 Exit status: 0 drained after SIGTERM, 1 the server did not start, 2 an argument is wrong, 3 stopped before all
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 EXIT_DRAINED, EXIT_NOT_STARTED, EXIT_USAGE, EXIT_CUT = 0, 1, 2, 3
 
-# The gauges are read between two decodes, so an idle reading can be stale by one step: ask for three in a row.
+# A request between its socket and its slot is in no gauge, so one idle reading proves little: ask for three.
 IDLE_READINGS = 3
 READING_INTERVAL_SECONDS = 0.05
 
@@ -78,10 +78,18 @@ def _choice(enumeration: str, members: Mapping[str, str]) -> Callable[[str], obj
     return read
 
 
+def _on(field: str) -> Argument:
+    return Argument(field, None, constant=True)
+
+
+def _off(field: str) -> Argument:
+    return Argument(field, None, constant=False)
+
+
 def _template_arguments(text: str) -> object:
     value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError("must be a JSON object")
+        raise ValueError("must be a JSON object")  # noqa: TRY004 - read_arguments reports every ValueError
     return {key: json.dumps(item) for key, item in value.items()}
 
 
@@ -127,28 +135,28 @@ ARGUMENTS: dict[str, Argument] = {
     ),
     "--cache-type-k": Argument("cache_type_k", _CACHE_TYPE),
     "--cache-type-v": Argument("cache_type_v", _CACHE_TYPE),
-    "--kv-unified": Argument("kv_unified", None, True),
-    "--no-kv-unified": Argument("kv_unified", None, False),
-    "--cont-batching": Argument("cont_batching", None, True),
-    "--no-cont-batching": Argument("cont_batching", None, False),
-    "--cache-prompt": Argument("cache_prompt", None, True),
-    "--no-cache-prompt": Argument("cache_prompt", None, False),
+    "--kv-unified": _on("kv_unified"),
+    "--no-kv-unified": _off("kv_unified"),
+    "--cont-batching": _on("cont_batching"),
+    "--no-cont-batching": _off("cont_batching"),
+    "--cache-prompt": _on("cache_prompt"),
+    "--no-cache-prompt": _off("cache_prompt"),
     "--cache-ram": Argument("cache_ram_mib", _integer(-1, 2**30)),
     "--cache-reuse": Argument("n_cache_reuse", _integer(0, 2**31 - 1)),
     "--ctx-checkpoints": Argument("n_ctx_checkpoints", _integer(0, 10_000)),
-    "--context-shift": Argument("ctx_shift", None, True),
-    "--no-context-shift": Argument("ctx_shift", None, False),
-    "--swa-full": Argument("swa_full", None, True),
+    "--context-shift": _on("ctx_shift"),
+    "--no-context-shift": _off("ctx_shift"),
+    "--swa-full": _on("swa_full"),
     "--slot-prompt-similarity": Argument("slot_prompt_similarity", _number(0.0, 1.0)),
-    "--check-tensors": Argument("check_tensors", None, True),
-    "--warmup": Argument("warmup", None, True),
-    "--no-warmup": Argument("warmup", None, False),
-    "--metrics": Argument("endpoint_metrics", None, True),
-    "--props": Argument("endpoint_props", None, True),
-    "--slots": Argument("endpoint_slots", None, True),
-    "--no-slots": Argument("endpoint_slots", None, False),
-    "--jinja": Argument("use_jinja", None, True),
-    "--no-jinja": Argument("use_jinja", None, False),
+    "--check-tensors": _on("check_tensors"),
+    "--warmup": _on("warmup"),
+    "--no-warmup": _off("warmup"),
+    "--metrics": _on("endpoint_metrics"),
+    "--props": _on("endpoint_props"),
+    "--slots": _on("endpoint_slots"),
+    "--no-slots": _off("endpoint_slots"),
+    "--jinja": _on("use_jinja"),
+    "--no-jinja": _off("use_jinja"),
     "--chat-template-kwargs": Argument("default_template_kwargs", _template_arguments),
     "--reasoning-format": Argument(
         "reasoning_format",
@@ -207,8 +215,9 @@ MANAGED: frozenset[str] = frozenset(
     }
 )
 
-# Pinned before the arguments are applied: nothing is fetched, nothing is fitted to the machine in silence, and no
-# prompt is kept in memory after its request unless the bundle asks for it.
+# Pinned before the arguments are applied: nothing is fetched, nothing is fitted to the machine in silence, no
+# prompt is kept in memory after its request unless the bundle asks for it, and there are threads enough (each
+# open request holds one) that `/health` and `/metrics` still answer when many requests wait for a slot.
 PINNED: dict[str, object] = {
     "offline": True,
     "fit_params": False,
@@ -217,6 +226,7 @@ PINNED: dict[str, object] = {
     "endpoint_props": False,
     "cache_ram_mib": 0,
     "cache_idle_slots": False,
+    "n_threads_http": 256,
     "use_jinja": True,
     "reuse_port": False,
 }
@@ -226,8 +236,8 @@ PINNED: dict[str, object] = {
 class Settings:
     """What one server process was told, read and checked.
 
-    `fields` maps dotted paths of `CommonParams` to values, or to a `Member`. `drain_seconds` is the longest time
-    that running requests get after SIGTERM. `parent_pid` is the process that this one must not outlive.
+    `fields` maps dotted paths of `CommonParams` to values, or to a `Member`. `drain_seconds` is the longest
+    time that running requests get after SIGTERM. `parent_pid` is the process that this one must not outlive.
     """
 
     model: Path
@@ -321,7 +331,7 @@ def read_settings(argv: Sequence[str]) -> Settings:
     )
 
 
-def common_params(settings: Settings) -> Any:  # noqa: ANN401 - xllamacpp ships no types
+def common_params(settings: Settings) -> Any:  # xllamacpp ships no types
     """Build the engine's parameter object from the settings."""
     import xllamacpp  # here, so that the driver can read ARGUMENTS without loading 100 MB
 
@@ -332,8 +342,9 @@ def common_params(settings: Settings) -> Any:  # noqa: ANN401 - xllamacpp ships 
         for step in path:
             owner = getattr(owner, step)
         if isinstance(value, Member):
-            value = getattr(getattr(xllamacpp, value.enumeration), value.member)
-        setattr(owner, name, value)
+            setattr(owner, name, getattr(getattr(xllamacpp, value.enumeration), value.member))
+        else:
+            setattr(owner, name, value)
     if "timeout_read" in settings.fields:
         params.timeout_write = params.timeout_read
     for bit in settings.sampling_bits:
@@ -348,7 +359,7 @@ def common_params(settings: Settings) -> Any:  # noqa: ANN401 - xllamacpp ships 
 
 
 def write_port_file(path: Path, port: int) -> None:
-    """Tell the port by renaming a complete file into place; the process id tells a stale file from a fresh one."""
+    """Tell the port by renaming a complete file into place; the process id tells a stale file apart."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps({"pid": os.getpid(), "port": port}), encoding="utf-8")
     partial.replace(path)
@@ -362,7 +373,7 @@ def gauge(metrics: str, name: str) -> float:
     raise ValueError(f"no metric {name}")
 
 
-def busy_requests(server: Any) -> int:  # noqa: ANN401 - xllamacpp ships no types
+def busy_requests(server: Any) -> int:  # xllamacpp ships no types
     """Count the requests that are being answered or wait for a slot."""
     page = server.handle_metrics()
     text = page if isinstance(page, str) else page.decode()
@@ -372,8 +383,8 @@ def busy_requests(server: Any) -> int:  # noqa: ANN401 - xllamacpp ships no type
 def die_with(pid: int) -> None:
     """End this process as soon as `pid` ends.
 
-    A pidfd rather than PR_SET_PDEATHSIG: that one fires when the *thread* that started us ends, and workers start
-    engines from pool threads.
+    A pidfd rather than PR_SET_PDEATHSIG: that one fires when the *thread* that started us ends, and workers
+    start engines from pool threads.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -390,7 +401,7 @@ def die_with(pid: int) -> None:
     threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
 
 
-def wait_for_stop(server: Any, wake: int, drain_seconds: float) -> int:  # noqa: ANN401 - xllamacpp ships no types
+def wait_for_stop(server: Any, wake: int, drain_seconds: float) -> int:  # xllamacpp ships no types
     """Wait for SIGTERM or SIGINT, then until no request runs. Returns the exit status."""
     select.select([wake], [], [])
     os.read(wake, 64)
@@ -410,7 +421,8 @@ def wait_for_stop(server: Any, wake: int, drain_seconds: float) -> int:  # noqa:
 
 def say(text: str) -> None:
     """Write one line to the log of this process."""
-    print(f"launcher: {text}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"launcher: {text}\n")
+    sys.stderr.flush()
 
 
 def serve(settings: Settings) -> int:

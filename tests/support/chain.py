@@ -60,9 +60,7 @@ def endless(start: str = "E", letters: str = "abcdefgh") -> dict[int, int]:
     return {token(start): token(letters[0])} | {token(a): token(b) for a, b in ring}
 
 
-def head_matrix(
-    chain: Mapping[int, int], runners_up: Mapping[tuple[int, int], float] | None = None
-) -> Matrix:
+def head_matrix(chain: Mapping[int, int], runners_up: Mapping[tuple[int, int], float] | None = None) -> Matrix:
     """Return the output head; `runners_up` maps (token, next token) to further values.
 
     The final norm scales the unit vector to length sqrt(HIDDEN), so a logit is 17.9 times the value here.

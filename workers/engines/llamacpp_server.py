@@ -189,9 +189,7 @@ ARGUMENTS: dict[str, Argument] = {
     "--top-k": Argument("sampling.top_k", _integer(0, 2**31 - 1), sampling_bit=_BIT + "TOP_K"),
     "--top-p": Argument("sampling.top_p", _number(0.0, 1.0), sampling_bit=_BIT + "TOP_P"),
     "--min-p": Argument("sampling.min_p", _number(0.0, 1.0), sampling_bit=_BIT + "MIN_P"),
-    "--repeat-penalty": Argument(
-        "sampling.penalty_repeat", _number(0.0, 100.0), sampling_bit=_BIT + "PENALTY_REPEAT"
-    ),
+    "--repeat-penalty": Argument("sampling.penalty_repeat", _number(0.0, 100.0), sampling_bit=_BIT + "PENALTY_REPEAT"),
     "--repeat-last-n": Argument(
         "sampling.penalty_last_n", _integer(-1, 2**31 - 1), sampling_bit=_BIT + "PENALTY_LAST_N"
     ),

@@ -5,12 +5,15 @@ GAIN in column a for each transition a -> b. So f(t) follows t, with a margin th
 change. Chat "ping" has 23 prompt tokens and is answered with the 3 tokens "H", "i", <|im_end|>.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import gguf
 import numpy as np
 import numpy.typing as npt
+
+from schemas.bundle import Bundle, Role
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 EXTRA_TOKENS = ("</think>", '<tool_call>{"name":"get_time","arguments":{}}</tool_call>', "<spare>")
@@ -238,3 +241,55 @@ def write_bundle_directory(
     if template is not None:
         (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
     return directory
+
+
+def describe(directory: Path, *, environment: str, arguments: list[str] | None = None, **changes: object) -> Bundle:
+    """Return the bundle document of a directory that `write_bundle_directory` wrote.
+
+    Args:
+        directory: with `model.gguf` and perhaps `chat_template.jinja`.
+        environment: digest of the engine's environment.
+        arguments: launch arguments; by default one thread, no warm-up.
+        changes: whole sections of the document that replace those made here.
+    """
+    roles = {"model.gguf": Role.WEIGHTS, "chat_template.jinja": Role.TEMPLATE}
+    files = [
+        {
+            "path": path.name,
+            "size": path.stat().st_size,
+            "sha256": "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest(),
+            "role": roles[path.name],
+        }
+        for path in sorted(directory.iterdir())
+    ]
+    has_template = any(file["path"] == "chat_template.jinja" for file in files)
+    body: dict[str, object] = {
+        "schema": "sluicegate.dev/bundle/v1",
+        "name": "chain",
+        "sources": [{"kind": "directory", "revision": "test"}],
+        "files": files,
+        "model": {"format": "gguf", "architecture": "llama"},
+        "tokenizer": {"origin": "weights"},
+        "template": {"origin": "file", "file": "chat_template.jinja"} if has_template else {"origin": "weights"},
+        "quantization": {"method": "none"},
+        "engine": {
+            "name": "llamacpp",
+            "version": "2026.10.11549",
+            "environment": environment,
+            "arguments": ["--threads", "1", "--poll", "0", "--no-warmup"] if arguments is None else arguments,
+        },
+        "topology": dict.fromkeys(
+            (f"{kind}_parallel" for kind in ("tensor", "pipeline", "expert", "data", "context")), 1
+        )
+        | {"nodes": 1},
+        "hardware": {"accelerator": "cpu", "count": 0},
+        "runtime": {"context_tokens": 512, "max_sequences": 4},
+        "serving": {
+            "served_name": "chain",
+            "features": ["chat", "completions", "logprobs", "streaming"],
+            "usage": "all_tokens",
+            "cancellation": "on_disconnect",
+        },
+        "licence": {"identifier": "Apache-2.0"},
+    }
+    return Bundle.model_validate(body | changes)

@@ -1,0 +1,68 @@
+# Everything runs in .venv, which `make install` builds from the locked requirements. Nothing global is touched.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.ONESHELL:
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format lock schemas clean
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOCK := deploy/requirements.lock
+BUILD_LOCK := deploy/requirements-build.lock
+PACKAGES := schemas gates registry workers
+MYPY_TARGETS := $(addprefix -p ,$(PACKAGES)) $(if $(wildcard tests/support/*.py),-p tests.support)
+
+help: ## Say what each target does
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+install: $(STAMP) ## Build .venv from the locked requirements; does nothing when it is current
+
+$(STAMP): $(LOCK) $(BUILD_LOCK) pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+		echo "Sluicegate needs Python 3.11 or newer, and '$(PYTHON)' is not: $$($(PYTHON) --version 2>&1)." >&2
+		echo "Name another one: make PYTHON=/path/to/python3.11 install" >&2
+		exit 1
+	}
+	$(PYTHON) -m venv $(VENV) || {
+		echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu the module is in the package python3-venv." >&2
+		exit 1
+	}
+	$(BIN)/python -m pip install --quiet --require-hashes -r $(LOCK) -r $(BUILD_LOCK)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: install ## Run the demonstration on a fresh embedded stack: make demo ARGS="--json FILE"
+	@$(BIN)/sluicegate demo $(ARGS)
+
+test: install lint ## Lint, check migrations, run every test and look into the built wheel
+	$(BIN)/python -m migrations check
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install ## Check format, style, types and the direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m mypy $(MYPY_TARGETS)
+	$(BIN)/lint-imports
+
+format: install ## Format the code and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+schemas: install ## Write the committed JSON Schemas anew
+	$(BIN)/python -m schemas
+
+# An extra names the package itself; calling it unsafe keeps it out of its own lock, and sed drops the warning.
+LOCK_WITH := CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --strip-extras --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --unsafe-package sluicegate
+
+lock: install ## Resolve the requirements anew within the ranges of pyproject.toml: make lock ARGS=--upgrade
+	$(LOCK_WITH) $(ARGS) --extra embedded --extra demo --extra dev --output-file $(LOCK) pyproject.toml
+	sed -i '/^# WARNING: The following packages were not pinned/,$$d' $(LOCK)
+	$(LOCK_WITH) $(ARGS) --only-build-deps --all-build-deps --constraint $(LOCK) --output-file $(BUILD_LOCK) pyproject.toml
+
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -19,9 +19,7 @@ CLIENT = ("registry/cli.py", "registry/cli/", "registry/client.py", "registry/cl
 CLIENT_MAY_IMPORT = ("schemas", "gates", "registry.client", "registry.cli")
 
 # Split, so that this file does not name them itself.
-FOREIGN = re.compile(
-    "|".join(["/wo" + "rk/", "/fa" + "rm/", "sub" + "agent", "py" + "pi\\.org", "python" + "hosted"])
-)
+FOREIGN = re.compile("|".join(["/wo" + "rk/", "/fa" + "rm/", "sub" + "agent", "py" + "pi\\.org", "python" + "hosted"]))
 
 Findings = Iterator[tuple[int, str]]
 
@@ -37,9 +35,7 @@ class Source:
         self.comments = {t.start[0]: t.string for t in tokens if t.type == tokenize.COMMENT}
 
     def is_in(self, places: tuple[str, ...]) -> bool:
-        return any(
-            self.path == place or (place.endswith("/") and self.path.startswith(place)) for place in places
-        )
+        return any(self.path == place or (place.endswith("/") and self.path.startswith(place)) for place in places)
 
     def comment(self, line: int) -> str:
         """The comment on this line, or else the one that has the line before to itself."""
@@ -122,9 +118,7 @@ def client_imports(source: Source) -> Findings:
     for node in source.nodes(ast.Import, ast.ImportFrom):
         named = [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom):
-            named = (
-                [f"registry.{name}" for name in named] if node.module == "registry" else [node.module or ""]
-            )
+            named = [f"registry.{name}" for name in named] if node.module == "registry" else [node.module or ""]
         for name in named:
             ours = name.split(".")[0] in PACKAGES
             if ours and not any(name == may or name.startswith(f"{may}.") for may in CLIENT_MAY_IMPORT):

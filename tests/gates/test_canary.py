@@ -1,0 +1,369 @@
+"""What live traffic says about a canary step, outcome by outcome."""
+
+import math
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gates import canary
+from gates.canary import Fate, LogRecord, StepOutcome, Tally, fate, judge_step, judge_stop
+from gates.router import Arm, Split
+from schemas.policy import ErrorRatioCondition, Step, TtftCondition
+
+T0 = datetime(2026, 11, 3, 14, 0, tzinfo=UTC)
+STABLE = Arm("stable", "chat@prod/aaaaaaaaaaaa/r1", "127.0.0.1:8001", 7_500)
+CANDIDATE = Arm("candidate", "chat@prod/bbbbbbbbbbbb/r2", "127.0.0.1:8002", 2_500)
+SPLIT = Split("chat@prod", 7, (STABLE, CANDIDATE))
+STEP = Step(weight_bp=2_500, hold_seconds=Decimal(30), min_requests=60, max_seconds=Decimal(120))
+ERRORS = ErrorRatioCondition(metric="error_ratio", max_ratio=Decimal("0.05"))
+TTFT = TtftCondition(metric="ttft", percentile=Decimal("0.9"), max_ms=400)
+CONDITIONS = (ERRORS, TTFT)
+GOOD = LogRecord(
+    at=T0 + timedelta(seconds=1),
+    target="chat@prod",
+    route="split",
+    revision=7,
+    method="POST",
+    assigned=CANDIDATE.cluster + "+stable",
+    served=CANDIDATE.address,
+    code=200,
+    flags=frozenset(),
+    details="via_upstream",
+    attempts=1,
+    ttft_ms=120.0,
+    duration_ms=900.0,
+    is_event_stream=True,
+)
+ON_STABLE = replace(GOOD, assigned=STABLE.cluster, served=STABLE.address)
+CUT = replace(GOOD, flags=frozenset({"UPE"}))
+SLOW = replace(GOOD, ttft_ms=900.0)
+PROBE = replace(GOOD, route="probe", assigned=None, served=None, attempts=0, ttft_ms=None, duration_ms=0.0)
+
+
+def tally(*groups: tuple[LogRecord, int], split: Split = SPLIT, garbled: int = 0, lost: bool = False) -> Tally:
+    found = Tally(split, T0)
+    for record, times in groups:
+        found.add([record] * times)
+    found.add([], garbled=garbled, lost=lost)
+    return found
+
+
+def judge(found: Tally, seconds: float, *, step: Step = STEP, conditions=CONDITIONS):
+    """Judge at an instant at which the log is alive."""
+    now = T0 + timedelta(seconds=seconds)
+    found.add([replace(PROBE, at=now - timedelta(seconds=1))])
+    return judge_step(found, step, conditions=conditions, now=now)
+
+
+def test_a_healthy_candidate_passes_when_the_hold_is_over():
+    healthy = tally((GOOD, 80), (ON_STABLE, 240))
+    assert judge(healthy, 29.9).outcome is StepOutcome.WAITING
+    judgement = judge(healthy, 30)
+    assert judgement.outcome is StepOutcome.PASSED
+    by_name = {each.name: each for each in judgement.measurements}
+    assert (by_name["error_ratio"].k, by_name["error_ratio"].n) == (0, 80)
+    assert by_name["error_ratio"].high == pytest.approx(1 - 0.05 ** (1 / 80))
+    assert by_name["ttft"].value == 120.0
+    assert by_name["ttft"].statistic == "p90"
+    assert by_name["observed_weight"].value == 0.25
+
+
+def test_a_step_waits_for_its_least_requests_and_says_so():
+    judgement = judge(tally((GOOD, 59), (ON_STABLE, 180)), 60)
+    assert judgement.outcome is StepOutcome.WAITING
+    assert "59 of 60 requests" in judgement.reasons[0]
+
+
+def test_enough_requests_that_prove_too_little_still_wait_and_end_inconclusive():
+    # Two of 60 is no breach of 5 %, but its upper bound is 10 %.
+    found = tally((GOOD, 58), (CUT, 2), (ON_STABLE, 180))
+    assert judge(found, 60).outcome is StepOutcome.WAITING
+    judgement = judge(found, 120)
+    assert judgement.outcome is StepOutcome.INCONCLUSIVE
+    assert "error_ratio: 2 of 60 over, limit 0.05 (2 cut by the engine)" in judgement.reasons
+
+
+def test_no_traffic_is_a_reason_of_its_own():
+    judgement = judge(tally((ON_STABLE, 10)), 120)
+    assert judgement.outcome is StepOutcome.INCONCLUSIVE
+    assert judgement.reasons[0].startswith("no traffic")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        replace(GOOD, code=503, flags=frozenset({"UH"}), served=None, ttft_ms=None),
+        CUT,
+        replace(GOOD, served=STABLE.address),
+        replace(GOOD, attempts=2),
+        replace(GOOD, flags=frozenset({"SI"})),
+    ],
+    ids=["5xx", "cut", "other arm", "retried", "a flag nobody foresaw"],
+)
+def test_each_kind_of_error_takes_traffic_back_early(bad):
+    judgement = judge(tally((GOOD, 4), (bad, 4)), 2, conditions=(ERRORS,))
+    assert judgement.outcome is StepOutcome.FAILED
+    assert judgement.reasons[0].startswith("error_ratio: 4 of 8 over, limit 0.05")
+
+
+def test_a_slow_candidate_fails_on_ttft_alone():
+    judgement = judge(tally((GOOD, 5), (SLOW, 5)), 5)
+    assert judgement.outcome is StepOutcome.FAILED
+    assert judgement.reasons == ("ttft above 400 ms: 5 of 10 over, limit 0.1",)
+
+
+def test_a_failed_request_has_infinite_ttft():
+    found = tally((GOOD, 6), (replace(CUT, ttft_ms=3.0), 4))
+    assert found.arms["candidate"].over(400) == (4, 10)
+    assert found.arms["candidate"].percentile_ms(0.9) == math.inf
+    ttft = next(each for each in judge(found, 5).measurements if each.name == "ttft")
+    assert (ttft.value, ttft.infinite, ttft.n) == (None, 4, 10)
+
+
+def test_one_bad_request_alone_takes_nothing_back():
+    strict = ErrorRatioCondition(metric="error_ratio", max_ratio=Decimal("0.001"))
+    assert judge(tally((CUT, 1)), 1, conditions=(strict,)).outcome is StepOutcome.WAITING
+    assert judge(tally((CUT, 2)), 1, conditions=(strict,)).outcome is StepOutcome.FAILED
+
+
+def test_a_limit_of_nothing_fails_at_the_first_error_and_never_passes():
+    nothing = ErrorRatioCondition(metric="error_ratio", max_ratio=Decimal(0))
+    assert judge(tally((GOOD, 500), (CUT, 1)), 1, conditions=(nothing,)).outcome is StepOutcome.FAILED
+    assert judge(tally((GOOD, 5_000), (ON_STABLE, 15_000)), 120, conditions=(nothing,)).outcome is (
+        StepOutcome.INCONCLUSIVE
+    )
+    assert canary.least_requests((nothing,)) is None
+
+
+def test_a_client_that_leaves_counts_apart():
+    left = replace(GOOD, flags=frozenset({"DC"}))
+    early = replace(left, code=0, ttft_ms=None, duration_ms=50.0)
+    stats = tally((GOOD, 10), (left, 5), (early, 5)).arms["candidate"]
+    assert (stats.n, stats.errors, stats.fates[Fate.CLIENT_LEFT]) == (10, 0, 10)
+    assert stats.over(400) == (0, 15)  # those who left after the first byte have a TTFT
+
+
+def test_clients_that_give_up_on_a_hanging_candidate_are_over_the_bound():
+    gave_up = replace(GOOD, flags=frozenset({"DC"}), code=0, ttft_ms=None, duration_ms=5_000.0)
+    judgement = judge(tally((gave_up, 5)), 10)
+    assert judgement.outcome is StepOutcome.FAILED
+    assert judgement.reasons == ("ttft above 400 ms: 5 of 5 over, limit 0.1",)
+
+
+def test_a_candidate_that_refuses_everything_proves_nothing():
+    judgement = judge(tally((replace(GOOD, code=400, is_event_stream=False), 500), (ON_STABLE, 1_500)), 120)
+    assert judgement.outcome is StepOutcome.INCONCLUSIVE
+    assert "0 of 60 requests, 500 refused, 0 in flight" in judgement.reasons
+
+
+def test_requests_that_generate_nothing_dilute_nothing():
+    listing = replace(GOOD, method="GET", is_event_stream=False, ttft_ms=1.0)
+    whole = replace(GOOD, is_event_stream=False, ttft_ms=2_000.0)
+    stats = tally((listing, 100), (whole, 3)).arms["candidate"]
+    assert stats.n == 3
+    assert stats.over(400) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ({"garbled": 1}, "1 lines of the access log could not be read"),
+        ({"lost": True}, "lines of the access log are missing"),
+    ],
+)
+def test_an_unreadable_log_never_passes(fault, reason):
+    judgement = judge(tally((GOOD, 80), (ON_STABLE, 240), **fault), 60)
+    assert judgement.outcome is StepOutcome.ERRORED
+    assert judgement.reasons == (reason,)
+
+
+def test_a_breach_outranks_a_faulty_log_and_unread_lines_count_as_good():
+    assert judge(tally((GOOD, 2), (CUT, 8), garbled=3), 5).outcome is StepOutcome.FAILED
+    assert judge(tally((CUT, 2), garbled=30), 5).outcome is StepOutcome.ERRORED
+
+
+def test_a_silent_log_is_an_error_however_healthy_it_was():
+    found = tally((GOOD, 80), (ON_STABLE, 240))
+    judgement = judge_step(found, STEP, conditions=CONDITIONS, now=T0 + timedelta(seconds=60))
+    assert judgement.outcome is StepOutcome.ERRORED
+    assert "silent for 58 s" in judgement.reasons[0]
+
+
+def test_a_log_that_never_spoke_is_silent_since_the_step_began():
+    judgement = judge_step(Tally(SPLIT, T0), STEP, conditions=CONDITIONS, now=T0 + timedelta(seconds=11))
+    assert judgement.outcome is StepOutcome.ERRORED
+
+
+def test_a_split_that_is_not_the_desired_one_never_passes():
+    judgement = judge(tally((GOOD, 80), (ON_STABLE, 140)), 60)  # 36 % instead of 25 %
+    assert judgement.outcome is StepOutcome.ERRORED
+    assert judgement.reasons[0].startswith("split mismatch: 80 of 220")
+
+
+def test_a_gross_mismatch_is_an_error_before_the_step_could_pass():
+    judgement = judge(tally((GOOD, 20)), 2)
+    assert judgement.outcome is StepOutcome.ERRORED
+    assert "split mismatch: 20 of 20 requests went to the candidate where 25.00% is desired" in judgement.reasons
+
+
+def test_a_request_drawn_for_a_cluster_outside_the_split_is_a_mismatch():
+    judgement = judge(tally((GOOD, 1), (replace(GOOD, assigned="ghost"), 1)), 2)
+    assert judgement.outcome is StepOutcome.ERRORED
+    assert "1 to no arm of it" in judgement.reasons[0]
+
+
+def test_the_whole_share_needs_no_stable_arm_and_tolerates_no_other():
+    whole = Split("chat@prod", 8, (replace(CANDIDATE, weight_bp=10_000),))
+    record = replace(GOOD, revision=8, assigned=CANDIDATE.cluster)
+    assert judge(tally((record, 80), split=whole), 60).outcome is StepOutcome.PASSED
+    stray = replace(record, assigned="ghost")
+    assert judge(tally((record, 80), (stray, 1), split=whole), 60).outcome is StepOutcome.ERRORED
+
+
+def test_another_revision_counts_as_error_but_not_for_the_split():
+    older = replace(CUT, revision=6, at=T0 - timedelta(seconds=5), duration_ms=6_000.0)
+    found = tally((older, 4))
+    assert found.assigned.total() == 0
+    assert judge(found, 2).outcome is StepOutcome.FAILED
+
+
+def test_what_ended_before_the_step_began_is_not_the_steps():
+    older = replace(CUT, revision=6, at=T0 - timedelta(seconds=5))
+    assert tally((older, 4)).arms["candidate"].errors == 0
+
+
+def test_other_targets_and_probes_only_show_that_the_log_is_alive():
+    found = tally((replace(CUT, target="other@prod"), 9), (PROBE, 9), (replace(GOOD, route="unknown", target=None), 9))
+    assert found.arms["candidate"].n == 0
+    assert found.assigned.total() == 0
+    assert found.newest_at == GOOD.ended_at
+
+
+def test_a_pinned_request_counts_for_its_arm_but_not_for_the_split():
+    found = tally((replace(CUT, route="pin", assigned=CANDIDATE.cluster), 3))
+    assert found.arms["candidate"].errors == 3
+    assert found.assigned.total() == 0
+
+
+def test_without_stop_conditions_nothing_passes():
+    judgement = judge(tally((GOOD, 80), (ON_STABLE, 240)), 60, conditions=())
+    assert judgement.outcome is StepOutcome.ERRORED
+    assert judgement.reasons == ("the policy has no stop condition",)
+
+
+def test_a_split_without_a_candidate_cannot_be_judged():
+    alone = Split("chat@prod", 7, (replace(STABLE, weight_bp=10_000),))
+    judgement = judge(tally((ON_STABLE, 80), split=alone), 60)
+    assert judgement.outcome is StepOutcome.ERRORED
+    assert "the split has no candidate" in judgement.reasons
+
+
+def test_while_paused_a_breach_still_fails_and_nothing_passes():
+    now = T0 + timedelta(seconds=5)
+    assert judge_stop(tally((CUT, 4)), conditions=CONDITIONS, now=now).outcome is StepOutcome.FAILED
+    healthy = tally((GOOD, 80), (ON_STABLE, 240))
+    assert judge_stop(healthy, conditions=CONDITIONS, now=now).outcome is StepOutcome.WAITING
+
+
+@pytest.mark.parametrize(("ratio", "floor"), [("0.05", 59), ("0.02", 149), ("0.01", 299), ("0.1", 29), ("1", 1)])
+def test_the_least_sample_of_a_condition_is_the_one_that_just_passes(ratio, floor):
+    condition = ErrorRatioCondition(metric="error_ratio", max_ratio=Decimal(ratio))
+    assert canary.least_requests((condition,)) == floor
+    assert canary.upper_bound(0, floor) <= float(ratio)
+    assert floor == 1 or canary.upper_bound(0, floor - 1) > float(ratio)
+
+
+def test_the_least_sample_of_several_conditions_is_the_largest():
+    assert canary.least_requests(CONDITIONS) == 59
+    assert canary.least_requests(()) is None
+
+
+def test_the_order_of_reasons_for_one_request_is_engine_before_client():
+    assert fate(replace(GOOD, flags=frozenset({"UPE", "DC"})), CANDIDATE.address) is Fate.CUT
+    assert fate(replace(GOOD, code=404, flags=frozenset({"NR"})), CANDIDATE.address) is Fate.REFUSED
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(0.005, 0.0, 0.02), (0.02, 0.04, 0.16), (0.1, 0.98, 1.0)])
+def test_looking_at_every_request_costs_what_the_module_says(share, least, most):
+    """1,500 requests a step, limit 2 %, a look after each: how often traffic is taken back."""
+    limit = ErrorRatioCondition(metric="error_ratio", max_ratio=Decimal("0.02"))
+    rng, taken_back, runs = random.Random(4), 0, 120
+    # The largest n that breaches at each k, by the judge itself: a look between these cannot change the outcome.
+    latest = {}
+    for k in range(2, 60):
+        low, high = k, 4_000
+        while low < high:
+            middle = (low + high + 1) // 2
+            breached = canary._Share("error_ratio", k, middle, canary.limit_ratio(limit)).is_breached(0)
+            low, high = (middle, high) if breached else (low, middle - 1)
+        latest[k] = low
+    for _ in range(runs):
+        k = 0
+        for n in range(1, 1_501):
+            k += rng.random() < share
+            if k >= 2 and n <= latest.get(k, n):
+                taken_back += 1
+                break
+    assert least <= taken_back / runs <= most
+
+
+records = st.builds(
+    replace,
+    st.sampled_from([GOOD, ON_STABLE, CUT, SLOW, PROBE]),
+    code=st.sampled_from([0, 200, 400, 500]),
+    flags=st.sampled_from([frozenset(), frozenset({"DC"}), frozenset({"UPE"}), frozenset({"UH"})]),
+    attempts=st.integers(0, 2),
+    ttft_ms=st.none() | st.floats(0, 5_000),
+    revision=st.sampled_from([6, 7]),
+)
+
+
+@given(st.integers(0, 10_000), st.floats(0, 1e6), st.sampled_from(["0", "0.05", "1"]), st.integers(0, 2))
+def test_nothing_passes_without_requests(others, seconds, ratio, garbled):
+    step = Step(weight_bp=2_500, hold_seconds=Decimal(0), min_requests=1, max_seconds=Decimal(0))
+    condition = ErrorRatioCondition(metric="error_ratio", max_ratio=Decimal(ratio))
+    found = tally((replace(GOOD, target="other@prod"), min(others, 3)), garbled=garbled)
+    assert judge(found, seconds, step=step, conditions=(condition,)).outcome is not StepOutcome.PASSED
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(records, st.integers(0, 40)), max_size=6), st.sampled_from([CUT, SLOW]), st.integers(1, 30))
+def test_more_trouble_never_turns_a_failure_into_a_pass(groups, bad, more):
+    before = judge(tally(*groups), 60)
+    after = judge(tally(*groups, (bad, more)), 60)
+    if before.outcome is StepOutcome.FAILED:
+        assert after.outcome is not StepOutcome.PASSED
+    if after.outcome is StepOutcome.PASSED:
+        assert before.outcome is not StepOutcome.FAILED
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(records, st.integers(0, 40)), max_size=6))
+def test_a_pass_rests_on_enough_good_requests_within_every_limit(groups):
+    found = tally(*groups)
+    if judge(found, 60).outcome is StepOutcome.PASSED:
+        stats = found.arms["candidate"]
+        assert stats.n >= STEP.min_requests
+        assert canary.upper_bound(stats.errors, stats.n) <= 0.05
+        assert canary.upper_bound(*stats.over(400)) <= 0.1
+
+
+@given(st.lists(records, max_size=40), st.integers(0, 40))
+def test_batches_add_up_in_any_cut(found, cut):
+    whole, halves = Tally(SPLIT, T0), Tally(SPLIT, T0)
+    whole.add(found)
+    halves.add(found[:cut])
+    halves.add(found[cut:])
+    assert whole == halves
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_bounds_enclose_the_share(k, more):
+    n = k + more
+    if n:
+        assert canary.lower_bound(k, n) <= k / n <= canary.upper_bound(k, n)

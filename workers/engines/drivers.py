@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gates.environment import Environment, environment
 from schemas.bundle import Bundle, Role
 from workers.engines import llamacpp_server
-from workers.engines.environment import Environment, environment
 
 
 @dataclass(frozen=True)

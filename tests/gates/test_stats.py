@@ -1,0 +1,220 @@
+import math
+import random
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as oracle
+
+from gates import stats
+from schemas.result import Verdict
+
+D = Decimal
+
+# gates.md 2.6, and LoadGen's own table: least n by confidence, misses and percentile.
+FLOORS = [
+    ("0.99", 0, {"0.9": 44, "0.95": 90, "0.97": 152, "0.99": 459, "0.999": 4603}),
+    ("0.99", 1, {"0.9": 64, "0.95": 130, "0.97": 219, "0.99": 662, "0.999": 6636}),
+    ("0.99", 2, {"0.99": 838}),
+    ("0.99", 5, {"0.99": 1307}),
+    ("0.99", 10, {"0.99": 2010}),
+    ("0.99", 50, {"0.99": 6898}),
+    ("0.95", 0, {"0.9": 29, "0.95": 59, "0.99": 299, "0.999": 2995}),
+    ("0.95", 1, {"0.9": 46, "0.95": 93, "0.99": 473, "0.999": 4742}),
+]
+CASES = [(confidence, misses, p, n) for confidence, misses, row in FLOORS for p, n in row.items()]
+
+
+@pytest.mark.parametrize(("confidence", "misses", "percentile", "n"), CASES)
+def test_least_sample_sizes_are_those_of_loadgen(confidence, misses, percentile, n):
+    assert stats.minimum_samples(D(percentile), D(confidence), misses) == n
+
+
+@pytest.mark.parametrize(("confidence", "misses", "percentile", "n"), CASES)
+def test_one_sample_less_than_the_least_is_inconclusive(confidence, misses, percentile, n):
+    p, c = D(percentile), D(confidence)
+    assert stats.decide_percentile(misses, n, p, c).verdict is Verdict.PASSED
+    assert stats.decide_percentile(misses, n - 1, p, c).verdict is Verdict.INCONCLUSIVE
+    assert stats.admissible_misses(n, p, c) == misses
+    assert stats.admissible_misses(n - 1, p, c) == (misses - 1 if misses else None)
+
+
+@given(st.integers(1, 400), st.data())
+def test_a_sample_passes_fails_or_cannot_tell_as_the_binomial_says(n, data):
+    over = data.draw(st.integers(0, n))
+    percentile = data.draw(st.sampled_from([D("0.5"), D("0.9"), D("0.95"), D("0.99")]))
+    found = stats.decide_percentile(over, n, percentile, D("0.99"))
+    miss = float(1 - percentile)
+    assert found.pass_probability == pytest.approx(oracle.binom.cdf(over, n, miss), rel=1e-9, abs=1e-300)
+    assert found.fail_probability == pytest.approx(oracle.binom.sf(over - 1, n, miss), rel=1e-9, abs=1e-300)
+    expected = {
+        (True, False): Verdict.PASSED,
+        (False, True): Verdict.FAILED,
+        (False, False): Verdict.INCONCLUSIVE,
+    }
+    assert found.verdict is expected[found.pass_probability < float(1 - D("0.99")), found.fail_probability < 0.05]
+
+
+@given(st.integers(1, 300), st.data())
+def test_one_miss_more_never_improves_a_verdict(n, data):
+    over = data.draw(st.integers(0, n - 1))
+    percentile = data.draw(st.decimals("0.5", "0.999", places=3))
+    better = [Verdict.PASSED, Verdict.INCONCLUSIVE, Verdict.FAILED]
+    before, after = (stats.decide_percentile(k, n, percentile, D("0.95")).verdict for k in (over, over + 1))
+    assert better.index(after) >= better.index(before)
+
+
+def test_all_misses_fail_and_no_sample_is_refused():
+    assert stats.decide_percentile(10, 10, D("0.9"), D("0.99")).verdict is Verdict.FAILED
+    with pytest.raises(ValueError, match="at least one observation"):
+        stats.decide_percentile(0, 0, D("0.9"), D("0.99"))
+
+
+@pytest.mark.parametrize(
+    ("over", "n", "percentile", "confidence", "alpha"),
+    [
+        (-1, 10, "0.9", "0.99", 0.05),
+        (11, 10, "0.9", "0.99", 0.05),
+        (0, 10, "0", "0.99", 0.05),
+        (0, 10, "1", "0.99", 0.05),
+        (0, 10, "0.9", "0.5", 0.05),
+        (0, 10, "0.9", "1", 0.05),
+        (0, 10, "0.9", "0.99", 0.5),
+        (0, 10, "0.9", "0.99", 0.0),
+    ],
+)
+def test_numbers_that_would_make_a_vacuous_decision_are_refused(over, n, percentile, confidence, alpha):
+    with pytest.raises(ValueError, match=r"proportion|percentile|confidence"):
+        stats.decide_percentile(over, n, D(percentile), D(confidence), alpha)
+
+
+# One-sided 95 % bounds: 0 of 350 gives .0085 (gates.md A.6); 0 of 299 is the least for .01; textbook values
+# of the two-sided 95 % interval are one-sided 97.5 % bounds: 5 of 10 is .187–.813, 1 of 20 is .0013–.2487.
+@pytest.mark.parametrize(
+    ("k", "n", "confidence", "low", "high"),
+    [
+        (0, 350, 0.95, 0.0, 0.00852),
+        (0, 299, 0.95, 0.0, 0.009969),
+        (5, 10, 0.975, 0.18709, 0.81291),
+        (1, 20, 0.975, 0.001265, 0.248733),
+        (10, 10, 0.975, 0.69150, 1.0),
+        (64, 64, 0.95, 0.954270, 1.0),
+    ],
+)
+def test_bounds_are_those_of_clopper_and_pearson(k, n, confidence, low, high):
+    assert stats.lower_bound(k, n, confidence) == pytest.approx(low, rel=1e-3)
+    assert stats.upper_bound(k, n, confidence) == pytest.approx(high, rel=1e-3)
+
+
+@given(st.integers(1, 500), st.data())
+def test_bounds_agree_with_an_independent_implementation(n, data):
+    k = data.draw(st.integers(0, n))
+    interval = oracle.binomtest(k, n).proportion_ci(confidence_level=0.9, method="exact")
+    assert stats.lower_bound(k, n) == pytest.approx(interval.low, abs=1e-9)
+    assert stats.upper_bound(k, n) == pytest.approx(interval.high, abs=1e-9)
+
+
+def test_the_upper_bound_covers_the_truth_as_often_as_it_says():
+    for ratio in (0.01, 0.1, 0.5):
+        covered = sum(oracle.binom.pmf(k, 100, ratio) for k in range(101) if stats.upper_bound(k, 100) >= ratio)
+        assert covered >= 0.95
+
+
+@pytest.mark.parametrize(("limit", "n"), [("0.99", 299), ("0.95", 59), ("0.9", 29), ("0.98", 149), ("0.97", 99)])
+def test_a_faultless_bound_has_a_least_sample_size(limit, n):
+    assert stats.minimum_samples_for_bound(D(limit)) == n
+    assert stats.lower_bound(n, n) >= float(D(limit)) > stats.lower_bound(n - 1, n - 1)
+    assert stats.upper_bound(0, n) <= float(1 - D(limit)) + 1e-12
+
+
+@pytest.mark.parametrize("limit", ["0", "1"])
+def test_a_bound_that_every_or_no_sample_reaches_is_refused(limit):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        stats.minimum_samples_for_bound(D(limit))
+
+
+def test_the_nearest_rank_is_a_sample_and_the_decimal_is_exact():
+    assert stats.nearest_rank([*range(1, 11)], D("0.9")) == 9
+    assert stats.nearest_rank([*range(1, 101)], D("0.07")) == 7  # 0.07 * 100 is 7.000000000000001 in floats
+    assert stats.nearest_rank([3.0, 1.0, 2.0], D("0.5")) == 2.0
+    assert stats.nearest_rank([5.0], D("0.001")) == 5.0
+    assert stats.nearest_rank([1.0, 2.0], D(1)) == 2.0
+
+
+def test_failures_stay_in_a_percentile_as_infinity():
+    values = [1.0] * 98 + [math.inf] * 2
+    assert stats.nearest_rank(values, D("0.98")) == 1.0
+    assert stats.nearest_rank(values, D("0.99")) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("values", "percentile"), [([], "0.5"), ([1.0], "0"), ([1.0], "1.1"), ([1.0, math.nan], "0.5")]
+)
+def test_a_percentile_of_nothing_is_refused(values, percentile):
+    with pytest.raises(ValueError, match="percentile"):
+        stats.nearest_rank(values, D(percentile))
+
+
+@given(st.integers(2, 2000), st.floats(0.005, 0.3))
+@settings(deadline=None)
+def test_the_minimum_detectable_ratio_is_found_with_the_power_it_states(n, ratio):
+    found = stats.minimum_detectable(n, ratio)
+    critical = next((k for k in range(n + 1) if oracle.binom.sf(k - 1, n, ratio) < 0.05), None)
+    if critical is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found > ratio
+        assert oracle.binom.sf(critical - 1, n, found) == pytest.approx(0.8, abs=1e-6)
+
+
+def test_a_larger_sample_detects_a_smaller_effect():
+    effects = [stats.minimum_detectable(n, 0.1) for n in (64, 256, 1024)]
+    assert effects == sorted(effects, reverse=True)
+    assert effects[0] == pytest.approx(0.22395, abs=1e-5)
+    assert stats.minimum_detectable(1, 0.1) is None
+
+
+def test_holm_stops_at_the_first_hypothesis_that_stands():
+    assert stats.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == {"a"}
+    assert stats.holm({"a": 0.01, "b": 0.02, "c": 0.03}) == {"a", "b", "c"}
+    assert stats.holm({"a": 0.02, "b": 0.02, "c": 0.02}) == frozenset()
+    assert stats.holm({}) == frozenset()
+
+
+def gamma_gaps(n, rate, shape, seed):
+    source = random.Random(seed)
+    return [source.gammavariate(shape, 1 / (rate * shape)) for _ in range(n)]
+
+
+@pytest.mark.parametrize("shape", [0.5, 1.0, 4.0])
+def test_gaps_fit_the_process_they_come_from_and_no_other(shape):
+    gaps = gamma_gaps(400, 20, shape, seed=7)
+    assert stats.gap_fit(gaps, rate_per_second=20, shape=shape) > 0.001
+    assert stats.gap_fit(gaps, rate_per_second=40, shape=shape) < 0.001
+    assert stats.gap_fit(gaps, rate_per_second=20, shape=shape * 4) < 0.001
+
+
+def test_the_fit_agrees_with_the_exact_test_where_it_decides():
+    gaps = gamma_gaps(100, 10, 1.0, seed=3)
+    for rate in (13, 14, 15, 16):
+        exact = oracle.kstest(gaps, "expon", args=(0, 1 / rate), method="exact").pvalue
+        if exact < 0.05:
+            assert stats.gap_fit(gaps, rate_per_second=rate, shape=1.0) == pytest.approx(exact, rel=0.02)
+
+
+def test_a_true_process_is_rarely_rejected():
+    rejected = sum(
+        stats.gap_fit(gamma_gaps(64, 20, 1.0, seed), rate_per_second=20, shape=1.0) < 0.05 for seed in range(400)
+    )
+    assert rejected / 400 < 0.08
+
+
+def test_copied_gaps_have_half_the_distinct_values_that_are_expected():
+    for rate, n in ((10, 1000), (1000, 5000)):
+        gaps = [round(gap * 1e6) for gap in gamma_gaps(n, rate, 1.0, seed=5)]
+        expected = stats.expected_distinct(n, rate_per_second=rate, shape=1.0)
+        assert len(set(gaps)) >= 0.95 * expected
+        assert len(set(gaps[: n // 2] * 2)) < 0.95 * expected
+    assert stats.expected_distinct(10, rate_per_second=0.01, shape=1.0) == 10.0

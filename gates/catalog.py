@@ -1,0 +1,119 @@
+"""The catalogue of gates, and the one way from a measurement to a result with its records."""
+
+import time
+
+from pydantic import TypeAdapter
+
+from gates import integrity
+from gates.errors import InstrumentError
+from gates.gate import Gate, GateContext, Judged, JudgeInput, Records, Rule, clip, errored
+from schemas.bundle import Bundle
+from schemas.common import canonical_json, sha256_digest, strict_json
+from schemas.policy import GateRule
+from schemas.reference import Reference
+from schemas.result import GateResult
+from schemas.suite import GoldenSuite, LoadSuite
+
+CATALOG: dict[str, Gate] = {gate.name: gate for gate in (integrity.GATE,)}
+"""Every gate that a policy may name."""
+
+MAX_RECORD_BYTES = 512 * 1024 * 1024
+
+_RULE: TypeAdapter[Rule] = TypeAdapter(GateRule)
+_KEYS = {"gate", "version", "rule", "suite", "reference", "bundle", "duration_ms", "records"}
+
+
+def run(gate_name: str, context: GateContext) -> tuple[GateResult, bytes]:
+    """Measure and judge one gate.
+
+    Returns:
+        The result and its raw records as canonical JSON, whose digest the result names. A measurement that fails
+        (InstrumentError) gives the verdict `errored`, never an exception.
+    """
+    started = time.monotonic()
+    gate = CATALOG[gate_name]
+    try:
+        records = gate.measure(context)
+    except InstrumentError as error:
+        records = {"instrument": str(error)}
+    return conclude(gate_name, context, records, duration_ms=_since(started))
+
+
+def conclude(gate_name: str, context: GateContext, records: Records, *, duration_ms: int) -> tuple[GateResult, bytes]:
+    """Judge records that were measured elsewhere, such as an integrity pass that already shows a wrong byte.
+
+    Args:
+        gate_name: key of CATALOG.
+        context: only its documents are read.
+        records: what the gate's `measure` would have returned, or `{"instrument": reason}`.
+        duration_ms: how long the measurement took.
+    """
+    body = {
+        "gate": gate_name,
+        "version": CATALOG[gate_name].version,
+        "rule": context.rule.model_dump(mode="json", exclude_none=True),
+        "suite": None if context.suite is None else context.suite.digest,
+        "reference": None if context.reference is None else context.reference.digest,
+        "bundle": context.bundle.digest,
+        "duration_ms": duration_ms,
+        "records": records,
+    }
+    raw = canonical_json(body)
+    # Judged from the bytes that are stored, so that a later recomputation reads the very same values.
+    return recompute(raw, context.suite, context.reference, context.bundle), raw
+
+
+def recompute(
+    record_bytes: bytes, suite: GoldenSuite | LoadSuite | None, reference: Reference | None, bundle: Bundle
+) -> GateResult:
+    """Return the result that these records give, bit for bit the one that was recorded.
+
+    Raises:
+        ValueError: the bytes are no record of a gate, are of another version of it, or name another bundle, suite
+            or reference than those given.
+    """
+    body = strict_json(record_bytes, limit=MAX_RECORD_BYTES)
+    gate = CATALOG.get(body["gate"]) if isinstance(body, dict) and "gate" in body else None
+    if gate is None or body.keys() != _KEYS:
+        raise ValueError("these bytes are no record of a gate that this version knows")
+    if body["version"] != gate.version:
+        raise ValueError(f"recorded by version {body['version']} of {gate.name}; this is version {gate.version}")
+    documents = {"bundle": bundle, "suite": suite, "reference": reference}
+    for name, document in documents.items():
+        if body[name] != (None if document is None else document.digest):
+            raise ValueError(f"these records were measured with another {name}: {body[name]}")
+    rule = _RULE.validate_python(body["rule"])
+    records = body["records"] if isinstance(body["records"], dict) else {"instrument": "The records are no object."}
+    judged = _judge(gate, JudgeInput(rule, records, bundle, suite, reference))
+    return GateResult(
+        gate=gate.name,
+        definition=definition(gate.name, rule),
+        verdict=judged.verdict,
+        summary=clip(judged.summary),
+        measurements=list(judged.measurements),
+        findings=list(judged.findings),
+        records=sha256_digest(record_bytes),
+        duration_ms=body["duration_ms"],
+        source="run",
+    )
+
+
+def definition(gate_name: str, rule: Rule) -> str:
+    """Return the digest of a gate's definition: its name, the version of its code, and the rule."""
+    version = CATALOG[gate_name].version
+    body = {"gate": gate_name, "version": version, "rule": rule.model_dump(mode="json", exclude_none=True)}
+    return sha256_digest(canonical_json(body))
+
+
+def _judge(gate: Gate, given: JudgeInput) -> Judged:
+    if "instrument" in given.records:
+        return errored(str(given.records["instrument"]) or "The measurement failed without a reason.")
+    try:
+        return gate.judge(given)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        # Records come from storage: what is missing or of another type must never be read as good.
+        return errored(f"The records cannot be read ({type(error).__name__}: {error}); run the gate again.")
+
+
+def _since(started: float) -> int:
+    return max(0, round((time.monotonic() - started) * 1000))

@@ -1,0 +1,120 @@
+"""What a gate is: it measures slowly, then judges purely.
+
+`measure` talks to the engine and returns raw records. `judge` turns records, rule, bundle, suite and reference
+into a verdict and into nothing else, so that anybody can recompute the verdict later from the stored records.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.bundle import Bundle
+from schemas.policy import CompatibilityRule, GoldenRule, IntegrityRule, LoadRule
+from schemas.reference import Reference
+from schemas.result import Finding, Measurement, Severity, Verdict
+from schemas.runner import EngineIdentity
+from schemas.suite import GoldenSuite, LoadSuite
+
+Records = dict[str, Any]
+"""Raw records as JSON values. They come back from storage as untrusted input: `judge` checks what it reads."""
+
+Rule = IntegrityRule | CompatibilityRule | GoldenRule | LoadRule
+
+MAX_FINDINGS = 500
+MAX_TEXT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class GateContext:
+    """What a gate may look at while it measures.
+
+    `root` is the folder where the engine reads the bundle's files. `process_id` returns the pid of the live
+    engine, or None when it is dead. `ready_ms` is the time from launch to ready. `progress` takes one line for
+    people and may be called often. `before_boot` is the integrity pass that was taken before the engine started.
+    """
+
+    bundle: Bundle
+    root: Path
+    rule: Rule
+    suite: GoldenSuite | LoadSuite | None = None
+    reference: Reference | None = None
+    endpoint: Any = None
+    engine: EngineIdentity | None = None
+    process_id: Callable[[], int | None] = lambda: None
+    ready_ms: int | None = None
+    progress: Callable[[str], None] = lambda _: None
+    before_boot: Records | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeInput:
+    """All that a verdict may depend on."""
+
+    rule: Rule
+    records: Records
+    bundle: Bundle
+    suite: GoldenSuite | LoadSuite | None = None
+    reference: Reference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A verdict with one sentence that says why, and the numbers and findings it stands on."""
+
+    verdict: Verdict
+    summary: str
+    measurements: Sequence[Measurement] = ()
+    findings: Sequence[Finding] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One entry of the catalogue.
+
+    `version` rises whenever the same records could get another verdict, or the same engine other records.
+    `depends_on` names components of the bundle (`schemas.bundle.COMPONENTS`): a result stays valid for another
+    bundle in which these are the same.
+    """
+
+    name: str
+    version: int
+    depends_on: tuple[str, ...]
+    measure: Callable[[GateContext], Records]
+    judge: Callable[[JudgeInput], Judged]
+
+
+def finding(
+    code: str,
+    message: str,
+    *,
+    severity: Severity = Severity.BLOCK,
+    file: str | None = None,
+    pointer: str | None = None,
+    found: object = None,
+    expected: object = None,
+    advice: str | None = None,
+) -> Finding:
+    """Make a finding, cutting texts that come from an engine or a file to what a finding may hold."""
+    return Finding(
+        code=code,
+        severity=severity,
+        message=clip(message),
+        file=None if file is None else clip(file, 256),
+        pointer=None if pointer is None else clip(pointer, 256),
+        found=None if found is None else clip(str(found)),
+        expected=None if expected is None else clip(str(expected)),
+        advice=None if advice is None else clip(advice),
+    )
+
+
+def clip(text: str, limit: int = MAX_TEXT) -> str:
+    """Return a text of 1 to `limit` characters that UTF-8 can hold; what is cut off is marked with `…`."""
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8") or "(empty)"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def errored(summary: str, findings: Sequence[Finding] = (), measurements: Sequence[Measurement] = ()) -> Judged:
+    """Return the verdict of a measurement that cannot be used, with a finding that says so when none is given."""
+    findings = findings or [finding("instrument", summary)]
+    return Judged(Verdict.ERRORED, clip(summary), measurements, findings)

@@ -9,7 +9,7 @@ before it in the same stream, or 64 zeros at position 1.
 import base64
 import binascii
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
 from pydantic import Field
@@ -18,7 +18,7 @@ from schemas.common import BasisPoints, Closed, Digest, Instant, Integer, Positi
 from schemas.result import Finding, GateResult, Measurement
 from schemas.runner import EngineIdentity, Fingerprint, ReplicaReport
 
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
+PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 PREDICATE_BASE = "https://sluicegate.dev/evidence/"

@@ -1,0 +1,63 @@
+"""The database: engine, unit of work, and the only `commit()` of the product."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+from sqlalchemy import Engine, create_engine, event, func, select
+from sqlalchemy.orm import Session, sessionmaker
+
+from registry.settings import Settings
+
+AFTER_COMMIT = "after_commit"
+
+
+def connect(settings: Settings) -> Engine:
+    """Return an engine whose connections refuse to wait for ever for a lock or a statement."""
+    return create_engine(
+        settings.database_url.get_secret_value(),
+        pool_size=settings.database_pool,
+        max_overflow=settings.database_pool,
+        pool_pre_ping=True,
+        connect_args={"options": "-c timezone=utc -c lock_timeout=10s -c statement_timeout=60s"},
+    )
+
+
+class Database:
+    """Hands out units of work: each commits whole or leaves nothing."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Wrap an engine."""
+        self.engine = engine
+        self._sessions = sessionmaker(engine, expire_on_commit=False, autoflush=True)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """Yield a session; commit at the end, roll back on any exception, then ring the bells asked for."""
+        session = self._sessions()
+        try:
+            yield session
+            session.commit()
+        except BaseException:
+            session.rollback()
+            raise
+        finally:
+            session.close()
+        for ring in session.info.pop(AFTER_COMMIT, []):
+            ring()
+
+
+def now(session: Session) -> datetime:
+    """Return the database's clock, which leases and records use: it does not stand still within a transaction."""
+    instant: datetime = session.scalars(select(func.clock_timestamp())).one()
+    return instant
+
+
+def after_commit(session: Session, ring: object) -> None:
+    """Call `ring()` once the transaction is committed; never when it is rolled back."""
+    session.info.setdefault(AFTER_COMMIT, []).append(ring)
+
+
+@event.listens_for(Session, "after_rollback")
+def _forget(session: Session) -> None:
+    session.info.pop(AFTER_COMMIT, None)

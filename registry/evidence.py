@@ -1,0 +1,292 @@
+"""Evidence: the only writer of entries and of a release's phase.
+
+A statement is signed outside any lock (`state`), then appended under the stream's lock (`append`), which gives it
+its place and its link to the entry before. For a release, `record` does both and moves the cached fold with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session
+from uuid6 import uuid7
+
+from registry import db, lifecycle
+from registry.keys import Signer
+from registry.tables import EntryRow, ReleaseRow
+from schemas.common import Closed, canonical_json, format_instant, sha256_digest, strict_json
+from schemas.evidence import (
+    BODIES,
+    GENESIS,
+    PREDICATE_BASE,
+    STATEMENT_TYPE,
+    TEST_RESULT,
+    Entry,
+    Envelope,
+    Kind,
+    Statement,
+)
+from schemas.problems import NotFound
+from schemas.release import Phase
+from schemas.result import GateResult, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A signed statement that waits for its place in a stream."""
+
+    stream: str
+    act: str
+    kind: Kind
+    actor: str
+    body: dict[str, Any]
+    envelope: bytes
+    key_id: str
+
+
+def release_stream(release: UUID) -> str:
+    """Return the stream of a release."""
+    return f"release/{release}"
+
+
+def state(  # noqa: PLR0917 - the order is that of the sentence: who did what, where, about what
+    signer: Signer,
+    stream: str,
+    act: str,
+    actor: str,
+    kind: Kind,
+    body: Closed,
+    *,
+    subjects: Mapping[str, str],
+    now: datetime,
+) -> Signed:
+    """Sign what happened.
+
+    Args:
+        signer: local key.
+        stream: where the entry will go.
+        act: name of the act in the stream; a repetition is recognised by it.
+        actor: who did it.
+        kind: what it is.
+        body: of the kind's model in `schemas.evidence.BODIES`.
+        subjects: name → digest (`sha256:…`) of what the statement is about; at least one.
+        now: when it is stated.
+
+    Raises:
+        TypeError: the body is not of the kind's model.
+    """
+    if type(body) is not BODIES[kind]:
+        raise TypeError(f"a body of {kind} is a {BODIES[kind].__name__}, not a {type(body).__name__}")
+    dumped = body.model_dump(mode="json", by_alias=True, exclude_none=True)
+    claim = {"stream": stream, "act": act, "kind": str(kind), "actor": actor, "stated_at": format_instant(now)}
+    predicate_type, predicate = _predicate(kind, body, {**claim, "body": dumped})
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [
+            {"name": name, "digest": {"sha256": digest.removeprefix("sha256:")}}
+            for name, digest in sorted(subjects.items())
+        ],
+        "predicateType": predicate_type,
+        "predicate": predicate,
+    }
+    Statement.model_validate(statement)
+    envelope = signer.sign(canonical_json(statement))
+    raw = canonical_json(envelope.model_dump(mode="json", by_alias=True))
+    return Signed(stream, act, kind, actor, dumped, raw, signer.key_id)
+
+
+def _predicate(kind: Kind, body: Closed, claim: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A decided gate result is an in-toto test result; its vocabulary has no word for undecided ones."""
+    if isinstance(body, GateResult) and body.verdict in {Verdict.PASSED, Verdict.FAILED}:
+        passed = body.verdict is Verdict.PASSED
+        return TEST_RESULT, {
+            "result": "PASSED" if passed else "FAILED",
+            "configuration": [{"name": "gate", "digest": {"sha256": body.definition.removeprefix("sha256:")}}],
+            "passedTests": [body.gate] if passed else [],
+            "warnedTests": [],
+            "failedTests": [] if passed else [body.gate],
+            "sluicegate": claim,
+        }
+    return f"{PREDICATE_BASE}{kind}/v1", claim
+
+
+def claim_of(envelope: bytes) -> dict[str, Any]:
+    """Return what an envelope's statement claims: stream, act, kind, actor, stated_at, body.
+
+    Raises:
+        ValueError: the bytes are not an envelope around a statement of ours.
+    """
+    payload = Envelope.model_validate(strict_json(envelope)).payload_bytes()
+    statement = Statement.model_validate(strict_json(payload))
+    claim = statement.predicate
+    if statement.predicate_type == TEST_RESULT:
+        claim = claim.get("sluicegate", {})
+    if set(claim) != {"stream", "act", "kind", "actor", "stated_at", "body"}:
+        raise ValueError("the statement's predicate is not one of ours")
+    return claim
+
+
+def link(  # noqa: PLR0917 - the fields of the hashed object, in its order
+    act: str, envelope: bytes, kind: str, position: int, previous: str, recorded_at: datetime, stream: str
+) -> str:
+    """Return the entry digest: SHA-256 of the canonical JSON of the row (see `schemas.evidence`)."""
+    row = {
+        "act": act,
+        "envelope_sha256": sha256_digest(envelope),
+        "kind": kind,
+        "position": position,
+        "previous": previous,
+        "recorded_at": format_instant(recorded_at),
+        "stream": stream,
+    }
+    return sha256_digest(canonical_json(row))
+
+
+def find(session: Session, stream: str, act: str) -> EntryRow | None:
+    """Return the entry of an act, if it is in the log."""
+    return session.scalar(select(EntryRow).where(EntryRow.stream == stream, EntryRow.act == act))
+
+
+def append(session: Session, project: UUID, signed: Signed) -> tuple[EntryRow, bool]:
+    """Append a signed statement to its stream.
+
+    Returns:
+        The entry, and whether this call wrote it: an act already in the stream changes nothing.
+    """
+    session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:stream, 0))"), {"stream": signed.stream})
+    known = find(session, signed.stream, signed.act)
+    if known is not None:
+        return known, False
+    last = session.scalar(
+        select(EntryRow).where(EntryRow.stream == signed.stream).order_by(EntryRow.position.desc()).limit(1)
+    )
+    position, previous = (last.position + 1, last.entry_digest) if last else (1, GENESIS)
+    at = db.now(session)
+    row = EntryRow(
+        id=uuid7(),
+        project_id=project,
+        stream=signed.stream,
+        position=position,
+        act=signed.act,
+        kind=signed.kind,
+        actor=signed.actor,
+        recorded_at=at,
+        envelope=signed.envelope,
+        previous=previous,
+        entry_digest=link(signed.act, signed.envelope, signed.kind, position, previous, at, signed.stream),
+        key_id=signed.key_id,
+    )
+    session.add(row)
+    session.flush()
+    return row, True
+
+
+def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
+    """Append to a release's log and move the release as the entry says.
+
+    Returns:
+        The release, locked for the rest of the transaction, and whether this call wrote the entry.
+
+    Raises:
+        NotFound: there is no such release.
+        TransitionRefused: the entry has no place in the release's phase.
+    """
+    release_id = UUID(signed.stream.removeprefix("release/"))
+    release = session.get(ReleaseRow, release_id, with_for_update=True, populate_existing=True)
+    if release is None:
+        raise NotFound(f"there is no release {release_id}")
+    if find(session, signed.stream, signed.act) is not None:
+        return release, False
+    # Judged before it is written, so that a refused entry leaves nothing behind.
+    before = _cached(release)
+    lifecycle.step(before.phase, signed.kind)
+    entry, _ = append(session, release.project_id, signed)
+    _cache(release, lifecycle.advance(before, signed.kind, signed.body, entry.recorded_at))
+    release.due_at = entry.recorded_at
+    session.flush()
+    return release, True
+
+
+def begin(session: Session, release: ReleaseRow, signed: Signed) -> None:
+    """Write a new release together with its first entry, `created`."""
+    _cache(release, lifecycle.begin(release.created_at))
+    release.due_at = release.created_at
+    session.add(release)
+    session.flush()
+    entry, _ = append(session, release.project_id, signed)
+    _cache(release, lifecycle.begin(entry.recorded_at))
+    session.flush()
+
+
+def _cached(release: ReleaseRow) -> lifecycle.State:
+    return lifecycle.State(
+        phase=Phase(release.phase),
+        phase_since=release.phase_since,
+        is_paused=release.is_paused,
+        held=tuple(release.held),
+        reason=release.reason,
+        step=release.step,
+        step_since=release.step_since,
+        weight_bp=release.weight_bp,
+    )
+
+
+def _cache(release: ReleaseRow, folded: lifecycle.State) -> None:
+    release.phase = folded.phase
+    release.phase_since = folded.phase_since
+    release.is_paused = folded.is_paused
+    release.held = list(folded.held)
+    release.reason = folded.reason
+    release.step = folded.step
+    release.step_since = folded.step_since
+    release.weight_bp = folded.weight_bp
+
+
+def read(session: Session, stream: str, *, after: int = 0, limit: int | None = None) -> list[EntryRow]:
+    """Return a stream's entries after a position, oldest first."""
+    query = select(EntryRow).where(EntryRow.stream == stream, EntryRow.position > after).order_by(EntryRow.position)
+    return list(session.scalars(query if limit is None else query.limit(limit)))
+
+
+def browse(session: Session, project: UUID, *, after: int, limit: int) -> list[EntryRow]:
+    """Return a project's entries of all streams after a sequence number, oldest first."""
+    return list(
+        session.scalars(
+            select(EntryRow)
+            .where(EntryRow.project_id == project, EntryRow.sequence > after)
+            .order_by(EntryRow.sequence)
+            .limit(limit)
+        )
+    )
+
+
+def wire(row: EntryRow, *, with_envelope: bool = False) -> Entry:
+    """Return an entry as the service gives it out."""
+    return Entry(
+        sequence=row.sequence,
+        id=row.id,
+        stream=row.stream,
+        position=row.position,
+        act=row.act,
+        kind=Kind(row.kind),
+        actor=row.actor,
+        recorded_at=row.recorded_at,
+        body=claim_of(row.envelope)["body"],
+        previous=row.previous,
+        entry_digest=row.entry_digest,
+        key_id=row.key_id,
+        envelope=Envelope.model_validate(strict_json(row.envelope)) if with_envelope else None,
+    )
+
+
+def bodies(rows: Sequence[EntryRow]) -> list[tuple[Kind, dict[str, Any], datetime]]:
+    """Return (kind, body, recorded_at) of entries, as `lifecycle.fold` takes them."""
+    return [(Kind(row.kind), claim_of(row.envelope)["body"], row.recorded_at) for row in rows]
+
+
+def count(session: Session, project: UUID) -> int:
+    """Return how many entries a project has."""
+    return session.scalar(select(func.count()).select_from(EntryRow).where(EntryRow.project_id == project)) or 0

@@ -1,0 +1,136 @@
+"""The lifecycle of a release, as one table: which entry may follow in which phase, and where it leads. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from schemas.evidence import Kind
+from schemas.problems import TransitionRefused
+from schemas.release import Phase
+
+BEFORE_TRAFFIC = (Phase.CANDIDATE, Phase.STAGED, Phase.BOOTED, Phase.GATED, Phase.APPROVED)
+OPEN = (*BEFORE_TRAFFIC, Phase.CANARY)
+
+NEXT: dict[tuple[Phase, Kind], Phase] = {
+    (Phase.CANDIDATE, Kind.STAGED): Phase.STAGED,
+    (Phase.STAGED, Kind.ENGINE_BOOTED): Phase.BOOTED,
+    (Phase.BOOTED, Kind.GATES_PASSED): Phase.GATED,
+    (Phase.GATED, Kind.APPROVED): Phase.APPROVED,
+    (Phase.APPROVED, Kind.TRAFFIC_SHIFTED): Phase.CANARY,
+    (Phase.CANARY, Kind.TRAFFIC_SHIFTED): Phase.CANARY,
+    (Phase.CANARY, Kind.PROMOTED): Phase.PROMOTED,
+    (Phase.CANARY, Kind.TRAFFIC_RESTORED): Phase.ROLLED_BACK,
+    (Phase.PROMOTED, Kind.TRAFFIC_RESTORED): Phase.ROLLED_BACK,
+    (Phase.PROMOTED, Kind.REPLACED): Phase.SUPERSEDED,
+    (Phase.SUPERSEDED, Kind.REINSTATED): Phase.PROMOTED,
+    **{(phase, Kind.REFUSED): Phase.REJECTED for phase in BEFORE_TRAFFIC},
+}
+"""(phase, kind) → next phase. What is neither here nor in NOTES is refused."""
+
+NOTES: dict[Kind, frozenset[Phase]] = {
+    Kind.STAGED: frozenset({Phase.STAGED, Phase.BOOTED}),
+    Kind.ENGINE_BOOTED: frozenset({Phase.BOOTED}),
+    Kind.GATE_RECORDED: frozenset({Phase.STAGED, Phase.BOOTED}),
+    Kind.APPROVAL_GRANTED: frozenset({Phase.GATED}),
+    Kind.APPROVAL_NOT_REQUIRED: frozenset({Phase.GATED}),
+    Kind.STEP_PASSED: frozenset({Phase.CANARY, Phase.PROMOTED}),
+    Kind.STOP_CONDITION_FIRED: frozenset({Phase.CANARY, Phase.PROMOTED}),
+    Kind.PROMOTION_REQUESTED: frozenset({Phase.CANARY}),
+    Kind.ROLLBACK_REQUESTED: frozenset({Phase.CANARY, Phase.PROMOTED}),
+    Kind.RESTORE_OBSERVED: frozenset({Phase.ROLLED_BACK}),
+    Kind.PAUSED: frozenset(OPEN),
+    Kind.RESUMED: frozenset(OPEN),
+    Kind.HELD: frozenset({*OPEN, Phase.PROMOTED}),
+    Kind.ATTEMPT_ERRORED: frozenset({*OPEN, Phase.PROMOTED, Phase.ROLLED_BACK}),
+    Kind.REPLICA_CHANGED: frozenset(Phase),
+}
+"""Kinds that are recorded without moving the phase, and the phases in which they may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the log of a release says, folded."""
+
+    phase: Phase
+    phase_since: datetime
+    is_paused: bool = False
+    held: tuple[str, ...] = ()
+    reason: str | None = None
+    step: int | None = None
+    step_since: datetime | None = None
+    weight_bp: int | None = None
+
+
+def step(phase: Phase, kind: Kind) -> Phase:
+    """Return the phase after one entry. Raises TransitionRefused when it has no place here."""
+    if (phase, kind) in NEXT:
+        return NEXT[phase, kind]
+    if phase in NOTES.get(kind, frozenset()):
+        return phase
+    raise TransitionRefused(f"{kind} has no place on a {phase} release", phase=str(phase), kind=str(kind))
+
+
+def advance(state: State, kind: Kind, body: Mapping[str, Any], at: datetime) -> State:
+    """Return the state after one more entry.
+
+    Args:
+        state: before.
+        kind: of the entry.
+        body: of the entry, as its kind's model dumps it.
+        at: when it was recorded.
+
+    Raises:
+        TransitionRefused: the entry has no place in this phase.
+    """
+    phase = step(state.phase, kind)
+    if phase is not state.phase:
+        # A new phase is a new situation: what held the old one no longer does.
+        state = replace(state, phase=phase, phase_since=at, held=())
+    match kind:
+        case Kind.PAUSED:
+            return replace(state, is_paused=True, reason=str(body["reason"]))
+        case Kind.RESUMED:
+            return replace(state, is_paused=False, held=(), reason=str(body["reason"]))
+        case Kind.HELD:
+            return replace(state, held=tuple(body["reasons"]), reason="; ".join(body["reasons"]))
+        case Kind.REFUSED | Kind.STOP_CONDITION_FIRED:
+            return replace(state, reason="; ".join(body["reasons"]))
+        case Kind.PROMOTED | Kind.ROLLBACK_REQUESTED | Kind.PROMOTION_REQUESTED:
+            return replace(state, reason=str(body["reason"]))
+        case Kind.TRAFFIC_SHIFTED:
+            weight = int(body["desired"][-1]["weight_bp"])
+            return replace(state, step=body.get("step"), step_since=at, weight_bp=weight, held=())
+        case Kind.TRAFFIC_RESTORED:
+            reasons = body.get("reasons") or [body.get("cause") or "restored"]
+            return replace(state, weight_bp=0, reason="; ".join(reasons))
+        case Kind.REPLACED:
+            return replace(state, weight_bp=0, reason=f"replaced by release {body['release']}")
+        case Kind.REINSTATED:
+            return replace(state, weight_bp=10_000, reason=f"reinstated after release {body['release']}")
+        case _:
+            return state
+
+
+def begin(at: datetime) -> State:
+    """Return the state of a release whose only entry is `created`."""
+    return State(phase=Phase.CANDIDATE, phase_since=at)
+
+
+def fold(entries: Iterable[tuple[Kind, Mapping[str, Any], datetime]]) -> State:
+    """Return the state of a release with this log, oldest entry first.
+
+    Raises:
+        TransitionRefused: the log is empty, does not begin with `created`, or holds an entry out of place.
+    """
+    state: State | None = None
+    for kind, body, at in entries:
+        if state is None:
+            if kind is not Kind.CREATED:
+                raise TransitionRefused(f"a log begins with created, not {kind}", kind=str(kind))
+            state = begin(at)
+        else:
+            state = advance(state, kind, body, at)
+    if state is None:
+        raise TransitionRefused("the log is empty")
+    return state

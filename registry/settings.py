@@ -1,0 +1,54 @@
+"""Settings of every process, read once from the environment (`SLUICEGATE_…`, nested by `__`) and passed down."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Gateway(BaseModel):
+    """One gateway that this service drives."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    directory: Path = Field(description="Folder of the gateway's files; local to the control worker.")
+    url: str = Field(description="Base URL that callers reach the gateway under.")
+
+
+class Settings(BaseSettings):
+    """Settings of the API and of the control workers."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SLUICEGATE_", env_nested_delimiter="__", frozen=True, extra="ignore", env_ignore_empty=True
+    )
+
+    environment: Literal["development", "production"] = Field("production", description="Kind of installation.")
+    database_url: SecretStr = Field(description="PostgreSQL ≥ 15, as postgresql+psycopg://…")
+    broker_url: SecretStr = Field(description="Celery broker: redis://… or amqp://…")
+    storage_dir: Path = Field(description="Folder of the content-addressed blobs.")
+    signing_key: Path = Field(description="PEM file of the ECDSA P-256 key that signs evidence; made when absent.")
+    public_url: str = Field("http://127.0.0.1:8080", description="Address that callers reach the API under.")
+    gateways: dict[str, Gateway] = Field(default_factory=dict, description="Gateways by name.")
+    max_blob_bytes: int = Field(2**40, description="Largest blob, in bytes.", ge=1)
+    lease_seconds: float = Field(30.0, description="How long a job or release is held without a renewal.", gt=0)
+    database_pool: int = Field(10, description="Database connections a process keeps.", ge=1)
+
+
+class RunnerSettings(BaseSettings):
+    """Settings of a runner: no database, no signing key."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SLUICEGATE_RUNNER__", env_nested_delimiter="__", frozen=True, extra="ignore", env_ignore_empty=True
+    )
+
+    name: str = Field(description="Stable name of this runner on its host.")
+    runner_class: str = Field(description="Class it takes jobs for.")
+    api_url: str = Field(description="Address of the API.")
+    token: SecretStr = Field(description="Token with the role runner.")
+    broker_url: SecretStr = Field(description="Celery broker that rings when there is work.")
+    data_dir: Path = Field(description="Folder for staged files, logs and replicas.")
+    store_dir: Path | None = Field(
+        None, description="The blob store, when it is on this machine: files are linked, not fetched."
+    )
+    slots: int = Field(4, description="Jobs held at once.", ge=1, le=64)

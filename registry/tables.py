@@ -1,0 +1,293 @@
+"""Tables. Only the noun's own module queries them; `entries` is written by `registry.evidence` alone."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from schemas.evidence import Kind
+from schemas.release import Phase
+from schemas.runner import JobKind, JobState
+
+ROLES = ("engineer", "manager", "admin", "runner")
+DOCUMENT_KINDS = ("bundle", "policy", "suite", "reference")
+IN_PROGRESS = (Phase.CANDIDATE, Phase.STAGED, Phase.BOOTED, Phase.GATED, Phase.APPROVED, Phase.CANARY)
+
+
+def _one_of(column: str, values: tuple[str, ...]) -> str:
+    return f"{column} IN ({', '.join(repr(str(value)) for value in values)})"
+
+
+class Base(DeclarativeBase):
+    """Base of all tables, with one naming rule for constraints."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy's own class attribute
+        datetime: DateTime(timezone=True),
+        str: Text,
+        dict[str, Any]: JSONB,
+        list[Any]: JSONB,
+    }
+
+
+class ProjectRow(Base):
+    """A project."""
+
+    __tablename__ = "projects"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[datetime]
+
+
+class TokenRow(Base):
+    """A token: the SHA-256 of its secret, never the secret."""
+
+    __tablename__ = "tokens"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str]
+    role: Mapped[str]
+    secret_sha256: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    __table_args__ = (CheckConstraint(_one_of("role", ROLES), "role"),)
+
+
+class BlobRow(Base):
+    """A blob in the store, shared by all projects."""
+
+    __tablename__ = "blobs"
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime]
+
+
+class ProjectBlobRow(Base):
+    """A project that has shown it holds the bytes."""
+
+    __tablename__ = "project_blobs"
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    digest: Mapped[str] = mapped_column(ForeignKey("blobs.digest"), primary_key=True)
+    created_at: Mapped[datetime]
+
+
+class DocumentRow(Base):
+    """An immutable document by digest: its canonical bytes."""
+
+    __tablename__ = "documents"
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    schema_id: Mapped[str]
+    body: Mapped[bytes] = mapped_column(LargeBinary)
+    serving_digest: Mapped[str | None]
+    components: Mapped[dict[str, Any] | None]
+    __table_args__ = (CheckConstraint(_one_of("kind", DOCUMENT_KINDS), "kind"),)
+
+
+class ProjectDocumentRow(Base):
+    """Membership of a document in a project."""
+
+    __tablename__ = "project_documents"
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    digest: Mapped[str] = mapped_column(ForeignKey("documents.digest"), primary_key=True)
+    id: Mapped[UUID] = mapped_column(unique=True)
+    """UUIDv7: the order of lists."""
+    kind: Mapped[str]
+    name: Mapped[str]
+    created_at: Mapped[datetime]
+    created_by: Mapped[str]
+    __table_args__ = (
+        Index(None, "project_id", "kind", "id"),
+        Index(None, "project_id", "kind", "name", "id"),
+    )
+
+
+class TargetRow(Base):
+    """One served name in one environment."""
+
+    __tablename__ = "targets"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str]
+    """name@environment."""
+    runner_class: Mapped[str]
+    gateway: Mapped[str]
+    generation: Mapped[int] = mapped_column(BigInteger)
+    applied: Mapped[list[Any]]
+    """Split that the gateway acknowledged last, as [{"bundle", "weight_bp"}]."""
+    created_at: Mapped[datetime]
+    __table_args__ = (UniqueConstraint("project_id", "name"), Index(None, "project_id", "id"))
+
+
+class TargetReferenceRow(Base):
+    """The golden reference in force on a target; its history is in the target's stream."""
+
+    __tablename__ = "target_references"
+    target_id: Mapped[UUID] = mapped_column(ForeignKey("targets.id"), primary_key=True)
+    suite: Mapped[str] = mapped_column(ForeignKey("documents.digest"), primary_key=True)
+    reference: Mapped[str] = mapped_column(ForeignKey("documents.digest"))
+
+
+class ReleaseRow(Base):
+    """A release. Everything from `phase` to `weight_bp` is a cached fold of its log, written by evidence only."""
+
+    __tablename__ = "releases"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"))
+    target_id: Mapped[UUID] = mapped_column(ForeignKey("targets.id"))
+    bundle: Mapped[str] = mapped_column(ForeignKey("documents.digest"))
+    policy: Mapped[str] = mapped_column(ForeignKey("documents.digest"))
+    references: Mapped[dict[str, Any]]
+    predecessor_id: Mapped[UUID | None] = mapped_column(ForeignKey("releases.id"))
+    created_at: Mapped[datetime]
+    created_by: Mapped[str]
+    phase: Mapped[str]
+    phase_since: Mapped[datetime]
+    is_paused: Mapped[bool]
+    held: Mapped[list[Any]]
+    reason: Mapped[str | None]
+    step: Mapped[int | None]
+    weight_bp: Mapped[int | None]
+    step_since: Mapped[datetime | None]
+    due_at: Mapped[datetime | None]
+    """When reconcile should look again; null when nothing can change by itself."""
+    lease_token: Mapped[int] = mapped_column(BigInteger)
+    lease_until: Mapped[datetime | None]
+    __table_args__ = (
+        CheckConstraint(_one_of("phase", tuple(Phase)), "phase"),
+        Index(
+            "uq_releases_in_progress", "target_id", unique=True, postgresql_where=text(_one_of("phase", IN_PROGRESS))
+        ),
+        Index("uq_releases_promoted", "target_id", unique=True, postgresql_where=text("phase = 'promoted'")),
+        Index("ix_releases_due", "due_at", postgresql_where=text("due_at IS NOT NULL")),
+        Index(None, "project_id", "id"),
+        Index(None, "project_id", "phase", "id"),
+        Index(None, "target_id", "id"),
+    )
+
+
+class RunnerRow(Base):
+    """A machine that runs models."""
+
+    __tablename__ = "runners"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str]
+    runner_class: Mapped[str]
+    fingerprint: Mapped[dict[str, Any]]
+    engines: Mapped[list[Any]]
+    boot_id: Mapped[str]
+    registered_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime]
+    __table_args__ = (UniqueConstraint("project_id", "name"), Index(None, "project_id", "id"))
+
+
+class JobRow(Base):
+    """Something a runner does under a lease: evaluate, serve or record."""
+
+    __tablename__ = "jobs"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"))
+    kind: Mapped[str]
+    release_id: Mapped[UUID | None] = mapped_column(ForeignKey("releases.id"))
+    target_id: Mapped[UUID | None] = mapped_column(ForeignKey("targets.id"))
+    bundle: Mapped[str] = mapped_column(ForeignKey("documents.digest"))
+    policy: Mapped[str | None] = mapped_column(ForeignKey("documents.digest"))
+    suites: Mapped[list[Any]]
+    references: Mapped[dict[str, Any]]
+    gates: Mapped[list[Any]]
+    """Gates to run, in order."""
+    runner_class: Mapped[str]
+    runner_id: Mapped[UUID | None] = mapped_column(ForeignKey("runners.id"))
+    state: Mapped[str]
+    is_wanted: Mapped[bool]
+    attempt: Mapped[int]
+    due_at: Mapped[datetime]
+    fencing_token: Mapped[int] = mapped_column(BigInteger)
+    lease_until: Mapped[datetime | None]
+    progress: Mapped[str | None]
+    problem: Mapped[str | None]
+    reference: Mapped[str | None] = mapped_column(ForeignKey("documents.digest"))
+    replica: Mapped[dict[str, Any] | None]
+    """Latest ReplicaReport, with `since`."""
+    created_at: Mapped[datetime]
+    created_by: Mapped[str]
+    reason: Mapped[str | None]
+    finished_at: Mapped[datetime | None]
+    __table_args__ = (
+        CheckConstraint(_one_of("kind", tuple(JobKind)), "kind"),
+        CheckConstraint(_one_of("state", tuple(JobState)), "state"),
+        Index(
+            "uq_jobs_serve",
+            "target_id",
+            "bundle",
+            unique=True,
+            postgresql_where=text("kind = 'serve' AND state IN ('pending', 'claimed')"),
+        ),
+        Index("ix_jobs_open", "runner_class", "due_at", postgresql_where=text("state IN ('pending', 'claimed')")),
+        Index(None, "release_id", "id"),
+        Index(None, "target_id", "id"),
+        Index(None, "project_id", "id"),
+    )
+
+
+class SigningKeyRow(Base):
+    """A public key that signed evidence, with the time it was valid for."""
+
+    __tablename__ = "signing_keys"
+    key_id: Mapped[str] = mapped_column(primary_key=True)
+    algorithm: Mapped[str]
+    public_key_pem: Mapped[str]
+    valid_from: Mapped[datetime]
+    valid_until: Mapped[datetime | None]
+
+
+class EntryRow(Base):
+    """One evidence entry. A trigger refuses UPDATE, DELETE and TRUNCATE."""
+
+    __tablename__ = "entries"
+    sequence: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    id: Mapped[UUID] = mapped_column(unique=True)
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"))
+    stream: Mapped[str]
+    position: Mapped[int] = mapped_column(Integer)
+    act: Mapped[str]
+    kind: Mapped[str]
+    actor: Mapped[str]
+    recorded_at: Mapped[datetime]
+    envelope: Mapped[bytes] = mapped_column(LargeBinary)
+    """Canonical JSON of the DSSE envelope."""
+    previous: Mapped[str]
+    entry_digest: Mapped[str] = mapped_column(unique=True)
+    key_id: Mapped[str] = mapped_column(ForeignKey("signing_keys.key_id"))
+    __table_args__ = (
+        CheckConstraint(_one_of("kind", tuple(Kind)), "kind"),
+        UniqueConstraint("stream", "position"),
+        UniqueConstraint("stream", "act"),
+        Index(None, "project_id", "sequence"),
+    )

@@ -34,8 +34,8 @@ NAME_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 _COMPONENT = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._+-]{0,119}$")
 _DEVICE = re.compile(r"^(con|prn|aux|nul|com[0-9]|lpt[0-9]|conin|conout)$", re.IGNORECASE)
-_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
-"""A whole JSON string, or one bracket."""
+_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
+"""A whole JSON string, or one bracket. A string without end takes the rest: scanning stays linear in the size."""
 _DECIMAL = re.compile(r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,12})?$")
 
 Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
@@ -53,7 +53,7 @@ BasisPoints = Annotated[int, Field(ge=0, le=10_000, strict=True)]
 def _to_decimal(value: object) -> object:
     if isinstance(value, Decimal):
         return value
-    if isinstance(value, str) and _DECIMAL.match(value):
+    if isinstance(value, str) and _DECIMAL.fullmatch(value):
         try:
             return Decimal(value)
         except InvalidOperation as error:
@@ -104,7 +104,7 @@ def check_path(path: str) -> str:
     for part in parts:
         if part in {"", ".", ".."}:
             raise ValueError("path must be relative, without empty, '.' or '..' parts")
-        if not _COMPONENT.match(part) or part.endswith("."):
+        if not _COMPONENT.fullmatch(part) or part.endswith("."):
             raise ValueError(f"path part {part[:120]!r} has characters that bundles do not allow")
         if _DEVICE.match(part.split(".")[0]):
             raise ValueError(f"path part {part!r} is a device name on Windows")

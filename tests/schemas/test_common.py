@@ -1,0 +1,49 @@
+import time
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.common import DecimalString, check_path, strict_json
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b'{"a": 1, "a": 2}', "has the key 'a' twice"),
+        (b'{"a": {"b": 1, "\\u0062": 2}}', "has the key 'b' twice"),
+        (b'{"a": NaN}', "has the value NaN"),
+        (b'{"a": -Infinity}', "has the value -Infinity"),
+        (b'{"a": "\xff"}', "is not UTF-8 at byte 7"),
+        (b"[" * 65 + b"]" * 65, "is nested deeper than 64 levels"),
+        (b'{"a": 1} {', "is not JSON"),
+        (b'"' + b"a" * 100, "is larger than 100 bytes"),
+    ],
+)
+def test_json_that_parsers_disagree_on_is_refused(raw, said):
+    with pytest.raises(ValueError, match=said):
+        strict_json(raw, limit=100 if said.endswith("bytes") else 1 << 20)
+
+
+def test_brackets_inside_a_string_are_no_nesting():
+    assert strict_json(b'{"a": "' + b"[" * 100 + b'\\"{"}') == {"a": "[" * 100 + '"{'}
+
+
+def test_a_string_without_end_is_refused_in_time_linear_in_its_size():
+    raw = b'"' + b'\\"' * 500_000
+    started = time.perf_counter()
+    with pytest.raises(ValueError, match="is not JSON"):
+        strict_json(raw)
+    assert time.perf_counter() - started < 5  # quadratic scanning took an hour
+
+
+@pytest.mark.parametrize(
+    "path", ["model.gguf\n", "a/b\n", "/a", "a//b", "../a", "a/./b", "-a", ".a", "a.", "a b", "é", "nul.txt"]
+)
+def test_a_path_that_some_file_system_reads_otherwise_is_refused(path):
+    with pytest.raises(ValueError, match="path"):
+        check_path(path)
+
+
+def test_a_decimal_has_one_spelling():
+    with pytest.raises(ValidationError):
+        TypeAdapter(DecimalString).validate_python("1\n")

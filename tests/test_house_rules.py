@@ -12,9 +12,10 @@ PACKAGES = ("schemas", "gates", "registry", "workers", "migrations")
 FILE_LINES = 600
 FUNCTION_LINES = 60
 
-COMMIT = ("registry/db.py",)
+COMMIT = ("registry/db.py", "migrations/env.py")
 PHASE = ("registry/evidence.py",)
 ENVIRONMENT = ("registry/settings.py", "workers/embedded.py", "workers/launchers/", "workers/engines/")
+STATEMENTS = ("migrations/versions/",)  # a migration is a list of statements, not a function to follow
 CLIENT = ("registry/cli.py", "registry/cli/", "registry/client.py", "registry/client/")
 CLIENT_MAY_IMPORT = ("schemas", "gates", "registry.client", "registry.cli")
 
@@ -53,7 +54,7 @@ class Source:
 def commits(source: Source) -> Findings:
     for call in source.nodes(ast.Call):
         if isinstance(call.func, ast.Attribute) and call.func.attr == "commit" and not source.is_in(COMMIT):
-            yield call.lineno, "commit() belongs to registry/db.py: the edge owns the transaction"
+            yield call.lineno, "the edge owns the transaction: commit() belongs to registry/db.py"
 
 
 def environment(source: Source) -> Findings:
@@ -93,7 +94,10 @@ def blind_excepts(source: Source) -> Findings:
         else:
             continue
         blind = any(one is None or ast.unparse(one) in {"Exception", "BaseException"} for one in caught)
-        if blind and not re.match(r"# edge: \w.{8,}", source.comment(node.lineno)):
+        passed_on = (
+            isinstance(node, ast.ExceptHandler) and isinstance(node.body[-1], ast.Raise) and not node.body[-1].exc
+        )
+        if blind and not passed_on and not re.match(r"# edge: \w.{8,}", source.comment(node.lineno)):
             yield (
                 node.lineno,
                 "catching everything needs `# edge: <the reason>` on its line or the one before",
@@ -126,6 +130,8 @@ def client_imports(source: Source) -> Findings:
 
 
 def long_functions(source: Source) -> Findings:
+    if source.is_in(STATEMENTS):
+        return
     for function in source.functions():
         start = function.body[0].end_lineno if ast.get_docstring(function) is not None else None
         docstring = start - function.body[0].lineno + 1 if start else 0
@@ -226,6 +232,8 @@ DOCUMENTED = 'def f():\n    """Say.\n' + "\n    More." * 100 + '\n    """\n    r
             "try:\n    f()\nexcept Exception:  # edge: a task ends here\n    pass",
             0,
         ),
+        (blind_excepts, "workers/tasks.py", "try:\n    f()\nexcept BaseException:\n    undo()\n    raise", 0),
+        (blind_excepts, "workers/tasks.py", "try:\n    f()\nexcept BaseException:\n    raise Other", 1),
         (blind_excepts, "workers/tasks.py", "try:\n    f()\nexcept ValueError:\n    pass", 0),
         (inner_imports, "gates/load.py", "def f():\n    import scipy", 1),
         (inner_imports, "gates/load.py", "x = 1  # not about it\ndef f():\n    import scipy", 1),
@@ -241,6 +249,7 @@ DOCUMENTED = 'def f():\n    """Say.\n' + "\n    More." * 100 + '\n    """\n    r
         ),
         (client_imports, "registry/api/app.py", "from registry import db", 0),
         (long_functions, "gates/load.py", LONG, 1),
+        (long_functions, "migrations/versions/0001_tables.py", LONG, 0),
         (long_functions, "gates/load.py", DOCUMENTED, 0),
         (long_file, "gates/load.py", "x = 1\n" * (FILE_LINES + 1), 1),
         (long_file, "gates/load.py", "x = 1\n" * FILE_LINES, 0),

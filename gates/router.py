@@ -17,8 +17,8 @@ STABLE: Final = "stable"
 CANDIDATE: Final = "candidate"
 ARMS: Final = (STABLE, CANDIDATE)
 
-FALLBACK: Final = "+stable"
-"""Suffix of the cluster that sends the candidate's share to stable while the candidate cannot be reached."""
+FALLBACK: Final = "+"
+"""Between two cluster names: the cluster that sends the first one's share to the second while it cannot be reached."""
 
 _TARGET = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?@[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _CLUSTER = re.compile(r"[A-Za-z0-9@./_-]{1,200}")
@@ -120,10 +120,10 @@ class Split:
         return arm.weight_bp if arm else 0
 
     def assigned(self, cluster: str | None) -> Arm | None:
-        """Return the arm that a logged cluster stands for, with or without the fallback suffix."""
+        """Return the arm that a logged cluster stands for, with or without a fallback behind it."""
         if cluster is None:
             return None
-        plain = cluster.removesuffix(FALLBACK)
+        plain = cluster.partition(FALLBACK)[0]
         return next((arm for arm in self.arms if arm.cluster == plain), None)
 
 

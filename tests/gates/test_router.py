@@ -57,6 +57,6 @@ def test_a_logged_cluster_is_an_arm_with_or_without_its_fallback():
     candidate = split.arm("candidate")
     assert candidate is not None
     assert split.assigned(candidate.cluster) is candidate
-    assert split.assigned(candidate.cluster + "+stable") is candidate
+    assert split.assigned(f"{candidate.cluster}+{split.arms[0].cluster}") is candidate
     assert split.assigned("strange") is None
     assert split.assigned(None) is None

@@ -1,0 +1,1 @@
+"""The traffic plane: an Envoy driven by files, its access log, and the switch for a controller that is gone."""

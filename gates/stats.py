@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
+import numpy.typing as npt
 from scipy import special  # not scipy.stats, whose import costs a command line another second
 
 from schemas.result import Verdict
@@ -91,6 +92,11 @@ def nearest_rank(values: Sequence[float], percentile: Decimal) -> float:
     if not 0 < percentile <= 1:
         raise ValueError(f"percentile {percentile} is not above 0 and at most 1")
     return sorted(values)[math.ceil(percentile * len(values)) - 1]
+
+
+def percentile_label(percentile: Decimal) -> str:
+    """Return the name of a percentile: p90, p99.9."""
+    return f"p{(percentile * 100).normalize():f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +226,7 @@ def holm(p_values: Mapping[str, float], alpha: float = FAIL_ALPHA) -> frozenset[
     return frozenset(fallen)
 
 
-def gap_fit(gaps: Sequence[float], *, rate_per_second: float, shape: float) -> float:
+def gap_fit(gaps: Sequence[float], *, rate_per_second: float, shape: float, resolution_seconds: float = 1e-6) -> float:
     """Return the p-value with which gaps come from a gamma distribution with this mean rate and shape.
 
     Twice the exact one-sided Kolmogorov–Smirnov probability, which is the two-sided one wherever it is small
@@ -230,6 +236,7 @@ def gap_fit(gaps: Sequence[float], *, rate_per_second: float, shape: float) -> f
         gaps: seconds between one arrival and the next, at least one.
         rate_per_second: mean arrivals a second, above 0.
         shape: of the gamma, above 0; 1 is Poisson.
+        resolution_seconds: how far a gap may be off; a bursty process has gaps shorter than the clock's step.
 
     Raises:
         ValueError: no gaps, or rate or shape not above 0.
@@ -241,27 +248,33 @@ def gap_fit(gaps: Sequence[float], *, rate_per_second: float, shape: float) -> f
     if rate_per_second <= 0 or shape <= 0:
         raise ValueError("rate and shape must be above 0")
     n = len(gaps)
-    ordered = np.sort(np.maximum(np.asarray(gaps, dtype=np.float64), 0.0))
-    expected = special.gammainc(shape, ordered * (rate_per_second * shape))
+    ordered = np.sort(np.asarray(gaps, dtype=np.float64))
     ranks = np.arange(1, n + 1, dtype=np.float64)
-    distance = float(max(np.max(ranks / n - expected), np.max(expected - (ranks - 1) / n)))
+    above = _gamma_cdf(ordered + resolution_seconds, rate_per_second, shape)
+    below = _gamma_cdf(ordered - resolution_seconds, rate_per_second, shape)
+    distance = float(max(np.max(ranks / n - above), np.max(below - (ranks - 1) / n), 0.0))
     return min(1.0, 2.0 * float(special.smirnov(n, min(1.0, distance))))
 
 
 def expected_distinct(n: int, *, rate_per_second: float, shape: float) -> float:
     """Return how many distinct whole microseconds n gaps of a gamma process are expected to have.
 
-    Copies of one stream, such as two workers with one seed, have half of it; a fast process has ties of its own.
+    Copies of one stream, such as two workers with one seed, have half of it; a fast or bursty process has ties of
+    its own.
 
     Raises:
         ValueError: n, rate or shape is not above 0.
     """
     if n < 1 or rate_per_second <= 0 or shape <= 0:
         raise ValueError("n, rate and shape must be above 0")
-    per_microsecond = rate_per_second * shape / 1e6
-    top = float(special.gammaincinv(shape, 1.0 - 1e-9)) / per_microsecond
-    if top > 2e6:  # mean gap in the seconds: ties are rarer than one in a hundred thousand
-        return float(n)
-    edges = np.arange(0.0, top + 2.0) - 0.5
-    chances = np.diff(special.gammainc(shape, np.maximum(edges, 0.0) * per_microsecond))
-    return float(np.sum(-np.expm1(n * np.log1p(-np.minimum(chances, 1.0 - 1e-12)))))
+    quantiles = special.gammaincinv(shape, np.linspace(0.0, 1.0 - 1e-9, 20_001)) / (rate_per_second * shape) * 1e6
+    # Whole microseconds in groups of about the same chance: one by one where they are short, else by quantile.
+    starts = np.unique(np.concatenate([np.arange(2_000.0), np.floor(quantiles), np.ceil(quantiles[-1:]) + 1]))
+    sizes = np.diff(starts)
+    masses = np.diff(_gamma_cdf((starts - 0.5) / 1e6, rate_per_second, shape))
+    chances = np.minimum(masses / sizes, 1.0 - 1e-12)
+    return float(np.sum(-sizes * np.expm1(n * np.log1p(-chances))))
+
+
+def _gamma_cdf(seconds: npt.NDArray[np.float64], rate_per_second: float, shape: float) -> npt.NDArray[np.float64]:
+    return np.asarray(special.gammainc(shape, np.maximum(seconds, 0.0) * (rate_per_second * shape)))

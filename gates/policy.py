@@ -1,0 +1,195 @@
+"""What verdicts add up to, and whether a policy could decide anything at all. Pure, and closed on failure.
+
+`decide` folds verdicts into one decision. `plan_problems` is asked before anything runs: it refuses a policy whose
+samples are too small to prove what its limits say, since such a policy would hold every release for ever, and one
+whose limits allow everything, since such a policy proves nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from typing import assert_never
+
+from gates import stats
+from gates.arrivals import plan_faults
+from gates.canary import least_requests, limit_ratio
+from schemas.policy import (
+    CompatibilityRule,
+    GoldenRule,
+    IntegrityRule,
+    LoadRule,
+    Policy,
+    TtftCondition,
+)
+from schemas.result import Verdict
+from schemas.suite import GoldenSuite, LoadSuite
+
+LEAST_PERCENTILE = Decimal("0.5")
+"""A gated percentile below the median would let most requests miss the bound."""
+SEND_LAG_SHARE = 10
+"""The generator's allowed lag may be one so-manieth of the bound on TTFT, or `SEND_LAG_FLOOR_MS`."""
+SEND_LAG_FLOOR_MS = 5
+
+
+class Outcome(StrEnum):
+    """What the verdicts of all required gates add up to."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An outcome and, unless it is passed, the reasons for it."""
+
+    outcome: Outcome
+    reasons: tuple[str, ...]
+
+
+def decide(required: Sequence[str], verdicts: Mapping[str, Verdict]) -> Decision:
+    """Fold the latest verdict of each required gate into one decision.
+
+    Any failure fails; else anything missing, errored, inconclusive or aborted is undecided; only all-passed
+    passes. A policy that requires nothing is a failure, not a pass. Verdicts of gates that are not required count
+    for nothing.
+
+    Args:
+        required: gate names in the order of the policy.
+        verdicts: latest verdict by gate name, of this bundle under this policy; the caller leaves out what has
+            expired or was revoked.
+    """
+    if not required:
+        return Decision(Outcome.FAILED, ("the policy requires no gate",))
+    failed: list[str] = []
+    unsettled: list[str] = []
+    for gate in required:
+        match verdicts.get(gate):
+            case Verdict.PASSED:
+                pass
+            case Verdict.FAILED:
+                failed.append(f"{gate} failed")
+            case None:
+                unsettled.append(f"{gate} has not run")
+            case verdict:
+                unsettled.append(f"{gate} {verdict}")
+    if failed:
+        return Decision(Outcome.FAILED, tuple(failed))
+    if unsettled:
+        return Decision(Outcome.UNDECIDED, tuple(unsettled))
+    return Decision(Outcome.PASSED, ())
+
+
+def plan_problems(policy: Policy, suites: Mapping[str, GoldenSuite | LoadSuite]) -> list[str]:
+    """Return what makes a policy unable to decide, one sentence each, or nothing.
+
+    Args:
+        policy: as posted.
+        suites: the registered suites by digest; at least those that the policy names.
+
+    Returns:
+        Sentences that start with a JSON Pointer into the policy and a colon, such as
+        `/gates/3/requests: 40 requests cannot pass …`.
+    """
+    found: list[str] = []
+    for place, rule in enumerate(policy.gates):
+        match rule:
+            case IntegrityRule() | CompatibilityRule():
+                continue
+            case GoldenRule():
+                problems = _golden_problems(rule, suites.get(rule.suite))
+            case LoadRule():
+                problems = _load_problems(rule, suites.get(rule.suite))
+            case _:
+                assert_never(rule)
+        found += [f"/gates/{place}/{field}: {problem}" for field, problem in problems]
+    found += [f"/canary/{field}: {problem}" for field, problem in _canary_problems(policy)]
+    return found
+
+
+Problems = Iterator[tuple[str, str]]
+
+
+def _golden_problems(rule: GoldenRule, suite: GoldenSuite | LoadSuite | None) -> Problems:
+    if suite is None:
+        yield "suite", f"no suite {rule.suite} is registered"
+    elif not isinstance(suite, GoldenSuite):
+        yield "suite", f"{rule.suite} is no golden suite"
+    elif rule.min_prompts > len(suite.prompts):
+        yield "min_prompts", f"{rule.min_prompts} prompts are required, and the suite has {len(suite.prompts)}"
+
+
+def _load_problems(rule: LoadRule, suite: GoldenSuite | LoadSuite | None) -> Problems:
+    yield from _load_limit_problems(rule)
+    if suite is None:
+        yield "suite", f"no suite {rule.suite} is registered"
+        return
+    if not isinstance(suite, LoadSuite):
+        yield "suite", f"{rule.suite} is no load suite"
+        return
+    if rule.requests != len(suite.plan):
+        yield "requests", f"{rule.requests} requests are required, and the suite plans {len(suite.plan)}"
+    if suite.request_seconds * 1000 < rule.e2e_ms:
+        yield "e2e_ms", f"the suite gives up after {suite.request_seconds} s, before the bound of {rule.e2e_ms} ms"
+    short = sorted(prompt.id for prompt in suite.prompts if prompt.max_tokens < 2)
+    if short:
+        yield "suite", f"{', '.join(short[:5])}: an answer of one token has no time per output token; allow two"
+    for fault in plan_faults(suite):
+        yield "suite", fault
+
+
+def _load_limit_problems(rule: LoadRule) -> Problems:
+    if not LEAST_PERCENTILE <= rule.percentile < 1:
+        yield "percentile", f"{rule.percentile} is not from {LEAST_PERCENTILE} to below 1"
+    elif not Decimal("0.5") < rule.confidence < 1:
+        yield "confidence", f"{rule.confidence} is not between 0.5 and 1"
+    else:
+        floor = stats.minimum_samples(rule.percentile, rule.confidence)
+        if rule.requests < floor:
+            what = f"{stats.percentile_label(rule.percentile)} with confidence {rule.confidence}"
+            yield "requests", f"{rule.requests} requests cannot pass {what}, even if all are good: at least {floor}"
+    for field, success in (("attainment_min", rule.attainment_min), ("error_max", 1 - rule.error_max)):
+        value = getattr(rule, field)
+        if success >= 1:
+            yield field, f"{value} cannot be proved by any number of requests"
+        elif success <= 0:
+            yield field, f"{value} allows everything"
+        elif rule.requests < (floor := stats.minimum_samples_for_bound(success)):
+            what = f"{rule.requests} requests cannot prove {field} {value}, even if all are good"
+            yield "requests", f"{what}: at least {floor}"
+    if rule.ttft_ms > rule.e2e_ms:
+        yield "ttft_ms", f"{rule.ttft_ms} ms to the first token is more than {rule.e2e_ms} ms to the last"
+    most = max(SEND_LAG_FLOOR_MS, rule.ttft_ms // SEND_LAG_SHARE)
+    if rule.send_lag_ms > most:
+        yield "send_lag_ms", f"{rule.send_lag_ms} ms would hide in a bound of {rule.ttft_ms} ms: at most {most}"
+
+
+def _canary_problems(policy: Policy) -> Problems:
+    conditions = policy.canary.stop_conditions
+    sound = True
+    for place, condition in enumerate(conditions):
+        field = "percentile" if isinstance(condition, TtftCondition) else "max_ratio"
+        limit = limit_ratio(condition)
+        if limit <= 0:
+            sound = False
+            yield f"stop_conditions/{place}/{field}", "a limit of nothing cannot be proved by any number of requests"
+        elif limit >= 1:
+            sound = False
+            yield f"stop_conditions/{place}/{field}", "a limit that allows everything stops nothing"
+    floor = least_requests(conditions) if sound else None
+    if floor is None:
+        return
+    for place, step in enumerate(policy.canary.steps):
+        if step.min_requests < floor:
+            what = f"{step.min_requests} requests cannot prove the stop conditions, even if all are good"
+            yield f"steps/{place}/min_requests", f"{what}: at least {floor}"
+
+
+def minimum_detectable(rule: LoadRule) -> float | None:
+    """Return the smallest true share of requests beyond a bound that a load rule exposes four times in five.
+
+    None: its sample exposes nothing, not even a candidate that always misses. Printed with every result, so that
+    a loose policy is seen to be loose.
+    """
+    return stats.minimum_detectable(rule.requests, float(1 - rule.percentile))

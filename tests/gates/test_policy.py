@@ -1,0 +1,245 @@
+import itertools
+from typing import ClassVar
+
+import pytest
+
+from gates import arrivals, policy, stats
+from gates.policy import Outcome, decide, plan_problems
+from schemas.policy import Policy
+from schemas.result import Verdict
+from schemas.suite import GoldenSuite
+
+PROMPTS = [{"id": "one", "messages": [{"role": "user", "content": "ping"}], "max_tokens": 8}]
+
+
+def load_suite(**changes):
+    spec = {
+        "name": "chat",
+        "prompts": PROMPTS,
+        "rate_per_second": "10",
+        "requests": 64,
+        "warmup_requests": 4,
+        "distribution": "gamma",
+        "shape": "1",
+        "seed": 1,
+        "request_seconds": "10",
+    } | changes
+    return arrivals.make_suite(arrivals.LoadSpec.model_validate(spec))
+
+
+GOLDEN = GoldenSuite.model_validate(
+    {"schema": "sluicegate.dev/suite/golden/v1", "name": "g", "prompts": PROMPTS, "top_k": 5, "repeats": 2}
+)
+LOAD = load_suite()
+SUITES = {GOLDEN.digest: GOLDEN, LOAD.digest: LOAD}
+
+LOAD_RULE = {
+    "gate": "load",
+    "suite": LOAD.digest,
+    "percentile": "0.9",
+    "confidence": "0.99",
+    "requests": 64,
+    "ttft_ms": 500,
+    "tpot_ms": 100,
+    "e2e_ms": 2000,
+    "attainment_min": "0.95",
+    "error_max": "0.05",
+    "send_lag_ms": 20,
+}
+GOLDEN_RULE = {"gate": "golden", "suite": GOLDEN.digest, "margin_nat": "0.1", "min_prompts": 1}
+CANARY = {
+    "steps": [
+        {"weight_bp": weight, "hold_seconds": "2", "min_requests": 29, "max_seconds": "60"} for weight in (1000, 10_000)
+    ],
+    "stop_conditions": [
+        {"metric": "error_ratio", "max_ratio": "0.1"},
+        {"metric": "ttft", "percentile": "0.9", "max_ms": 500},
+    ],
+    "soak_seconds": "10",
+    "dead_man_seconds": "60",
+    "drain_seconds": "30",
+}
+
+
+def make(*, load=None, golden=None, canary=None):
+    return Policy.model_validate(
+        {
+            "schema": "sluicegate.dev/policy/v1",
+            "name": "p",
+            "description": "For tests.",
+            "gates": [
+                {"gate": "integrity"},
+                {"gate": "compatibility", "boot_seconds": "30", "answer_seconds": "5"},
+                GOLDEN_RULE | (golden or {}),
+                LOAD_RULE | (load or {}),
+            ],
+            "approval": {"required": 0},
+            "canary": CANARY | (canary or {}),
+            "evidence_seconds": "86400",
+        }
+    )
+
+
+# ------------------------------------------------------------------------------------------------ decide
+
+
+class TestDecide:
+    GATES: ClassVar = ("integrity", "load")
+
+    @pytest.mark.parametrize("pair", list(itertools.product([None, *Verdict], repeat=2)))
+    def test_every_pair_of_verdicts_passes_only_when_both_passed(self, pair):
+        verdicts = {gate: verdict for gate, verdict in zip(self.GATES, pair, strict=True) if verdict is not None}
+        outcome = decide(self.GATES, verdicts).outcome
+        if Verdict.FAILED in pair:
+            assert outcome is Outcome.FAILED
+        elif pair == (Verdict.PASSED, Verdict.PASSED):
+            assert outcome is Outcome.PASSED
+        else:
+            assert outcome is Outcome.UNDECIDED
+
+    def test_no_required_gate_fails(self):
+        found = decide((), {"integrity": Verdict.PASSED})
+        assert found.outcome is Outcome.FAILED
+        assert found.reasons == ("the policy requires no gate",)
+
+    def test_a_run_that_ended_before_any_measurement_is_undecided(self):
+        found = decide(self.GATES, {})
+        assert found.outcome is Outcome.UNDECIDED
+        assert found.reasons == ("integrity has not run", "load has not run")
+
+    def test_a_verdict_under_another_name_does_not_count(self):
+        found = decide(self.GATES, {"integrity": Verdict.PASSED, "Load": Verdict.PASSED, "load2": Verdict.PASSED})
+        assert found.outcome is Outcome.UNDECIDED
+        assert found.reasons == ("load has not run",)
+
+    def test_a_gate_that_is_not_required_neither_helps_nor_harms(self):
+        verdicts = dict.fromkeys(self.GATES, Verdict.PASSED)
+        assert decide(self.GATES, verdicts | {"quality": Verdict.FAILED}).outcome is Outcome.PASSED
+
+    @pytest.mark.parametrize("verdict", [Verdict.ERRORED, Verdict.INCONCLUSIVE, Verdict.ABORTED])
+    def test_what_could_not_be_found_out_holds_and_says_why(self, verdict):
+        found = decide(self.GATES, {"integrity": Verdict.PASSED, "load": verdict})
+        assert found == policy.Decision(Outcome.UNDECIDED, (f"load {verdict}",))
+
+    def test_a_failure_weighs_more_than_what_is_open_and_names_every_failed_gate(self):
+        found = decide(
+            ("integrity", "golden", "load"),
+            {"integrity": Verdict.FAILED, "golden": Verdict.ERRORED, "load": Verdict.FAILED},
+        )
+        assert found == policy.Decision(Outcome.FAILED, ("integrity failed", "load failed"))
+
+
+# --------------------------------------------------------------------------------------------- plan_problems
+
+
+def test_a_policy_whose_samples_can_decide_has_no_problem():
+    assert plan_problems(make(), SUITES) == []
+
+
+@pytest.mark.parametrize(
+    ("load", "start"),
+    [
+        ({"percentile": "0.99"}, "/gates/3/requests: 64 requests cannot pass p99"),
+        ({"percentile": "0.4"}, "/gates/3/percentile"),
+        ({"percentile": "1"}, "/gates/3/percentile"),
+        ({"percentile": "0"}, "/gates/3/percentile"),
+        ({"confidence": "1"}, "/gates/3/confidence"),
+        ({"confidence": "0.5"}, "/gates/3/confidence"),
+        ({"confidence": "0"}, "/gates/3/confidence"),
+        ({"attainment_min": "0.98"}, "/gates/3/requests: 64 requests cannot prove attainment_min 0.98"),
+        ({"attainment_min": "1"}, "/gates/3/attainment_min: 1 cannot be proved"),
+        ({"attainment_min": "0"}, "/gates/3/attainment_min: 0 allows everything"),
+        ({"error_max": "0.01"}, "/gates/3/requests: 64 requests cannot prove error_max 0.01"),
+        ({"error_max": "0"}, "/gates/3/error_max: 0 cannot be proved"),
+        ({"error_max": "1"}, "/gates/3/error_max: 1 allows everything"),
+        ({"requests": 63}, "/gates/3/requests: 63 requests are required, and the suite plans 64"),
+        ({"requests": 65}, "/gates/3/requests: 65 requests are required, and the suite plans 64"),
+        ({"ttft_ms": 2001}, "/gates/3/ttft_ms"),
+        ({"e2e_ms": 10_001}, "/gates/3/e2e_ms: the suite gives up after 10 s"),
+        ({"send_lag_ms": 51}, "/gates/3/send_lag_ms: 51 ms would hide in a bound of 500 ms: at most 50"),
+        ({"suite": GOLDEN.digest}, f"/gates/3/suite: {GOLDEN.digest} is no load suite"),
+        ({"suite": "sha256:" + "0" * 64}, "/gates/3/suite: no suite sha256:000"),
+    ],
+)
+def test_a_load_rule_that_could_never_decide_is_refused_and_the_field_named(load, start):
+    problems = plan_problems(make(load=load), SUITES)
+    assert len(problems) == 1
+    assert problems[0].startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("golden", "start"),
+    [
+        ({"min_prompts": 2}, "/gates/2/min_prompts: 2 prompts are required, and the suite has 1"),
+        ({"suite": LOAD.digest}, f"/gates/2/suite: {LOAD.digest} is no golden suite"),
+        ({"suite": "sha256:" + "0" * 64}, "/gates/2/suite: no suite sha256:000"),
+    ],
+)
+def test_a_golden_rule_that_could_never_decide_is_refused(golden, start):
+    problems = plan_problems(make(golden=golden), SUITES)
+    assert len(problems) == 1
+    assert problems[0].startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "start"),
+    [
+        ([{"metric": "error_ratio", "max_ratio": "0.01"}], "/canary/steps/0/min_requests: 29 requests cannot prove"),
+        ([{"metric": "error_ratio", "max_ratio": "0"}], "/canary/stop_conditions/0/max_ratio: a limit of nothing"),
+        ([{"metric": "error_ratio", "max_ratio": "1"}], "/canary/stop_conditions/0/max_ratio: a limit that allows"),
+        (
+            [*CANARY["stop_conditions"], {"metric": "ttft", "percentile": "1", "max_ms": 9}],
+            "/canary/stop_conditions/2/percentile: a limit of nothing",
+        ),
+        (
+            [*CANARY["stop_conditions"], {"metric": "ttft", "percentile": "0", "max_ms": 9}],
+            "/canary/stop_conditions/2/percentile: a limit that allows",
+        ),
+        (
+            [*CANARY["stop_conditions"], {"metric": "ttft", "percentile": "0.99", "max_ms": 9}],
+            "/canary/steps/0/min_requests: 29 requests cannot prove",
+        ),
+    ],
+)
+def test_a_canary_that_could_never_decide_is_refused(conditions, start):
+    assert plan_problems(make(canary={"stop_conditions": conditions}), SUITES)[0].startswith(start)
+
+
+def test_the_canary_floor_is_the_least_that_a_faultless_step_needs():
+    steps = [CANARY["steps"][0] | {"min_requests": 28}, CANARY["steps"][1]]
+    problems = plan_problems(make(canary={"steps": steps}), SUITES)
+    assert problems == [
+        "/canary/steps/0/min_requests: 28 requests cannot prove the stop conditions, even if all are good: at least 29"
+    ]
+
+
+def test_the_load_floor_is_exactly_the_least_sample_size():
+    exact = load_suite(requests=44, seed=3)
+    rule = {"suite": exact.digest, "requests": 44, "attainment_min": "0.9", "error_max": "0.1"}
+    assert plan_problems(make(load=rule), SUITES | {exact.digest: exact}) == []
+    short = load_suite(requests=43, seed=3)
+    rule |= {"suite": short.digest, "requests": 43}
+    assert plan_problems(make(load=rule), SUITES | {short.digest: short}) == [
+        "/gates/3/requests: 43 requests cannot pass p90 with confidence 0.99, even if all are good: at least 44"
+    ]
+
+
+def test_a_suite_of_one_token_answers_is_refused():
+    short = load_suite(prompts=[PROMPTS[0] | {"max_tokens": 1}])
+    problems = plan_problems(make(load={"suite": short.digest}), SUITES | {short.digest: short})
+    assert problems == ["/gates/3/suite: one: an answer of one token has no time per output token; allow two"]
+
+
+def test_a_plan_that_is_not_what_the_suite_declares_is_refused():
+    body = LOAD.model_dump(mode="json", by_alias=True, exclude_none=True)
+    body["plan"] = [{"at_us": place * 100_000, "prompt": "one"} for place in range(1, 65)]
+    even = type(LOAD).model_validate(body)
+    problems = plan_problems(make(load={"suite": even.digest}), SUITES | {even.digest: even})
+    assert len(problems) == 2
+    assert problems[0].startswith("/gates/3/suite: the plan does not follow a gamma")
+
+
+def test_every_rule_says_what_it_can_detect():
+    rule = make().gates[3]
+    assert policy.minimum_detectable(rule) == stats.minimum_detectable(64, 0.1)
+    assert policy.minimum_detectable(rule) == pytest.approx(0.224, abs=0.001)

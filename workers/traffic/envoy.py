@@ -1,0 +1,428 @@
+"""One Envoy as a router: files in, acknowledgements out.
+
+A directory holds a whole gateway::
+
+    gateway.json         what is desired: every target's split, and where each would go back to
+    gateway.lock         held for every change, so that two targets' changes never lose one another
+    bootstrap.json       written once; Envoy runs in this directory and all its paths are relative
+    xds/cds.json         clusters; xds/rds.json: every weight, so that one rename(2) moves traffic
+    rollback/*.rds.json  prepared documents: one a target, and `all`; putting one in force is one rename(2)
+    admin.sock           0600; access.jsonl: one line a request
+    controller_lost.json written by the dead-man switch; nothing moves until it is taken notice of
+"""
+
+import contextlib
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from gates.router import Applied, Arm, Observed, Split
+from workers.traffic import envoy_config
+from workers.traffic.access_log import AccessLog
+from workers.traffic.desired import EVERY_TARGET, Desired, locked, sync_folder, write_atomically
+from workers.traffic.envoy_admin import EnvoyAdmin
+from workers.traffic.problems import (
+    ArmNotHealthy,
+    ClusterRepointed,
+    GatewayDown,
+    GatewayHeld,
+    NotAcknowledged,
+    NothingPrepared,
+    Rejected,
+    StaleRevision,
+)
+
+T = TypeVar("T")
+
+DEADLINE_SECONDS: Final = 10.0
+_ROUTES_STATS: Final = f"http.gw.rds.{envoy_config.ROUTES}."
+_CLUSTERS_STATS: Final = "cluster_manager.cds."
+_REFUSALS: Final = ("update_rejected", "update_failure")
+
+
+class EnvoyGateway:
+    """Moves the traffic of every target of one Envoy, and says when it has moved. Safe in any number of processes.
+
+    Args:
+        directory: of the gateway; a local file system, since Envoy is told of changes by inotify.
+        host: IP address that Envoy listens on.
+        port: TCP port that Envoy listens on.
+        pins: whether `x-release-pin: candidate` reaches a candidate whatever its weight.
+        deadline_seconds: longest wait for each acknowledgement.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int,
+        pins: bool = False,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self.directory = directory
+        self.host = host
+        self.port = port
+        self.pins = pins
+        self.deadline_seconds = deadline_seconds
+        self.admin = EnvoyAdmin(directory / envoy_config.ADMIN_SOCKET)
+        self.log = AccessLog(directory / envoy_config.LOG_FILE)
+        self.notice = directory / "controller_lost.json"
+
+    def initialise(self) -> None:
+        """Write whatever is missing, and documents that Envoy must not start with. What is good is left as it is."""
+        for folder in (self.directory, self._xds, self._rollback):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(self._lock):
+            boot = envoy_config.bootstrap(self.host, self.port)
+            write_atomically(self.directory / "bootstrap.json", _bytes(boot))
+            desired = self._load()
+            if self._live_version() != desired.version or not self._is_whole():
+                self._write_all(desired.changed())
+
+    def desired(self, target: str) -> Split | None:
+        """Return the split that a target should have, or None for a target that the gateway does not know."""
+        return self._read().splits.get(target)
+
+    def is_in_force(self) -> bool:
+        """Tell whether Envoy runs on the routes that are in place now, and those are the desired ones."""
+        try:
+            version = self.admin.stats(_ROUTES_STATS).get("version_text")
+        except GatewayDown:
+            return False
+        return version == self._read().version
+
+    def apply(self, split: Split) -> Applied:
+        """Put a split in force; return when Envoy has acknowledged it and answered under it.
+
+        An arm that gains weight must pass Envoy's health check first. Clusters are added before the routes that
+        name them and removed after. Repeating the call confirms and changes nothing.
+
+        Raises:
+            StaleRevision: the target has a newer split, or another one of this revision.
+            ClusterRepointed: an arm's cluster name is in use for another address.
+            GatewayHeld: the dead-man switch has fired.
+            ArmNotHealthy: nothing was changed.
+            Rejected: Envoy refused; the split before is in force and back in place.
+            NotAcknowledged: no answer in time; the split before is back in place, and Envoy takes it when it
+                answers again.
+            GatewayDown, GatewayBusy: as NotAcknowledged, or before anything was written.
+        """
+        with locked(self._lock):
+            if self.notice.exists():
+                raise GatewayHeld(f"the dead-man switch fired; see {self.notice.name}")
+            before = self._load()
+            current = before.splits.get(split.target)
+            if split == current and self._live_version() == before.version:
+                return self._confirm(before, split, since=time.monotonic())
+            if current is not None and split != current and split.revision <= current.revision:
+                raise StaleRevision(f"{split.target} is at revision {current.revision}, not below {split.revision}")
+            after = before.shifted(split)
+            _refuse_repointing(before, after)
+            self._add_clusters(before, after)
+            try:
+                self._await_health(split, current)
+                applied = self._publish(after, split)
+            except (ArmNotHealthy, Rejected, NotAcknowledged, GatewayDown):
+                self._write_all(before.changed(version=f"r{after.revision + 1}", revision=after.revision + 1))
+                raise
+            self._retire_clusters(after)
+            return applied
+
+    def prepare_rollback(self, target: str, arms: tuple[Arm, ...]) -> None:
+        """Render where a target goes back to, and keep that current until it is restored or discarded.
+
+        Args:
+            target: `name@environment`.
+            arms: with their weights; empty for a target that had nothing before, which then answers 503. Keep the
+                candidate as an arm of weight 0 to see it drain.
+
+        Raises:
+            ClusterRepointed, GatewayHeld, NotAcknowledged, Rejected, GatewayDown, GatewayBusy.
+        """
+        with locked(self._lock):
+            if self.notice.exists():
+                raise GatewayHeld(f"the dead-man switch fired; see {self.notice.name}")
+            before = self._load()
+            Split(target, 1, arms)  # refuses what is no split
+            if before.rollbacks.get(target) == arms and self._prepared(target).exists():
+                return
+            after = before.changed(version=before.version, rollbacks={**before.rollbacks, target: arms})
+            _refuse_repointing(before, after)
+            self._add_clusters(before, after)
+            self._write_desired(after)
+
+    def discard_rollback(self, target: str) -> None:
+        """Forget where a target would go back to, after its release was promoted for good. Repeating is harmless."""
+        with locked(self._lock):
+            before = self._load()
+            if target in before.rollbacks:
+                left = {each: arms for each, arms in before.rollbacks.items() if each != target}
+                self._write_desired(before.changed(version=before.version, rollbacks=left))
+
+    def is_prepared(self, target: str) -> bool:
+        """Tell whether a rollback of the target could be put in force now."""
+        return self._prepared(target).exists()
+
+    def restore(self, target: str) -> Applied:
+        """Put the prepared rollback in force: one rename, no planning. Repeating confirms and changes nothing.
+
+        It works while the dead-man switch has fired, whatever the arms' health, and it is never written back.
+
+        Raises:
+            NothingPrepared: there is none, and none was put in force before.
+            NotAcknowledged, Rejected, GatewayDown: the document is in place, but Envoy has not confirmed it.
+            GatewayBusy: another process held the lock all the time; nothing was changed.
+        """
+        with locked(self._lock):
+            since = time.monotonic()
+            try:
+                self._prepared(target).rename(self._routes)
+            except FileNotFoundError:
+                desired = self._load()
+                if target not in desired.restored:
+                    raise NothingPrepared(f"no rollback is prepared for {target}") from None
+                return self._confirm(desired, desired.splits[target], since=since)
+            try:
+                desired = self._read()
+                return self._confirm(desired, desired.splits[target], since=since)
+            finally:  # traffic first, housekeeping after it, also when nobody confirms
+                sync_folder(self._xds)
+                self._load()
+
+    def drained(self, cluster: str) -> bool:
+        """Tell whether no request is open on a cluster. Ask while it is an arm of weight 0: once retired it is unseen.
+
+        Raises:
+            GatewayDown: Envoy does not answer.
+        """
+        return self.admin.active(cluster) == 0
+
+    def observe(self, target: str, since: str) -> Observed:
+        """Count a target's ended requests under its desired revision; see `gates.router.Router`."""
+        split = self.desired(target)
+        revision = split.revision if split else 0
+        counts: dict[str, int] = {}
+        is_more = True
+        while is_more:
+            batch = self.log.read(since)
+            since, is_more = batch.until, batch.is_more
+            for record in batch.records:
+                if split and (record.target, record.revision, record.route) == (target, revision, "split"):
+                    arm = split.assigned(record.assigned)
+                    name = arm.name if arm else "unknown"
+                    counts[name] = counts.get(name, 0) + 1
+        return Observed(target, revision, counts, since)
+
+    def probe(self, target: str) -> int | None:
+        """Return the revision that the listener answers for a target; None when it knows no such target.
+
+        No engine is asked. The probe leaves a line in the access log, so a log that stays silent after it is broken.
+
+        Raises:
+            GatewayDown: the listener does not answer.
+        """
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=5)
+        try:
+            connection.request("GET", f"/{target}{envoy_config.PROBE_PATH}")
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise GatewayDown(f"the gateway does not answer on {self.host}:{self.port}: {error}") from error
+        finally:
+            connection.close()
+        value = answer.getheader(envoy_config.REVISION_HEADER)
+        return int(value) if answer.status == 200 and value is not None else None
+
+    def rotate_log(self) -> None:
+        """Start a new access log; readers go on in the old one first. Raises GatewayDown."""
+        with contextlib.suppress(FileNotFoundError):
+            self.log.path.rename(self.log.path.with_name(f"{self.log.path.name}.{time.time_ns()}"))
+        self.admin.call("/reopen_logs", method="POST")
+
+    def take_notice(self) -> dict[str, Any] | None:
+        """Return what the dead-man switch left, or None. Traffic may not move until `clear_notice`."""
+        with locked(self._lock):
+            self._load()
+            try:
+                return dict(json.loads(self.notice.read_bytes()))
+            except FileNotFoundError:
+                return None
+
+    def clear_notice(self) -> None:
+        """Let traffic move again, after the notice was recorded."""
+        self.notice.unlink(missing_ok=True)
+
+    @property
+    def _lock(self) -> Path:
+        return self.directory / "gateway.lock"
+
+    @property
+    def _xds(self) -> Path:
+        return self.directory / envoy_config.XDS_FOLDER
+
+    @property
+    def _rollback(self) -> Path:
+        return self.directory / "rollback"
+
+    @property
+    def _routes(self) -> Path:
+        return self._xds / "rds.json"
+
+    @property
+    def _clusters(self) -> Path:
+        return self._xds / "cds.json"
+
+    def _prepared(self, which: str) -> Path:
+        return self._rollback / f"{which}.rds.json"
+
+    def _read(self) -> Desired:
+        """Return what is desired, with a rollback that was put in force behind it folded in."""
+        return self._written().folded(self._live_version())
+
+    def _load(self) -> Desired:
+        """Return what is desired, and write down what was folded in. Under the lock only."""
+        written = self._written()
+        folded = written.folded(self._live_version())
+        if folded is not written:
+            self._write_desired(folded)
+        return folded
+
+    def _written(self) -> Desired:
+        try:
+            return Desired.from_json((self.directory / "gateway.json").read_bytes())
+        except FileNotFoundError:
+            return Desired()
+
+    def _live_version(self) -> str:
+        try:
+            return str(json.loads(self._routes.read_bytes())["version_info"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return ""
+
+    def _is_whole(self) -> bool:
+        """Tell whether the documents on disk fit together: a torn one at start would leave Envoy answering 404."""
+        try:
+            envoy_config.check(json.loads(self._clusters.read_bytes()), json.loads(self._routes.read_bytes()))
+        except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
+            return False
+        return True
+
+    def _arms(self, desired: Desired) -> list[tuple[Arm, Arm | None]]:
+        prepared = [Split(target, 1, arms) for target, arms in desired.rollbacks.items()]
+        return envoy_config.arms_of([*desired.splits.values(), *prepared])
+
+    def _render_routes(self, desired: Desired) -> dict[str, Any]:
+        return envoy_config.routes(desired.version, desired.splits.values(), pins=self.pins)
+
+    def _write_desired(self, desired: Desired) -> None:
+        write_atomically(self.directory / "gateway.json", desired.to_json())
+        self._prepare_documents(desired)
+
+    def _prepare_documents(self, desired: Desired) -> None:
+        """Render every rollback against the present state of the other targets, and remove what is not prepared."""
+        wanted = [*desired.rollbacks, EVERY_TARGET] if desired.rollbacks else []
+        for which in wanted:
+            splits = desired.rolled_back(which).values()
+            document = envoy_config.routes(desired.rollback_version(which), splits, pins=self.pins)
+            write_atomically(self._prepared(which), _bytes(document))
+        for path in self._rollback.glob("*.rds.json"):
+            if path.name.removesuffix(".rds.json") not in wanted:
+                path.unlink(missing_ok=True)
+
+    def _write_all(self, desired: Desired) -> None:
+        """Write everything without waiting for anybody: at start, and back after a change that did not work."""
+        clusters = envoy_config.clusters(desired.version, self._arms(desired))
+        document = self._render_routes(desired)
+        envoy_config.check(clusters, document)
+        write_atomically(self._clusters, _bytes(clusters))
+        self._write_desired(desired)
+        write_atomically(self._routes, _bytes(document))
+
+    def _add_clusters(self, before: Desired, after: Desired) -> None:
+        """Make every cluster of the next state known to Envoy, besides those of the present one."""
+        both = envoy_config.clusters(after.version, [*self._arms(before), *self._arms(after)])
+        known = envoy_config.cluster_names(json.loads(self._clusters.read_bytes()))
+        if envoy_config.cluster_names(both) <= known:
+            return
+        if after.version == before.version:  # a rollback is prepared: routes stay as they are, clusters do not
+            both["version_info"] = f"r{after.revision}"
+        baseline = self.admin.stats(_CLUSTERS_STATS)
+        write_atomically(self._clusters, _bytes(both))
+        self._acknowledge(_CLUSTERS_STATS, both["version_info"], baseline)
+
+    def _retire_clusters(self, desired: Desired) -> None:
+        """Remove the clusters that nothing names any more; open streams on them run on."""
+        document = envoy_config.clusters(f"{desired.version}.retired", self._arms(desired))
+        known = envoy_config.cluster_names(json.loads(self._clusters.read_bytes()))
+        if envoy_config.cluster_names(document) != known:
+            write_atomically(self._clusters, _bytes(document))
+
+    def _await_health(self, split: Split, current: Split | None) -> None:
+        """Wait until every arm that gains weight passes Envoy's health check."""
+        gaining = [arm for arm in split.arms if arm.weight_bp > (current.weight_bp(arm.name) if current else 0)]
+        for arm in gaining:
+            if not any(self._looks(partial(self.admin.is_healthy, arm.cluster))):
+                raise ArmNotHealthy(f"{arm.name} at {arm.address} does not pass the gateway's health check")
+
+    def _publish(self, after: Desired, split: Split) -> Applied:
+        document = self._render_routes(after)
+        envoy_config.check(json.loads(self._clusters.read_bytes()), document)
+        baseline = self.admin.stats(_ROUTES_STATS)
+        self._write_desired(after)
+        since = time.monotonic()
+        write_atomically(self._routes, _bytes(document))
+        return self._confirm(after, split, since=since, baseline=baseline)
+
+    def _confirm(
+        self, desired: Desired, split: Split, *, since: float, baseline: dict[str, str | int] | None = None
+    ) -> Applied:
+        """Wait for Envoy's acknowledgement of the routes in place, then for one answer that carries the revision."""
+        self._acknowledge(_ROUTES_STATS, desired.version, baseline or {})
+        acknowledged = time.monotonic() - since
+        if not any(seen == split.revision for seen in self._looks(partial(self.probe, split.target))):
+            raise NotAcknowledged(f"the gateway does not answer {split.target} at revision {split.revision}")
+        return Applied(split, desired.version, acknowledged, time.monotonic() - since)
+
+    def _acknowledge(self, prefix: str, version: str, baseline: dict[str, str | int]) -> None:
+        for stats in self._looks(partial(self.admin.stats, prefix)):
+            if stats.get("version_text") == version:
+                return
+            for name in _REFUSALS if baseline else ():
+                if int(stats.get(name, 0)) > int(baseline.get(name, 0)):
+                    raise Rejected(f"Envoy refused {version} ({name}); its log says why")
+        raise NotAcknowledged(f"Envoy did not take {version} within {self.deadline_seconds:g} s")
+
+    def _looks(self, look: Callable[[], T]) -> Iterator[T]:
+        """Yield a look's results until the deadline, ever more slowly. The last failure to look is raised."""
+        deadline, pause = time.monotonic() + self.deadline_seconds, 0.001
+        while True:
+            failure: GatewayDown | None = None
+            try:
+                yield look()
+            except GatewayDown as error:
+                failure = error
+            if time.monotonic() >= deadline:
+                if failure:
+                    raise failure
+                return
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
+
+
+def _bytes(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def _refuse_repointing(before: Desired, after: Desired) -> None:
+    addresses: dict[str, str] = {}
+    for desired in (before, after):
+        every = [*desired.splits.values(), *(Split(target, 1, arms) for target, arms in desired.rollbacks.items())]
+        for arm in (arm for split in every for arm in split.arms):
+            known = addresses.setdefault(arm.cluster, arm.address)
+            if known != arm.address:
+                raise ClusterRepointed(f"{arm.cluster} is {known} and cannot become {arm.address}")

@@ -1,0 +1,97 @@
+"""Asks a running Envoy what it does, through its admin socket."""
+
+import http.client
+import json
+import os
+import socket
+import urllib.parse
+from pathlib import Path
+from typing import Any, Final
+
+from workers.traffic.problems import GatewayDown
+
+_LONGEST_SOCKET_PATH: Final = 100
+_TIMEOUT_SECONDS: Final = 5.0
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a unix socket, also where the path is too long for a socket address."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("envoy", timeout=_TIMEOUT_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_TIMEOUT_SECONDS)
+        if len(os.fsencode(self._path)) <= _LONGEST_SOCKET_PATH:
+            self.sock.connect(str(self._path))
+            return
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self.sock.connect(f"/proc/self/fd/{folder}/{self._path.name}")
+        finally:
+            os.close(folder)
+
+
+class EnvoyAdmin:
+    """Client of one Envoy's admin interface.
+
+    Args:
+        path: of the unix socket.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def call(self, target: str, *, method: str = "GET") -> tuple[int, bytes]:
+        """Return status and body of one request. Raises GatewayDown."""
+        connection = _UnixConnection(self.path)
+        try:
+            connection.request(method, target)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise GatewayDown(f"Envoy does not answer on {self.path}: {error}") from error
+        finally:
+            connection.close()
+
+    def _json(self, target: str) -> Any:
+        status, body = self.call(target)
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise GatewayDown(f"Envoy answered {status} to {target} without JSON") from error
+
+    def is_live(self) -> bool:
+        """Tell whether Envoy runs and has taken its first documents."""
+        try:
+            return self.call("/ready")[0] == 200
+        except GatewayDown:
+            return False
+
+    def stats(self, prefix: str) -> dict[str, str | int]:
+        """Return counters, gauges and texts by name without the prefix. Raises GatewayDown."""
+        expression = urllib.parse.quote("^" + prefix.replace(".", r"\."))
+        found = self._json(f"/stats?format=json&filter={expression}")["stats"]
+        return {each["name"].removeprefix(prefix): each["value"] for each in found if "name" in each}
+
+    def clusters(self) -> dict[str, dict[str, Any]]:
+        """Return the hosts' states by cluster name. Raises GatewayDown."""
+        found = self._json("/clusters?format=json").get("cluster_statuses", [])
+        return {each["name"]: each for each in found}
+
+    def is_healthy(self, cluster: str) -> bool:
+        """Tell whether a cluster is there and a host of it passes the health check. Raises GatewayDown."""
+        status = self.clusters().get(cluster, {})
+        return any(_is_healthy(host["health_status"]) for host in status.get("host_statuses", []))
+
+    def active(self, cluster: str) -> int:
+        """Return how many requests are open on a cluster's hosts; 0 for a cluster that is gone. Raises GatewayDown."""
+        hosts = self.clusters().get(cluster, {}).get("host_statuses", [])
+        return sum(int(stat.get("value", 0)) for host in hosts for stat in host["stats"] if stat["name"] == "rq_active")
+
+
+def _is_healthy(status: dict[str, Any]) -> bool:
+    failing = ("failed_active_health_check", "failed_outlier_check", "pending_active_hc", "pending_dynamic_removal")
+    return not any(status.get(each) for each in failing)

@@ -43,6 +43,7 @@ class TokenCreate(Closed):
     name: Name = Field(description="Whose it is: shown as actor in evidence.")
     role: RoleName = Field(description="What it may do.")
     expires_at: Instant | None = Field(None, description="When it ends.")
+    project: Name | None = Field(None, description="Project it is for; the caller's own when absent.")
 
 
 class TokenCreated(Wire):
@@ -61,6 +62,30 @@ class Identity(Wire):
     project: str = Field(description="Project.")
     name: str = Field(description="Actor name.")
     role: RoleName = Field(description="Role.")
+
+
+class Version(Wire):
+    """What answers."""
+
+    name: str = Field(description="The software.")
+    version: str = Field(description="Its version.")
+    interface: str = Field(description="Version of the HTTP interface.")
+
+
+class Health(Wire):
+    """How the process is."""
+
+    status: Literal["alive", "ready"] = Field(description="alive: it answers; ready: it can work.")
+
+
+class PublicKey(Wire):
+    """A public key that signs or signed evidence."""
+
+    key_id: str = Field(description="SHA-256 of the key's DER, in hexadecimal.")
+    algorithm: str = Field(description="Signature algorithm.")
+    public_key_pem: str = Field(description="The key, as PEM.")
+    valid_from: Instant = Field(description="When it was enrolled.")
+    valid_until: Instant | None = Field(description="When it was retired; null while it signs.")
 
 
 class Registered(Wire):

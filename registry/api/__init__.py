@@ -1,0 +1,1 @@
+"""The HTTP interface: parse, authorize, call, answer."""

@@ -1,0 +1,91 @@
+"""Serve the HTTP interface: `python -m registry.api --host 127.0.0.1 --port 8080`, settings from the environment.
+
+`--openapi FILE` writes the OpenAPI document and ends; with `--check` it only compares, and exits 1 on a difference.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+from registry.api.app import assemble, create_app
+from registry.service import Service
+from registry.settings import Settings
+
+GRACE_SECONDS = 10
+
+
+def render() -> str:
+    """Return the OpenAPI document as it is committed."""
+    return json.dumps(assemble().openapi(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Serve, or write the OpenAPI document. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m registry.api", description="Serve the HTTP interface.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", default=8080, type=int, help="port to listen on")
+    parser.add_argument("--openapi", type=Path, metavar="FILE", help="write the OpenAPI document and end")
+    parser.add_argument("--check", action="store_true", help="with --openapi: compare only")
+    chosen = parser.parse_args(arguments)
+    if chosen.openapi is not None:
+        return _openapi(chosen.openapi, is_check=chosen.check)
+    configure_logs()
+    settings = Settings()  # pyright: ignore[reportCallIssue] # from the environment
+    uvicorn.run(
+        create_app(Service.build(settings)),
+        host=chosen.host,
+        port=chosen.port,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    return 0
+
+
+def _openapi(path: Path, *, is_check: bool) -> int:
+    text = render()
+    is_stale = not path.exists() or path.read_text("utf-8") != text
+    if is_check:
+        if is_stale:
+            sys.stderr.write(f"{path} is stale; run `make schemas`\n")
+        return int(is_stale)
+    if is_stale:
+        path.write_text(text, "utf-8")
+    return 0
+
+
+def configure_logs() -> None:
+    """Write one JSON object a line to standard error: our own events and the server's."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

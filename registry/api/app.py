@@ -1,0 +1,77 @@
+"""The HTTP application: routers, middleware, problems and the OpenAPI document."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
+
+from registry.api import meta, problems
+from registry.api.middleware import BodyLimit, Edge
+from registry.service import Service
+from schemas import VERSION
+
+ROUTERS = (meta.router,)
+REF = "#/components/schemas/{model}"
+COMPONENTS: tuple[Any, ...] = (problems.ProblemBody,)
+"""Models that routes name in their own words, because they read raw bytes or answer problems."""
+
+
+def create_app(service: Service) -> FastAPI:
+    """Return the application that serves with these parts. It gives the parts back when it shuts down."""
+    app = assemble()
+    app.state.service = service
+    app.add_middleware(BodyLimit)
+    app.add_middleware(Edge)
+    return app
+
+
+def assemble() -> FastAPI:
+    """Return the application without parts: enough to describe it, not to serve."""
+    app = FastAPI(
+        title="Sluicegate",
+        version=VERSION,
+        summary="A registry of immutable serving bundles and a release gate for LLM serving.",
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_lifespan,
+    )
+    problems.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign] # FastAPI's documented way to extend it
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    await anyio.to_thread.run_sync(app.state.service.close)
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document, with the models that routes name themselves.
+
+    Raises:
+        ValueError: two models share a name and differ.
+    """
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+        for model in COMPONENTS:
+            _add(document["components"]["schemas"], model)
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _add(schemas: dict[str, Any], model: Any) -> None:
+    schema = TypeAdapter(model).json_schema(ref_template=REF, by_alias=True)
+    for name, definition in (*schema.pop("$defs", {}).items(), (schema["title"], schema)):
+        if schemas.setdefault(name, definition) != definition:
+            raise ValueError(f"two models are called {name}")

@@ -1,0 +1,75 @@
+"""What endpoints ask for: the service, one unit of work, and the caller with a permission."""
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Request
+from sqlalchemy.orm import Session
+
+from registry import auth, db
+from registry.auth import Actor
+from registry.service import Service
+from schemas.problems import Unauthenticated
+
+
+def service_of(request: Request) -> Service:
+    """Return the service that the application was made with."""
+    service: Service = request.app.state.service
+    return service
+
+
+ServiceDep = Annotated[Service, Depends(service_of)]
+
+
+def unit_of_work(service: ServiceDep) -> Iterator[Session]:
+    """Yield a session whose transaction commits before the answer goes out, or leaves nothing behind."""
+    with service.database.transaction() as session:
+        yield session
+
+
+# The scope ends the transaction when the endpoint returns. FastAPI's default ends it after the answer is sent, and
+# a caller could then hold a 201 for a row that never lands.
+SessionDep = Annotated[Session, Depends(unit_of_work, scope="function")]
+
+
+def identify(service: Service, secret: str) -> Actor:
+    """Return who holds a token. Raises Unauthenticated.
+
+    It has a transaction of its own: a request that holds a connection never waits for a thread that waits for one.
+    """
+    with service.database.transaction() as session:
+        return auth.authenticate(session, secret, db.now(session))
+
+
+def actor_of(
+    service: ServiceDep, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
+) -> Actor:
+    """Return the caller. Raises Unauthenticated."""
+    scheme, _, secret = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not secret.strip():
+        raise Unauthenticated("send a token as `Authorization: Bearer TOKEN`")
+    return identify(service, secret.strip())
+
+
+ActorDep = Annotated[Actor, Depends(actor_of)]
+
+
+def allow(action: str) -> Any:
+    """Return the dependency that gives the caller, provided that the role may do `action`.
+
+    Use: `actor: Annotated[Actor, allow("create_release")]`.
+
+    Raises:
+        KeyError: at import, when `action` is not in the table of permissions.
+    """
+    return Depends(_permitted(action))
+
+
+def _permitted(action: str) -> Callable[[Actor], Actor]:
+    auth.PERMISSIONS[action]
+
+    def permitted(actor: ActorDep) -> Actor:
+        auth.require(actor, action)
+        return actor
+
+    return permitted

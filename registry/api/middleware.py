@@ -1,0 +1,147 @@
+"""The outermost edge of a request: its id, its log line, its headers, and how much body it may carry."""
+
+import time
+from collections.abc import Mapping
+
+import anyio
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uuid6 import uuid7
+
+from registry.api import problems
+from schemas.common import MAX_DOCUMENT_BYTES
+from schemas.problems import TooLarge
+
+DRAIN_BYTES = 256 * 1024 * 1024
+DRAIN_SECONDS = 10.0
+QUIET = frozenset({"/healthz", "/readyz"})
+"""Asked every few seconds by whatever watches the process: not worth a log line."""
+
+SECURITY_HEADERS: Mapping[str, str] = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+}
+"""Unless the answer says otherwise."""
+
+log = structlog.get_logger("registry.api")
+
+
+class Edge:
+    """Gives a request its id, turns what nobody caught into a problem, and logs one line."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wrap an application."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        identity = uuid7()
+        scope.setdefault("state", {})["request_id"] = identity
+        started, status = time.monotonic(), 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = str(identity)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=str(identity)):
+            try:
+                await self._app(scope, receive, sending)
+            except Exception as error:  # edge: whatever an endpoint did not expect becomes one logged problem
+                if status:
+                    log.exception("answer_cut_short", error=repr(error))
+                    raise
+                await problems.answer(Request(scope), problems.unexpected(error))(scope, receive, sending)
+            if scope["path"] not in QUIET:
+                log.info(
+                    "request",
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=status,
+                    duration_ms=round((time.monotonic() - started) * 1000, 1),
+                    actor=scope["state"].get("actor"),
+                )
+
+
+class BodyLimit:
+    """Refuses bodies larger than a document before they are read, and lets callers hear an early refusal.
+
+    PUT is left alone: it carries raw bytes, which its endpoint streams under a limit of its own.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wrap an application."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive, limit=None if scope["method"] == "PUT" else MAX_DOCUMENT_BYTES)
+        headers = Headers(scope=scope)
+
+        async def sending(message: Message) -> None:
+            ends = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if ends and body.is_left(headers):
+                # A caller that is still sending reads no answer, and closing on it would destroy the answer.
+                await send({**message, "more_body": True})
+                await body.drain()
+                message = {"type": "http.response.body", "body": b""}
+            await send(message)
+
+        declared = headers.get("content-length", "")
+        if body.limit is not None and declared.isdecimal() and int(declared) > body.limit:
+            await problems.answer(Request(scope), TooLarge(_too_large(body.limit), limit=body.limit))(
+                scope, receive, sending
+            )
+            return
+        await self._app(scope, body.receive, sending)
+
+
+class _Body:
+    def __init__(self, receive: Receive, limit: int | None) -> None:
+        self.limit = limit
+        self._receive = receive
+        self._seen = 0
+        self._is_over = False
+
+    async def receive(self) -> Message:
+        message = await self._next()
+        if self.limit is not None and self._seen > self.limit:
+            raise HTTPException(413, _too_large(self.limit))
+        return message
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._seen += len(message.get("body", b""))
+        self._is_over = self._is_over or message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    def is_left(self, headers: Headers) -> bool:
+        """Tell whether the caller may still be sending a body that nobody read."""
+        announced = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+        return announced and not self._is_over and "expect" not in headers
+
+    async def drain(self) -> None:
+        with anyio.move_on_after(DRAIN_SECONDS):
+            while not self._is_over and self._seen <= DRAIN_BYTES:
+                await self._next()
+
+
+def _too_large(limit: int) -> str:
+    return f"the body is larger than {limit} bytes"

@@ -1,0 +1,163 @@
+"""Every refusal and failure leaves in one shape: RFC 9457, `application/problem+json`, with the request's id."""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+from uuid import UUID
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from schemas import problems
+from schemas.problems import InternalError, InvalidDocument, Problem, Unavailable
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_SECONDS = 2
+MAX_ERRORS = 100
+
+log = structlog.get_logger("registry.api")
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+class Place(BaseModel):
+    """One place that is wrong."""
+
+    pointer: str = Field(description="JSON Pointer into the body; empty for the body as a whole or a parameter.")
+    detail: str = Field(description="What is wrong there.")
+
+
+class ProblemBody(BaseModel):
+    """A problem: RFC 9457, with our own members."""
+
+    model_config = ConfigDict(extra="allow", title="Problem")
+
+    type: str = Field(description="URI of the problem's kind; it leads to its description.")
+    title: str = Field(description="Name of the kind.")
+    status: int = Field(description="HTTP status.")
+    detail: str = Field(description="What happened here, and what to do.")
+    instance: str = Field(description="URN of this occurrence.")
+    request_id: UUID = Field(description="Id under which the service logged the request.")
+    errors: list[Place] | None = Field(None, description="Each place that is wrong.")
+
+
+_BY_STATUS = {
+    404: problems.NotFound,
+    405: problems.MethodNotAllowed,
+    413: problems.TooLarge,
+    415: problems.UnsupportedMediaType,
+    503: problems.Unavailable,
+}
+"""What a refusal of the framework means in our words. Any other 4xx is a request that could not be read."""
+
+
+def declare(*kinds: type[Problem]) -> Responses:
+    """Return what a route that needs a token may answer besides success, for `responses=`."""
+    return declare_open(problems.Unauthenticated, problems.NotPermitted, *kinds)
+
+
+def declare_open(*kinds: type[Problem]) -> Responses:
+    """Return what a route that needs no token may answer besides success."""
+    by_status: dict[int, list[type[Problem]]] = {}
+    everywhere: tuple[type[Problem], ...] = (problems.Unavailable, problems.InternalError)
+    for kind in (*kinds, *everywhere):
+        by_status.setdefault(kind.status, []).append(kind)
+    return {
+        status: {
+            "description": "; ".join(dict.fromkeys(kind.title for kind in by_status[status])),
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        for status in sorted(by_status)
+    }
+
+
+def answer(request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a problem as an HTTP answer."""
+    identity = str(request.state.request_id)
+    body = problem.body(request.app.state.service.settings.public_url)
+    body |= {"instance": f"urn:uuid:{identity}", "request_id": identity}
+    sent = dict(headers or {})
+    if problem.status == HTTPStatus.UNAUTHORIZED:
+        sent["WWW-Authenticate"] = "Bearer"
+    if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        sent["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    return JSONResponse(body, status_code=problem.status, headers=sent, media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Let every exception that leaves an endpoint be answered in the one shape."""
+
+    @app.exception_handler(Problem)
+    def refused(request: Request, problem: Problem) -> Response:
+        return answer(request, problem)
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(request: Request, error: RequestValidationError) -> Response:
+        places = [_place(one) for one in error.errors()[:MAX_ERRORS]]
+        detail = "; ".join(f"{one['pointer']} {one['detail']}".strip() for one in places[:3])
+        return answer(request, InvalidDocument(detail or "the request is not valid", errors=places))
+
+    @app.exception_handler(HTTPException)
+    def framework(request: Request, error: HTTPException) -> Response:
+        return answer(request, _translated(request, error), error.headers)
+
+    @app.exception_handler(DBAPIError)
+    def database(request: Request, error: DBAPIError) -> Response:
+        return answer(request, unexpected(error))
+
+    @app.exception_handler(PoolTimeout)
+    def exhausted(request: Request, error: PoolTimeout) -> Response:
+        return answer(request, unexpected(error))
+
+
+def unexpected(error: Exception) -> Problem:
+    """Return what a caller is told of an error that nobody meant to raise. The details go to the log only."""
+    if isinstance(error, OperationalError | PoolTimeout):
+        log.warning("database_unavailable", error=str(error).splitlines()[0])
+        return Unavailable("the database did not answer in time; try again")
+    if isinstance(error, DataError):
+        log.warning("value_refused_by_database", error=str(error.orig))
+        return InvalidDocument("a value cannot be stored", errors=[{"pointer": "", "detail": "cannot be stored"}])
+    log.error("request_failed", exc_info=error)
+    return InternalError("the service failed; its log has the details under the request id")
+
+
+def _translated(request: Request, error: HTTPException) -> Problem:
+    where = f"{request.method} {request.url.path}"
+    match error.status_code:
+        case HTTPStatus.NOT_FOUND:
+            return problems.NotFound(f"there is nothing at {where}")
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            return problems.MethodNotAllowed(f"{request.url.path} answers {allowed}, not {request.method}")
+    kind = _BY_STATUS.get(error.status_code)
+    if kind is not None:
+        return kind(str(error.detail))
+    if error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return InvalidDocument(str(error.detail), errors=[{"pointer": "", "detail": str(error.detail)}])
+    return unexpected(error)
+
+
+def _place(error: Mapping[str, Any]) -> dict[str, str]:
+    where, *path = error["loc"]
+    if error["type"] == "json_invalid":
+        return {"pointer": "", "detail": f"is not JSON: {error['ctx']['error']} at character {path[0]}"}
+    if where == "body":
+        return {"pointer": pointer(path), "detail": message(error)}
+    return {"pointer": "", "detail": f"{where} parameter {'.'.join(map(str, path))}: {message(error)}"}
+
+
+def pointer(path: Sequence[str | int]) -> str:
+    """Return a path as a JSON Pointer (RFC 6901)."""
+    return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in path)
+
+
+def message(error: Mapping[str, Any]) -> str:
+    """Return a validation error's sentence, without pydantic's prefix."""
+    return str(error["msg"]).removeprefix("Value error, ")

@@ -1,0 +1,37 @@
+"""What every process of the service holds: settings, database, signing key and blobs. Built once, passed down."""
+
+from dataclasses import dataclass
+
+from registry import db, keys
+from registry.db import Database
+from registry.keys import Signer
+from registry.settings import Settings
+from registry.storage.local import LocalBlobs
+
+
+@dataclass(frozen=True)
+class Service:
+    """The parts that endpoints and tasks call with."""
+
+    settings: Settings
+    database: Database
+    signer: Signer
+    blobs: LocalBlobs
+
+    @classmethod
+    def build(cls, settings: Settings) -> "Service":
+        """Connect, load the signing key and record its public half. The database must be migrated.
+
+        Raises:
+            sqlalchemy.exc.OperationalError: the database does not answer.
+            ValueError: the signing key's file does not hold such a key.
+        """
+        database = Database(db.connect(settings))
+        signer = Signer.load(settings.signing_key)
+        with database.transaction() as session:
+            keys.enroll(session, signer, at=db.now(session))
+        return cls(settings, database, signer, LocalBlobs(settings.storage_dir))
+
+    def close(self) -> None:
+        """Give the database connections back."""
+        self.database.engine.dispose()

@@ -146,6 +146,9 @@ def _check_llamacpp_declared(bundle: Bundle) -> list[str]:
         problems.append(
             f"--ctx-size {size} with {slots} slots contradicts runtime.context_tokens {runtime.context_tokens}"
         )
+    batch = int(_given(arguments, "--batch-size") or runtime.max_batch_tokens or slots)
+    if batch < slots:  # a failed assertion while loading
+        problems.append(f"a batch of {batch} tokens is smaller than {slots} slots")
     if runtime.prefix_caching is not None:
         opposite = "--no-cache-prompt" if runtime.prefix_caching else "--cache-prompt"
         if opposite in arguments:
@@ -204,7 +207,8 @@ def _llamacpp_command(bundle: Bundle, launch: Launch) -> Command:
     return Command(
         argv=(sys.executable, "-I", script, *words, *llamacpp_arguments(bundle)),
         port_file=launch.port_file,
-        variables=dict(bundle.engine.variables or {}),
+        # A failed assertion must end the process at once, not first attach a debugger to it for a back trace.
+        variables={"GGML_NO_BACKTRACE": "1", **(bundle.engine.variables or {})},
     )
 
 

@@ -1,0 +1,423 @@
+"""How to speak to an engine: request fields in its own spelling, and what its answers mean. Pure.
+
+One table an engine. Every request names every sampling field, since engines take defaults from their files, and
+engines ignore fields that they do not know: an answer of 200 never means that a field was understood.
+
+Source: `llamacpp` verified with xllamacpp 2026.10.11549 (llama.cpp's server).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+# An engine writes the least float for a token of probability zero; no real log-probability comes near it.
+_IMPOSSIBLE = -1e30
+
+Message = Mapping[str, object]
+
+
+class Malformed(ValueError):
+    """An engine's answer does not have the form that its dialect promises."""
+
+
+class Capability(StrEnum):
+    """What can be asked of an engine of this kind."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    STREAMING = "streaming"
+    LOGPROBS = "logprobs"
+    TOKEN_IDS = "token_ids"  # noqa: S105 - a token of text
+    TOKENIZE = "tokenize"
+    RENDER = "render"
+    JSON_SCHEMA = "json_schema"
+    TOOLS = "tools"
+    CACHE_CONTROL = "cache_control"
+    METRICS = "metrics"
+    CONTEXT = "context"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. The default is greedy, with nothing else left to an engine's files.
+
+    `temperature` 0 takes the likeliest token. `top_k` 0, `top_p` 1, `min_p` 0 and `repeat_penalty` 1 change
+    nothing. `seed` makes a sampled answer repeatable.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    seed: int = 1
+
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One HTTP request: POST of `body` as JSON, or GET when there is none."""
+
+    path: str
+    body: dict[str, object] | None = None
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A token that could have come; `logprob` in nats. `id` is None where the engine does not tell it."""
+
+    id: int | None
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that came, with the likeliest tokens at its place, best first, itself included when it is one."""
+
+    id: int | None
+    text: str
+    logprob: float
+    top: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens as the engine counts them; `cached_tokens` of the prompt, None when it does not say."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one event of a stream, or one whole plain answer, says about one choice.
+
+    `index` is None for an event without choices, such as the closing one with the usage.
+    """
+
+    index: int | None = None
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    finish_reason: str | None = None
+    tokens: tuple[Token, ...] = ()
+    usage: Usage | None = None
+    model: str | None = None
+    error: str | None = None
+
+    @property
+    def carries_output(self) -> bool:
+        """Whether the model produced something here: text, reasoning or part of a tool call."""
+        return bool(self.content or self.reasoning or self.tool_calls)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One entry of the model list; `context_tokens` is what one request gets, None when the engine is silent."""
+
+    id: str
+    context_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class MetricNames:
+    """Names on the metrics page. `progress` moves while a request runs; the token counters may only at its end."""
+
+    running: str
+    waiting: str
+    progress: str
+    prompt_tokens: str
+    cached_tokens: str
+    generated_tokens: str
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How to speak to one kind of engine, as a table and what follows from it.
+
+    `sampling_fields` maps fields of `Sampling` to the engine's spelling. `fixed_fields` go into every generation.
+    """
+
+    name: str
+    verified_with: str
+    capabilities: frozenset[Capability]
+    metrics: MetricNames
+    sampling_fields: Mapping[str, str]
+    reasoning_fields: tuple[str, ...]
+    cache_field: str | None
+    health_path: str = "/health"
+    models_path: str = "/v1/models"
+    metrics_path: str = "/metrics"
+    chat_path: str = "/v1/chat/completions"
+    completions_path: str = "/v1/completions"
+    render_path: str = "/apply-template"
+    tokenize_path: str = "/tokenize"
+    tokenize_field: str = "content"
+    tokenize_flags: Mapping[str, bool] = field(default_factory=dict)
+    context_pointer: tuple[str, ...] = ()
+
+    # -------------------------------------------------------------------------------------------- requests
+
+    def chat(
+        self,
+        model: str,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        stream: bool = False,
+        sampling: Sampling = GREEDY,
+        top_logprobs: int | None = None,
+        use_cache: bool = False,
+        template_arguments: Mapping[str, object] | None = None,
+        extra: Mapping[str, object] | None = None,
+    ) -> Request:
+        """Build a chat request with every sampling field named.
+
+        Args:
+            model: name in /v1/models.
+            messages: the conversation.
+            max_tokens: most tokens to generate, at least 1.
+            stream: ask for events, with a closing one that carries the usage.
+            sampling: how tokens are chosen.
+            top_logprobs: ask for log-probabilities, with so many alternatives; None asks for none.
+            use_cache: let the engine reuse the prompt's prefix from an earlier request.
+            template_arguments: variables for the chat template.
+            extra: further fields, such as tools, stop or response_format; they win over those made here.
+        """
+        body: dict[str, object] = {"model": model, "messages": list(messages)}
+        body |= self._generation(max_tokens=max_tokens, stream=stream, sampling=sampling, use_cache=use_cache)
+        if top_logprobs is not None:
+            body |= {"logprobs": True, "top_logprobs": top_logprobs}
+        if template_arguments is not None:
+            body["chat_template_kwargs"] = dict(template_arguments)
+        return Request(self.chat_path, body | dict(extra or {}))
+
+    def completion(
+        self,
+        model: str,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int,
+        stream: bool = False,
+        sampling: Sampling = GREEDY,
+        top_logprobs: int | None = None,
+        use_cache: bool = False,
+        extra: Mapping[str, object] | None = None,
+    ) -> Request:
+        """Build a completion request from text or from token ids. Arguments as `chat`."""
+        text = prompt if isinstance(prompt, str) else list(prompt)
+        body: dict[str, object] = {"model": model, "prompt": text}
+        body |= self._generation(max_tokens=max_tokens, stream=stream, sampling=sampling, use_cache=use_cache)
+        if top_logprobs is not None:
+            body["logprobs"] = top_logprobs
+        return Request(self.completions_path, body | dict(extra or {}))
+
+    def _generation(self, *, max_tokens: int, stream: bool, sampling: Sampling, use_cache: bool) -> dict[str, object]:
+        body: dict[str, object] = {"max_tokens": max_tokens, "stream": stream}
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+        body |= {spelling: getattr(sampling, name) for name, spelling in self.sampling_fields.items()}
+        if self.cache_field is not None:
+            body[self.cache_field] = use_cache
+        return body
+
+    def schema_fields(self, name: str, schema: Mapping[str, object]) -> dict[str, object]:
+        """Return the fields that ask for an answer that conforms to a JSON Schema."""
+        wrapped = {"name": name, "schema": dict(schema), "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": wrapped}}
+
+    def render(self, messages: Sequence[Message], template_arguments: Mapping[str, object] | None = None) -> Request:
+        """Build the request that turns a conversation into the prompt's text, without generating."""
+        body: dict[str, object] = {"messages": list(messages)}
+        if template_arguments is not None:
+            body["chat_template_kwargs"] = dict(template_arguments)
+        return Request(self.render_path, body)
+
+    def tokenize(self, text: str) -> Request:
+        """Build the request for a text's token ids, as the engine makes them for a prompt: with BOS and markers."""
+        return Request(self.tokenize_path, {self.tokenize_field: text, **self.tokenize_flags})
+
+    # --------------------------------------------------------------------------------------------- answers
+
+    def read_tokens(self, body: object, text: str) -> list[int]:
+        """Read the token ids of `text`. Raises Malformed when there are none for a text that is not empty."""
+        tokens = _mapping(body).get("tokens")
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise Malformed("the answer has no list of token ids")
+        if text and not tokens:
+            raise Malformed("a text that is not empty was given no token")
+        return tokens
+
+    def read_prompt(self, body: object) -> str:
+        """Read the rendered prompt."""
+        prompt = _mapping(body).get("prompt")
+        if not isinstance(prompt, str):
+            raise Malformed("the answer has no rendered prompt")
+        return prompt
+
+    def read_models(self, body: object) -> list[ServedModel]:
+        """Read the model list, with the context that one request gets where the engine tells it."""
+        entries = _mapping(body).get("data")
+        if not isinstance(entries, list):
+            raise Malformed("the model list has no data")
+        return [ServedModel(_text(_mapping(entry), "id"), self._context(entry)) for entry in entries]
+
+    def _context(self, entry: object) -> int | None:
+        value = entry
+        for step in self.context_pointer:
+            if not isinstance(value, Mapping):
+                return None
+            value = value.get(step)
+        return value if self.context_pointer and type(value) is int else None
+
+    def read_answer(self, body: object) -> Piece:
+        """Read a plain answer. Raises Malformed."""
+        return self._read(_mapping(body), "message")
+
+    def read_event(self, body: object) -> Piece:
+        """Read one event of a stream. Raises Malformed."""
+        return self._read(_mapping(body), "delta")
+
+    def _read(self, body: Mapping[str, Any], holder: str) -> Piece:
+        if (error := body.get("error")) is not None:
+            return Piece(error=error_message(body) or str(error))
+        choices = body.get("choices")
+        if not isinstance(choices, list):
+            raise Malformed("neither choices nor an error")
+        model, usage = body.get("model"), _read_usage(body.get("usage"))
+        if not choices:
+            return Piece(usage=usage, model=model)
+        choice = _mapping(choices[0])
+        if len(choices) > 1:
+            raise Malformed(f"{len(choices)} choices, where one was asked for")
+        said = _mapping(choice.get(holder) or {})
+        reasoning = "".join(_string(said.get(name)) for name in self.reasoning_fields)
+        return Piece(
+            index=int(choice.get("index", 0)),
+            content=_string(said.get("content")) + _string(choice.get("text")),
+            reasoning=reasoning,
+            tool_calls=tuple(_mapping(call) for call in said.get("tool_calls") or ()),
+            finish_reason=choice.get("finish_reason"),
+            tokens=_read_logprobs(choice.get("logprobs")),
+            usage=usage,
+            model=model,
+        )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise Malformed(f"an object was expected, not {type(value).__name__}")
+    return value
+
+
+def _string(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise Malformed(f"text was expected, not {type(value).__name__}")
+    return value
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise Malformed(f"{name} is missing")
+    return value
+
+
+def _read_usage(body: object) -> Usage | None:
+    if body is None:
+        return None
+    usage = _mapping(body)
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if type(prompt) is not int or type(completion) is not int:
+        raise Malformed("usage without counts")
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    return Usage(prompt, completion, cached if type(cached) is int else None)
+
+
+def _alternative(entry: Mapping[str, Any]) -> Alternative:
+    logprob = entry.get("logprob")
+    if not isinstance(logprob, int | float):
+        raise Malformed("a token without log-probability")
+    identity = entry.get("id")
+    return Alternative(identity if type(identity) is int else None, _text(entry, "token"), float(logprob))
+
+
+def _read_logprobs(body: object) -> tuple[Token, ...]:
+    content = body.get("content") if isinstance(body, Mapping) else None
+    tokens = []
+    for entry in content or ():
+        chosen = _alternative(_mapping(entry))
+        top = [_alternative(_mapping(other)) for other in entry.get("top_logprobs") or ()]
+        likely = tuple(other for other in top if other.logprob > _IMPOSSIBLE)
+        tokens.append(Token(chosen.id, chosen.text, chosen.logprob, likely))
+    return tuple(tokens)
+
+
+def error_message(body: object) -> str | None:
+    """Return what an error body says, in the forms that engines use; None when it says nothing."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    if isinstance(error, Mapping) and isinstance(error.get("message"), str):
+        return str(error["message"])
+    if isinstance(error, str):
+        return error
+    return None
+
+
+def parse_metrics(page: str) -> dict[str, float]:
+    """Read a Prometheus text page: metric name → value, summed over its labels. Raises Malformed."""
+    values: dict[str, float] = {}
+    for line in page.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        name = line.split("{", 1)[0].split(" ", 1)[0]
+        # A time stamp may follow the value; a label's text may hold spaces, so look behind the braces.
+        rest = line.rsplit("}", 1)[-1] if "{" in line else line[len(name) :]
+        try:
+            values[name] = values.get(name, 0.0) + float(rest.split()[0])
+        except (IndexError, ValueError):
+            raise Malformed(f"metrics line without a value: {line[:80]}") from None
+    return values
+
+
+LLAMACPP = Dialect(
+    name="llamacpp",
+    verified_with="xllamacpp 2026.10.11549",
+    capabilities=frozenset(Capability),
+    metrics=MetricNames(
+        running="llamacpp:requests_processing",
+        waiting="llamacpp:requests_deferred",
+        progress="llamacpp:n_decode_total",
+        prompt_tokens="llamacpp:prompt_tokens_total",
+        cached_tokens="llamacpp:prompt_tokens_cached_total",
+        generated_tokens="llamacpp:tokens_predicted_total",
+    ),
+    # `repetition_penalty` would be ignored.
+    sampling_fields={
+        "temperature": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "repeat_penalty": "repeat_penalty",
+        "seed": "seed",
+    },
+    reasoning_fields=("reasoning_content",),
+    cache_field="cache_prompt",
+    # Without add_special there is no BOS, without parse_special a marker is split into letters. The rendered
+    # prompt carries no BOS of its own: the server takes one off that the template writes.
+    tokenize_flags={"add_special": True, "parse_special": True},
+    # Of one slot, and at most what the model was trained with.
+    context_pointer=("meta", "n_ctx"),
+)
+"""Verified with xllamacpp 2026.10.11549. Log-probability entries carry token ids, in chat and in completions; a plain
+answer lists the end-of-turn token too, a stream does not."""
+
+DIALECTS: dict[str, Dialect] = {LLAMACPP.name: LLAMACPP}
+"""Engine name in a bundle → its dialect."""

@@ -1,0 +1,1 @@
+"""Where an engine's process runs: on this machine, in a container, in a cluster."""

@@ -5,6 +5,7 @@ A script is what is sent after the request was read. The server counts requests 
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -81,6 +82,13 @@ class ScriptedEngine:
         elif script.ending == "close":
             writer.write(b"0\r\n\r\n")
             await writer.drain()
+
+    async def reach(self, in_flight: int, timeout_seconds: float = 10.0) -> int:
+        """Wait until exactly so many requests are in flight, at most so long, and return how many are."""
+        deadline = time.monotonic() + timeout_seconds
+        while self.in_flight != in_flight and time.monotonic() < deadline:  # noqa: ASYNC110 - a test waits
+            await asyncio.sleep(0.01)
+        return self.in_flight
 
     def release(self) -> None:
         """Let hanging connections end."""

@@ -1,0 +1,241 @@
+import errno
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from gates import integrity
+from registry.storage.local import LocalBlobs
+from schemas.bundle import Bundle, Role
+from schemas.problems import DigestMismatch, TooLarge
+from tests.support import chain
+from workers import staging
+from workers.staging import Staging
+
+ENVIRONMENT = "sha256:" + "0" * 64
+README = b"# CHAIN\n"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    return chain.write_bundle_directory(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def bundle(source) -> Bundle:
+    plain = chain.describe(source, environment=ENVIRONMENT)
+    deep = {
+        "path": "docs/en/README.md",
+        "size": len(README),
+        "sha256": "sha256:" + hashlib.sha256(README).hexdigest(),
+        "role": Role.DOCUMENTATION,
+    }
+    files = [file.model_dump() for file in plain.files]
+    return chain.describe(source, environment=ENVIRONMENT, files=sorted([*files, deep], key=lambda file: file["path"]))
+
+
+@pytest.fixture
+def contents(source, bundle) -> dict[str, bytes]:
+    files = {file.sha256: file.path for file in bundle.files}
+    return {
+        digest: README if path.startswith("docs/") else (source / path).read_bytes() for digest, path in files.items()
+    }
+
+
+@pytest.fixture
+def store(tmp_path, contents) -> Path:
+    for digest, content in contents.items():
+        LocalBlobs(tmp_path / "store").put([content], digest, limit=len(content))
+    return tmp_path / "store"
+
+
+def serve(contents, pieces=3):
+    def fetch(digest):
+        asked.append(digest)
+        content = contents[digest]
+        step = max(1, len(content) // pieces)
+        yield from (content[start : start + step] for start in range(0, len(content), step))
+
+    asked: list[str] = []
+    fetch.asked = asked
+    return fetch
+
+
+def refuse(digest):
+    raise AssertionError(f"{digest} was fetched")
+
+
+def passes(bundle, root) -> bool:
+    seen = integrity.observe(bundle, root)
+    right = {file.path: file.sha256 for file in bundle.files}
+    return not seen["extra"] and {record["path"]: record.get("sha256") for record in seen["files"]} == right
+
+
+def left_over(data_dir: Path) -> list[str]:
+    staged = [path.name for path in (data_dir / "staged").glob(".partial-*")]
+    return staged + [path.name for path in (data_dir / "blobs/incoming").iterdir()]
+
+
+def test_files_in_the_store_are_linked_and_not_copied(tmp_path, bundle, store):
+    place = Staging(tmp_path / "data", store).stage(bundle, refuse)
+    assert passes(bundle, place.root)
+    for file in bundle.files:
+        assert (place.root / file.path).samefile(LocalBlobs(store).path(file.sha256))
+    assert place.root == tmp_path / "data/staged" / bundle.digest.removeprefix("sha256:")
+    assert (place.facts.files, place.facts.size) == (3, sum(file.size for file in bundle.files))
+    assert not left_over(tmp_path / "data")
+
+
+def test_files_are_read_only_in_folders_that_every_engine_may_enter(tmp_path, bundle, contents):
+    previous = os.umask(0o077)
+    try:
+        root = Staging(tmp_path).stage(bundle, serve(contents)).root
+    finally:
+        os.umask(previous)
+    assert {(root / file.path).stat().st_mode & 0o777 for file in bundle.files} == {0o444}
+    assert {path.stat().st_mode & 0o777 for path in (root, root / "docs", root / "docs/en")} == {0o755}
+
+
+def test_what_the_store_lacks_is_fetched_once(tmp_path, bundle, contents, store):
+    missing = bundle.files[0].sha256
+    LocalBlobs(store).path(missing).unlink()
+    fetch = serve(contents)
+    assert passes(bundle, Staging(tmp_path / "data", store).stage(bundle, fetch).root)
+    assert fetch.asked == [missing]
+
+
+def test_a_staged_bundle_is_staged_again_without_reading_or_fetching(tmp_path, bundle, contents):
+    first = Staging(tmp_path).stage(bundle, serve(contents)).root
+    inodes = [(first / file.path).stat().st_ino for file in bundle.files]
+    again = Staging(tmp_path).stage(bundle, refuse).root
+    assert [(again / file.path).stat().st_ino for file in bundle.files] == inodes
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK])
+def test_where_links_are_not_allowed_files_are_copied(tmp_path, bundle, store, monkeypatch, number):
+    def link(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)  # a file system without links, which this machine has not
+    root = Staging(tmp_path / "data", store).stage(bundle, refuse).root
+    assert passes(bundle, root)
+    assert {(root / file.path).stat().st_mode & 0o777 for file in bundle.files} == {0o444}
+
+
+def test_a_full_disk_is_told_and_not_taken_for_a_lack_of_links(tmp_path, bundle, store, monkeypatch):
+    def link(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(OSError, match="No space"):
+        Staging(tmp_path / "data", store).stage(bundle, refuse)
+    assert not left_over(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), DigestMismatch),
+        (lambda content: content[:-1], DigestMismatch),
+        (lambda content: b"", DigestMismatch),
+        (lambda content: content + b"x", TooLarge),
+    ],
+    ids=["one wrong bit", "one byte short", "nothing", "one byte too many"],
+)
+def test_fetched_bytes_that_are_not_the_ones_asked_for_are_refused_and_leave_nothing(
+    tmp_path, bundle, contents, spoil, problem
+):
+    wrong = bundle.files[-1].sha256
+    with pytest.raises(problem):
+        Staging(tmp_path).stage(bundle, serve(contents | {wrong: spoil(contents[wrong])}))
+    assert not left_over(tmp_path)
+    assert not (tmp_path / "staged" / bundle.digest.removeprefix("sha256:")).exists()
+    assert passes(bundle, Staging(tmp_path).stage(bundle, serve(contents)).root)
+
+
+def test_a_transfer_that_breaks_leaves_nothing_and_goes_on_with_what_it_has(tmp_path, bundle, contents):
+    def broken(digest):
+        yield contents[digest][:10]
+        raise ConnectionResetError
+
+    kept = serve(contents)
+    last = bundle.files[-1].sha256
+    with pytest.raises(ConnectionResetError):
+        Staging(tmp_path).stage(bundle, lambda digest: broken(digest) if digest == last else kept(digest))
+    assert not left_over(tmp_path)
+    again = serve(contents)
+    Staging(tmp_path).stage(bundle, again)
+    assert again.asked == [last]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda root: (root / "extra.bin").write_bytes(b"x"),
+        lambda root: (root / "folder").mkdir(),
+        lambda root: (root / "model.gguf").unlink(),
+        lambda root: (root / "link").symlink_to("model.gguf"),
+    ],
+    ids=["a further file", "a further folder", "a missing file", "a link"],
+)
+def test_a_staged_folder_that_is_not_the_bundle_is_built_again(tmp_path, bundle, contents, spoil):
+    root = Staging(tmp_path).stage(bundle, serve(contents)).root
+    spoil(root)
+    assert passes(bundle, Staging(tmp_path).stage(bundle, serve(contents)).root)
+
+
+def test_a_link_in_the_store_is_not_followed(tmp_path, bundle, contents, store):
+    blob = LocalBlobs(store).path(bundle.files[-1].sha256)
+    blob.rename(blob.with_suffix(".elsewhere"))
+    blob.symlink_to(blob.with_suffix(".elsewhere"))
+    fetch = serve(contents)
+    root = Staging(tmp_path / "data", store).stage(bundle, fetch).root
+    assert fetch.asked == [bundle.files[-1].sha256]
+    assert passes(bundle, root)
+
+
+def test_jobs_that_stage_the_same_bundle_at_once_share_one_folder(tmp_path, bundle, contents):
+    fetch, gate, places = serve(contents), threading.Barrier(4), []
+
+    def stage():
+        gate.wait()
+        places.append(Staging(tmp_path).stage(bundle, fetch))
+
+    threads = [threading.Thread(target=stage) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(places) == 4
+    assert len({place.root for place in places}) == 1
+    assert sorted(fetch.asked) == sorted(file.sha256 for file in bundle.files)
+    assert passes(bundle, places[0].root)
+
+
+def test_a_job_that_is_over_stops_fetching_and_stops_waiting(tmp_path, bundle, contents):
+    class Over(Exception):
+        pass
+
+    def progress(line):
+        if "fetched" in line or "waiting" in line:
+            raise Over
+
+    with pytest.raises(Over):
+        Staging(tmp_path).stage(bundle, serve(contents), progress)
+    assert not left_over(tmp_path)
+    lock = tmp_path / "staged" / f"{bundle.digest.removeprefix('sha256:')}.lock"
+    with staging._locked(lock, lambda _: None), pytest.raises(Over):
+        Staging(tmp_path).stage(bundle, refuse, progress)
+
+
+def test_what_a_killed_process_left_is_removed_at_the_start(tmp_path, bundle, contents):
+    first = Staging(tmp_path)
+    root = first.stage(bundle, serve(contents)).root
+    (tmp_path / "staged/.partial-abc-1").mkdir()
+    (tmp_path / "staged/.partial-abc-1/half").write_bytes(b"x")
+    (tmp_path / "blobs/incoming/tmpx").write_bytes(b"x")
+    Staging(tmp_path).tidy()
+    assert not left_over(tmp_path)
+    assert passes(bundle, root)

@@ -1,0 +1,185 @@
+"""Puts a bundle's files where an engine reads them: linked from the blob store, or fetched over HTTP.
+
+A staged folder comes into being whole: it is built under another name and renamed into place. Its files are
+read-only. What is linked from the store on this machine is not hashed here, the integrity gate does that where
+the engine reads; what is fetched or copied is hashed on its way.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from registry.storage.local import READ_ONLY, LocalBlobs
+from schemas.bundle import Bundle, File
+from schemas.evidence import Staged
+
+CHUNK_BYTES = 1024 * 1024
+PARTIAL = ".partial-"
+_CANNOT_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
+
+Fetch = Callable[[str], Iterable[bytes]]
+"""Digest → the blob's bytes, in pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A staged bundle: the folder that the engine reads, and what it took to get it there."""
+
+    root: Path
+    facts: Staged
+
+
+class Staging:
+    """Stages bundles under one data folder. Safe to call from several threads and processes at once."""
+
+    def __init__(self, data_dir: Path, store_dir: Path | None = None) -> None:
+        """Use a data folder, and the blob store where it is on this machine."""
+        self._staged = data_dir / "staged"
+        self._staged.mkdir(parents=True, exist_ok=True)
+        self._cache = LocalBlobs(data_dir / "blobs")
+        self._incoming = data_dir / "blobs" / "incoming"
+        self._store = LocalBlobs(store_dir) if store_dir is not None else None
+
+    def stage(self, bundle: Bundle, fetch: Fetch, progress: Callable[[str], None] = lambda _: None) -> Place:
+        """Make every file of a bundle readable under one folder, which several jobs may share.
+
+        Args:
+            bundle: whose files.
+            fetch: where blobs come from that are not in the store on this machine.
+            progress: takes one line for people; an exception that it raises ends the staging.
+
+        Raises:
+            DigestMismatch, TooLarge: fetched bytes are not the ones asked for. Nothing is left of them.
+            OSError: the disk is full or not writable.
+            Whatever `fetch` raises.
+        """
+        started = time.monotonic()
+        hexadecimal = bundle.digest.removeprefix("sha256:")
+        root = self._staged / hexadecimal
+        with _locked(self._staged / f"{hexadecimal}.lock", progress):
+            if not _is_whole(root, bundle):
+                self._build(bundle, root, fetch, progress)
+        size = sum(file.size for file in bundle.files)
+        duration_ms = round((time.monotonic() - started) * 1000)
+        return Place(root, Staged(files=len(bundle.files), size=size, duration_ms=duration_ms))
+
+    def tidy(self) -> None:
+        """Remove what a killed process left half done. For the only process that uses the folder, at its start."""
+        for folder in self._staged.glob(f"{PARTIAL}*"):
+            shutil.rmtree(folder)
+        for file in self._incoming.iterdir():
+            file.unlink()
+
+    def _build(self, bundle: Bundle, root: Path, fetch: Fetch, progress: Callable[[str], None]) -> None:
+        for left in (*self._staged.glob(f"{PARTIAL}{root.name}-*"), root):
+            if left.exists():
+                shutil.rmtree(left)
+        partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{root.name}-", dir=self._staged))
+        try:
+            for place, file in enumerate(bundle.files, start=1):
+                progress(f"staging file {place} of {len(bundle.files)}: {file.path}")
+                target = partial / file.path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._place(file, target, fetch, progress)
+            for folder in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
+                folder.chmod(0o755)
+                _sync(folder)
+            partial.rename(root)
+            _sync(self._staged)
+        finally:
+            if partial.exists():
+                shutil.rmtree(partial)
+
+    def _place(self, file: File, target: Path, fetch: Fetch, progress: Callable[[str], None]) -> None:
+        stored = self._store.path(file.sha256) if self._store is not None else None
+        here = stored if stored is not None and _is_regular(stored) else None
+        if here is not None and _link(here, target):
+            return
+        cached = self._cache.path(file.sha256)
+        if not _is_regular(cached):
+            chunks = _read(here) if here is not None else fetch(file.sha256)
+            self._cache.put(_told(chunks, file, progress), file.sha256, limit=file.size)
+        if not _link(cached, target):
+            shutil.copyfile(cached, target)
+            target.chmod(READ_ONLY)
+
+
+def _told(chunks: Iterable[bytes], file: File, progress: Callable[[str], None]) -> Iterator[bytes]:
+    done = 0
+    for chunk in chunks:
+        yield chunk
+        done += len(chunk)
+        progress(f"fetched {done / 1e6:,.0f} of {file.size / 1e6:,.0f} MB of {file.path}")
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _link(source: Path, target: Path) -> bool:
+    """Link a file; False where the file systems or their rules do not allow it."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _CANNOT_LINK:
+            return False
+        raise
+    return True
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _is_whole(root: Path, bundle: Bundle) -> bool:
+    """Tell, without reading a byte, whether a folder holds the bundle's files and nothing else."""
+    if not root.is_dir():
+        return False
+    sizes = {file.path: file.size for file in bundle.files}
+    folders = {parent.as_posix() for file in bundle.files for parent in PurePosixPath(file.path).parents} - {"."}
+    for path in root.rglob("*"):
+        name, facts = path.relative_to(root).as_posix(), path.lstat()
+        if stat.S_ISDIR(facts.st_mode):
+            if name not in folders:
+                return False
+        elif not stat.S_ISREG(facts.st_mode) or facts.st_size != sizes.pop(name, None):
+            return False
+    return not sizes
+
+
+@contextlib.contextmanager
+def _locked(path: Path, progress: Callable[[str], None]) -> Iterator[None]:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # Looked at again and again rather than waited for, so that a job that is over stops waiting.
+                progress("waiting for another job that stages the same bundle")
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

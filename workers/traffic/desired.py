@@ -63,21 +63,36 @@ def locked(path: Path, *, timeout_seconds: float = LOCK_SECONDS) -> Iterator[Non
 
 
 @dataclass(frozen=True, slots=True)
+class Rollback:
+    """Where a target goes back to.
+
+    Args:
+        arms: with their weights; empty for a target that had nothing before.
+        silence_seconds: of the controller, after which the dead-man switch puts it in force.
+    """
+
+    arms: tuple[Arm, ...]
+    silence_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Desired:
     """The splits of every target of a gateway, and where each would go back to.
 
     Args:
         revision: grows with every write of the gateway's documents.
         version: what `rds.json` in force must say.
+        was: what it said when this was written, so that a write that was cut short is not taken for a restore.
         splits: by target.
-        rollbacks: arms by target, for targets with a prepared rollback.
+        rollbacks: by target, where one is prepared.
         restored: targets whose present split is a rollback that was put in force.
     """
 
     revision: int = 0
     version: str = "r0"
+    was: str = ""
     splits: Mapping[str, Split] = field(default_factory=dict)
-    rollbacks: Mapping[str, tuple[Arm, ...]] = field(default_factory=dict)
+    rollbacks: Mapping[str, Rollback] = field(default_factory=dict)
     restored: frozenset[str] = frozenset()
 
     def changed(self, **changes: Any) -> "Desired":
@@ -92,8 +107,12 @@ class Desired:
     def rolled_back(self, which: str) -> dict[str, Split]:
         """Return all splits with one target, or every prepared one, back where it would go."""
         chosen = self.rollbacks if which == EVERY_TARGET else {which: self.rollbacks[which]}
-        back = {target: Split(target, self.next_revision(target), arms) for target, arms in chosen.items()}
+        back = {target: Split(target, self.next_revision(target), each.arms) for target, each in chosen.items()}
         return {**self.splits, **back}
+
+    def every_split(self) -> list[Split]:
+        """Return the present splits and the prepared ones, whose arms are the clusters that must exist."""
+        return [*self.splits.values(), *(Split(target, 1, each.arms) for target, each in self.rollbacks.items())]
 
     def next_revision(self, target: str) -> int:
         """Return the least revision that a new split of a target may have."""
@@ -111,12 +130,12 @@ class Desired:
         it could write this down. Anything else that is in force is left to be written over.
         """
         _, marker, which = live_version.partition(ROLLBACK)
-        if live_version == self.version or not marker:
+        if live_version in {self.version, self.was} or not marker:
             return self
         chosen = set(self.rollbacks) if which == EVERY_TARGET else {which} & set(self.rollbacks)
         if not chosen:
             return self
-        left = {target: arms for target, arms in self.rollbacks.items() if target not in chosen}
+        left = {target: each for target, each in self.rollbacks.items() if target not in chosen}
         return self.changed(
             version=live_version, splits=self.rolled_back(which), rollbacks=left, restored=self.restored | chosen
         )
@@ -127,11 +146,15 @@ class Desired:
             "schema": "sluicegate.dev/gateway/v1",
             "revision": self.revision,
             "version": self.version,
+            "was": self.was,
             "targets": {
                 target: {"revision": split.revision, "arms": [_arm(arm) for arm in split.arms]}
                 for target, split in sorted(self.splits.items())
             },
-            "rollbacks": {target: [_arm(arm) for arm in arms] for target, arms in sorted(self.rollbacks.items())},
+            "rollbacks": {
+                target: {"silence_seconds": each.silence_seconds, "arms": [_arm(arm) for arm in each.arms]}
+                for target, each in sorted(self.rollbacks.items())
+            },
             "restored": sorted(self.restored),
         }
         return json.dumps(document, indent=1).encode() + b"\n"
@@ -143,11 +166,15 @@ class Desired:
         return cls(
             revision=int(document["revision"]),
             version=str(document["version"]),
+            was=str(document["was"]),
             splits={
                 target: Split(target, each["revision"], tuple(Arm(**arm) for arm in each["arms"]))
                 for target, each in document["targets"].items()
             },
-            rollbacks={target: tuple(Arm(**arm) for arm in arms) for target, arms in document["rollbacks"].items()},
+            rollbacks={
+                target: Rollback(tuple(Arm(**arm) for arm in each["arms"]), float(each["silence_seconds"]))
+                for target, each in document["rollbacks"].items()
+            },
             restored=frozenset(document["restored"]),
         )
 

@@ -8,6 +8,7 @@ A directory holds a whole gateway::
     xds/cds.json         clusters; xds/rds.json: every weight, so that one rename(2) moves traffic
     rollback/*.rds.json  prepared documents: one a target, and `all`; putting one in force is one rename(2)
     admin.sock           0600; access.jsonl: one line a request
+    controller.beat      touched by the controller at every look
     controller_lost.json written by the dead-man switch; nothing moves until it is taken notice of
 """
 
@@ -16,6 +17,7 @@ import http.client
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,8 +25,8 @@ from typing import Any, Final, TypeVar
 from gates.router import Applied, Arm, Observed, Split
 from workers.traffic import envoy_config
 from workers.traffic.access_log import AccessLog
-from workers.traffic.desired import EVERY_TARGET, Desired, locked, sync_folder, write_atomically
-from workers.traffic.envoy_admin import EnvoyAdmin
+from workers.traffic.desired import EVERY_TARGET, Desired, Rollback, locked, sync_folder, write_atomically
+from workers.traffic.envoy_admin import TIMEOUT_SECONDS, EnvoyAdmin
 from workers.traffic.problems import (
     ArmNotHealthy,
     ClusterRepointed,
@@ -39,6 +41,7 @@ from workers.traffic.problems import (
 T = TypeVar("T")
 
 DEADLINE_SECONDS: Final = 10.0
+SILENCE_SECONDS: Final = 60.0
 _ROUTES_STATS: Final = f"http.gw.rds.{envoy_config.ROUTES}."
 _CLUSTERS_STATS: Final = "cluster_manager.cds."
 _REFUSALS: Final = ("update_rejected", "update_failure")
@@ -69,15 +72,19 @@ class EnvoyGateway:
         self.port = port
         self.pins = pins
         self.deadline_seconds = deadline_seconds
-        self.admin = EnvoyAdmin(directory / envoy_config.ADMIN_SOCKET)
+        self.admin = EnvoyAdmin(
+            directory / envoy_config.ADMIN_SOCKET, timeout_seconds=min(deadline_seconds, TIMEOUT_SECONDS)
+        )
         self.log = AccessLog(directory / envoy_config.LOG_FILE)
+        self.lock = directory / "gateway.lock"
+        self.heartbeat = directory / "controller.beat"
         self.notice = directory / "controller_lost.json"
 
     def initialise(self) -> None:
         """Write whatever is missing, and documents that Envoy must not start with. What is good is left as it is."""
         for folder in (self.directory, self._xds, self._rollback):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with locked(self._lock):
+        with locked(self.lock):
             boot = envoy_config.bootstrap(self.host, self.port)
             write_atomically(self.directory / "bootstrap.json", _bytes(boot))
             desired = self._load()
@@ -112,9 +119,8 @@ class EnvoyGateway:
                 answers again.
             GatewayDown, GatewayBusy: as NotAcknowledged, or before anything was written.
         """
-        with locked(self._lock):
-            if self.notice.exists():
-                raise GatewayHeld(f"the dead-man switch fired; see {self.notice.name}")
+        with locked(self.lock):
+            self._refuse_when_held()
             before = self._load()
             current = before.splits.get(split.target)
             if split == current and self._live_version() == before.version:
@@ -133,35 +139,36 @@ class EnvoyGateway:
             self._retire_clusters(after)
             return applied
 
-    def prepare_rollback(self, target: str, arms: tuple[Arm, ...]) -> None:
+    def prepare_rollback(self, target: str, arms: tuple[Arm, ...], *, silence_seconds: float = SILENCE_SECONDS) -> None:
         """Render where a target goes back to, and keep that current until it is restored or discarded.
 
         Args:
             target: `name@environment`.
             arms: with their weights; empty for a target that had nothing before, which then answers 503. Keep the
                 candidate as an arm of weight 0 to see it drain.
+            silence_seconds: of the controller, after which the dead-man switch restores.
 
         Raises:
             ClusterRepointed, GatewayHeld, NotAcknowledged, Rejected, GatewayDown, GatewayBusy.
         """
-        with locked(self._lock):
-            if self.notice.exists():
-                raise GatewayHeld(f"the dead-man switch fired; see {self.notice.name}")
+        with locked(self.lock):
+            self._refuse_when_held()
             before = self._load()
             Split(target, 1, arms)  # refuses what is no split
-            if before.rollbacks.get(target) == arms and self._prepared(target).exists():
+            rollback = Rollback(arms, silence_seconds)
+            if before.rollbacks.get(target) == rollback and self.is_prepared(target) and self.is_prepared(EVERY_TARGET):
                 return
-            after = before.changed(version=before.version, rollbacks={**before.rollbacks, target: arms})
+            after = before.changed(version=before.version, rollbacks={**before.rollbacks, target: rollback})
             _refuse_repointing(before, after)
             self._add_clusters(before, after)
             self._write_desired(after)
 
     def discard_rollback(self, target: str) -> None:
         """Forget where a target would go back to, after its release was promoted for good. Repeating is harmless."""
-        with locked(self._lock):
+        with locked(self.lock):
             before = self._load()
             if target in before.rollbacks:
-                left = {each: arms for each, arms in before.rollbacks.items() if each != target}
+                left = {other: each for other, each in before.rollbacks.items() if other != target}
                 self._write_desired(before.changed(version=before.version, rollbacks=left))
 
     def is_prepared(self, target: str) -> bool:
@@ -178,10 +185,10 @@ class EnvoyGateway:
             NotAcknowledged, Rejected, GatewayDown: the document is in place, but Envoy has not confirmed it.
             GatewayBusy: another process held the lock all the time; nothing was changed.
         """
-        with locked(self._lock):
+        with locked(self.lock):
             since = time.monotonic()
             try:
-                self._prepared(target).rename(self._routes)
+                self.put_in_force(target)
             except FileNotFoundError:
                 desired = self._load()
                 if target not in desired.restored:
@@ -193,6 +200,22 @@ class EnvoyGateway:
             finally:  # traffic first, housekeeping after it, also when nobody confirms
                 sync_folder(self._xds)
                 self._load()
+
+    def put_in_force(self, which: str) -> None:
+        """Rename a prepared document into place and nothing more: for `restore` and for the dead-man switch.
+
+        Raises:
+            FileNotFoundError: it is not prepared, or in place already.
+        """
+        self._prepared(which).rename(self._routes)
+
+    def prepared_targets(self) -> list[str]:
+        """Return the targets with a prepared rollback."""
+        return sorted(self._read().rollbacks)
+
+    def silence_seconds(self) -> float:
+        """Return how long the controller may be silent: the shortest time of the prepared rollbacks."""
+        return min((each.silence_seconds for each in self._read().rollbacks.values()), default=SILENCE_SECONDS)
 
     def drained(self, cluster: str) -> bool:
         """Tell whether no request is open on a cluster. Ask while it is an arm of weight 0: once retired it is unseen.
@@ -226,7 +249,7 @@ class EnvoyGateway:
         Raises:
             GatewayDown: the listener does not answer.
         """
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=5)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=self.admin.timeout_seconds)
         try:
             connection.request("GET", f"/{target}{envoy_config.PROBE_PATH}")
             answer = connection.getresponse()
@@ -246,7 +269,7 @@ class EnvoyGateway:
 
     def take_notice(self) -> dict[str, Any] | None:
         """Return what the dead-man switch left, or None. Traffic may not move until `clear_notice`."""
-        with locked(self._lock):
+        with locked(self.lock):
             self._load()
             try:
                 return dict(json.loads(self.notice.read_bytes()))
@@ -257,9 +280,13 @@ class EnvoyGateway:
         """Let traffic move again, after the notice was recorded."""
         self.notice.unlink(missing_ok=True)
 
-    @property
-    def _lock(self) -> Path:
-        return self.directory / "gateway.lock"
+    def beat(self) -> None:
+        """Show that the controller lives. Call it at every look, or the dead-man switch restores."""
+        self.heartbeat.touch()
+
+    def _refuse_when_held(self) -> None:
+        if self.notice.exists():
+            raise GatewayHeld(f"the dead-man switch fired and {self.notice.name} was not taken notice of")
 
     @property
     def _xds(self) -> Path:
@@ -286,11 +313,11 @@ class EnvoyGateway:
 
     def _load(self) -> Desired:
         """Return what is desired, and write down what was folded in. Under the lock only."""
-        written = self._written()
-        folded = written.folded(self._live_version())
+        written, live = self._written(), self._live_version()
+        folded = written.folded(live)
         if folded is not written:
-            self._write_desired(folded)
-        return folded
+            self._write_desired(replace(folded, was=live))
+        return replace(folded, was=live)
 
     def _written(self) -> Desired:
         try:
@@ -313,8 +340,7 @@ class EnvoyGateway:
         return True
 
     def _arms(self, desired: Desired) -> list[tuple[Arm, Arm | None]]:
-        prepared = [Split(target, 1, arms) for target, arms in desired.rollbacks.items()]
-        return envoy_config.arms_of([*desired.splits.values(), *prepared])
+        return envoy_config.arms_of(desired.every_split())
 
     def _render_routes(self, desired: Desired) -> dict[str, Any]:
         return envoy_config.routes(desired.version, desired.splits.values(), pins=self.pins)
@@ -373,6 +399,7 @@ class EnvoyGateway:
         document = self._render_routes(after)
         envoy_config.check(json.loads(self._clusters.read_bytes()), document)
         baseline = self.admin.stats(_ROUTES_STATS)
+        self._refuse_when_held()  # asked again: a controller that was paused in here may find the switch fired
         self._write_desired(after)
         since = time.monotonic()
         write_atomically(self._routes, _bytes(document))
@@ -421,8 +448,7 @@ def _bytes(document: dict[str, Any]) -> bytes:
 def _refuse_repointing(before: Desired, after: Desired) -> None:
     addresses: dict[str, str] = {}
     for desired in (before, after):
-        every = [*desired.splits.values(), *(Split(target, 1, arms) for target, arms in desired.rollbacks.items())]
-        for arm in (arm for split in every for arm in split.arms):
+        for arm in (arm for split in desired.every_split() for arm in split.arms):
             known = addresses.setdefault(arm.cluster, arm.address)
             if known != arm.address:
                 raise ClusterRepointed(f"{arm.cluster} is {known} and cannot become {arm.address}")

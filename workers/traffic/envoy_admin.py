@@ -11,19 +11,19 @@ from typing import Any, Final
 from workers.traffic.problems import GatewayDown
 
 _LONGEST_SOCKET_PATH: Final = 100
-_TIMEOUT_SECONDS: Final = 5.0
+TIMEOUT_SECONDS: Final = 5.0
 
 
 class _UnixConnection(http.client.HTTPConnection):
     """HTTP over a unix socket, also where the path is too long for a socket address."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__("envoy", timeout=_TIMEOUT_SECONDS)
+    def __init__(self, path: Path, *, timeout_seconds: float) -> None:
+        super().__init__("envoy", timeout=timeout_seconds)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(_TIMEOUT_SECONDS)
+        self.sock.settimeout(self.timeout)
         if len(os.fsencode(self._path)) <= _LONGEST_SOCKET_PATH:
             self.sock.connect(str(self._path))
             return
@@ -39,14 +39,16 @@ class EnvoyAdmin:
 
     Args:
         path: of the unix socket.
+        timeout_seconds: longest wait for one answer.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.path = path
+        self.timeout_seconds = timeout_seconds
 
     def call(self, target: str, *, method: str = "GET") -> tuple[int, bytes]:
         """Return status and body of one request. Raises GatewayDown."""
-        connection = _UnixConnection(self.path)
+        connection = _UnixConnection(self.path, timeout_seconds=self.timeout_seconds)
         try:
             connection.request(method, target)
             answer = connection.getresponse()

@@ -159,6 +159,7 @@ class Dialect:
     tokenize_path: str = "/tokenize"
     tokenize_field: str = "content"
     tokenize_flags: Mapping[str, bool] = field(default_factory=dict)
+    detokenize_path: str = "/detokenize"
     context_pointer: tuple[str, ...] = ()
 
     # -------------------------------------------------------------------------------------------- requests
@@ -242,6 +243,10 @@ class Dialect:
         """Build the request for a text's token ids, as the engine makes them for a prompt: with BOS and markers."""
         return Request(self.tokenize_path, {self.tokenize_field: text, **self.tokenize_flags})
 
+    def detokenize(self, tokens: Sequence[int]) -> Request:
+        """Build the request for the text of some token ids."""
+        return Request(self.detokenize_path, {"tokens": list(tokens)})
+
     # --------------------------------------------------------------------------------------------- answers
 
     def read_tokens(self, body: object, text: str) -> list[int]:
@@ -252,6 +257,10 @@ class Dialect:
         if text and not tokens:
             raise Malformed("a text that is not empty was given no token")
         return tokens
+
+    def read_text(self, body: object) -> str:
+        """Read the text of token ids; an incomplete character is U+FFFD. Raises Malformed."""
+        return _text(_mapping(body), "content")
 
     def read_prompt(self, body: object) -> str:
         """Read the rendered prompt."""

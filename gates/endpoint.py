@@ -247,6 +247,10 @@ class Endpoint:
         """Return a text's token ids as a prompt gets them. Raises EndpointError, Malformed."""
         return self.dialect.read_tokens(await self.call(self.dialect.tokenize(text)), text)
 
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of some token ids. Raises EndpointError, Malformed."""
+        return self.dialect.read_text(await self.call(self.dialect.detokenize(tokens)))
+
     async def render_prompt(
         self, messages: Sequence[Message], template_arguments: Mapping[str, object] | None = None
     ) -> str:

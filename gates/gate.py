@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gates.endpoint import Endpoint
 from schemas.bundle import Bundle
 from schemas.policy import CompatibilityRule, GoldenRule, IntegrityRule, LoadRule
 from schemas.reference import Reference
@@ -39,7 +40,7 @@ class GateContext:
     rule: Rule
     suite: GoldenSuite | LoadSuite | None = None
     reference: Reference | None = None
-    endpoint: Any = None
+    endpoint: Endpoint | None = None
     engine: EngineIdentity | None = None
     process_id: Callable[[], int | None] = lambda: None
     ready_ms: int | None = None

@@ -1,6 +1,7 @@
 """Who calls and what they may do: tokens, and one table of permissions."""
 
 import hmac
+import re
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,7 @@ from schemas.problems import Conflict, InvalidDocument, NotPermitted, Unauthenti
 
 PREFIX = "slg_"
 SECRET_BYTES = 32
+_SECRET = re.compile(r"slg_[A-Za-z0-9_-]{43}")
 ADMIN_PROJECT = "default"
 """Administrators of this project also make projects, and tokens for them."""
 
@@ -93,6 +95,11 @@ def new_secret() -> str:
     return PREFIX + secrets.token_urlsafe(SECRET_BYTES)
 
 
+def is_secret(text: str) -> bool:
+    """Tell whether a text has the form of a token with enough random bits."""
+    return _SECRET.fullmatch(text) is not None
+
+
 def authenticate(session: Session, secret: str, now: datetime) -> Actor:
     """Return who holds a token.
 
@@ -109,10 +116,15 @@ def authenticate(session: Session, secret: str, now: datetime) -> Actor:
     if not hmac.compare_digest(stored, sought) or found is None:
         raise Unauthenticated("the token is not known, or no longer valid")
     token, project = found
-    if token.revoked_at is not None or (token.expires_at is not None and token.expires_at <= now):
+    if not is_valid(token, now):
         raise Unauthenticated("the token is not known, or no longer valid")
     role: RoleName = token.role  # type: ignore[assignment] # the column's CHECK holds the same four
     return Actor(project_id=project.id, project=project.name, name=token.name, role=role)
+
+
+def is_valid(token: TokenRow, now: datetime) -> bool:
+    """Tell whether a token counts: it is not revoked and has not ended."""
+    return token.revoked_at is None and (token.expires_at is None or now < token.expires_at)
 
 
 def create_token(

@@ -53,6 +53,11 @@ def now(session: Session) -> datetime:
     return instant
 
 
+def freeze(session: Session) -> None:
+    """Let every query of this transaction see one moment. Call it before the first query."""
+    session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+
+
 def after_commit(session: Session, ring: object) -> None:
     """Call `ring()` once the transaction is committed; never when it is rolled back."""
     session.info.setdefault(AFTER_COMMIT, []).append(ring)

@@ -251,16 +251,12 @@ def read(session: Session, stream: str, *, after: int = 0, limit: int | None = N
     return list(session.scalars(query if limit is None else query.limit(limit)))
 
 
-def browse(session: Session, project: UUID, *, after: int, limit: int) -> list[EntryRow]:
-    """Return a project's entries of all streams after a sequence number, oldest first."""
-    return list(
-        session.scalars(
-            select(EntryRow)
-            .where(EntryRow.project_id == project, EntryRow.sequence > after)
-            .order_by(EntryRow.sequence)
-            .limit(limit)
-        )
-    )
+def browse(session: Session, project: UUID, *, after: int, limit: int, stream: str | None = None) -> list[EntryRow]:
+    """Return a project's entries, of all streams or one, after a sequence number, oldest first."""
+    query = select(EntryRow).where(EntryRow.project_id == project, EntryRow.sequence > after)
+    if stream is not None:
+        query = query.where(EntryRow.stream == stream)
+    return list(session.scalars(query.order_by(EntryRow.sequence).limit(limit)))
 
 
 def wire(row: EntryRow, *, with_envelope: bool = False) -> Entry:

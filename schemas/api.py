@@ -113,6 +113,13 @@ class Missing(Wire):
     missing: list[str] = Field(description="In the order asked.")
 
 
+class StoredBlob(Wire):
+    """A blob that was received and verified."""
+
+    digest: str = Field(description="Its SHA-256.")
+    size: int = Field(description="Its size in bytes.")
+
+
 class TargetCreate(Closed):
     """Make a target."""
 

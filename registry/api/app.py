@@ -9,14 +9,23 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from registry.api import meta, problems
+from registry.api import admin, blobs, documents, evidence, meta, problems
 from registry.api.middleware import BodyLimit, Edge
 from registry.service import Service
 from schemas import VERSION
+from schemas.bundle import Bundle
+from schemas.policy import Policy
+from schemas.suite import GoldenSuite, LoadSuite
 
-ROUTERS = (meta.router,)
+ROUTERS = (
+    meta.router,
+    admin.router,
+    blobs.router,
+    documents.router,
+    evidence.router,
+)
 REF = "#/components/schemas/{model}"
-COMPONENTS: tuple[Any, ...] = (problems.ProblemBody,)
+COMPONENTS: tuple[Any, ...] = (problems.ProblemBody, Bundle, Policy, GoldenSuite, LoadSuite)
 """Models that routes name in their own words, because they read raw bytes or answer problems."""
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
 from registry import auth, db
@@ -41,14 +41,14 @@ def identify(service: Service, secret: str) -> Actor:
         return auth.authenticate(session, secret, db.now(session))
 
 
-def actor_of(
-    service: ServiceDep, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
-) -> Actor:
+def actor_of(service: ServiceDep, request: Request) -> Actor:
     """Return the caller. Raises Unauthenticated."""
-    scheme, _, secret = (authorization or "").partition(" ")
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret.strip():
         raise Unauthenticated("send a token as `Authorization: Bearer TOKEN`")
-    return identify(service, secret.strip())
+    actor = identify(service, secret.strip())
+    request.state.actor = f"{actor.project}/{actor.name}"
+    return actor
 
 
 ActorDep = Annotated[Actor, Depends(actor_of)]

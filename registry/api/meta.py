@@ -11,7 +11,7 @@ from registry.api.deps import ActorDep, SessionDep
 from registry.api.problems import declare, declare_open
 from schemas import VERSION
 from schemas.api import Health, Identity, Version
-from schemas.problems import PROBLEMS, NotFound
+from schemas.problems import PROBLEMS, InvalidDocument, NotFound
 
 router = APIRouter(tags=["service"])
 
@@ -50,7 +50,10 @@ PROBLEM_PAGE = """<!doctype html>
 
 
 @router.get(
-    "/problems/{kind}", operation_id="getProblem", responses=declare_open(NotFound), response_class=HTMLResponse
+    "/problems/{kind}",
+    operation_id="getProblem",
+    responses=declare_open(InvalidDocument, NotFound),
+    response_class=HTMLResponse,
 )
 def get_problem(kind: Annotated[str, Path(max_length=63, description="Kind of problem.")]) -> HTMLResponse:
     """Explain a kind of problem to a person: this is where a problem's `type` leads."""

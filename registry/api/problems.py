@@ -1,6 +1,6 @@
 """Every refusal and failure leaves in one shape: RFC 9457, `application/problem+json`, with the request's id."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 from uuid import UUID
@@ -14,6 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from registry.places import pointer, sentence
 from schemas import problems
 from schemas.problems import InternalError, InvalidDocument, Problem, Unavailable
 
@@ -149,15 +150,5 @@ def _place(error: Mapping[str, Any]) -> dict[str, str]:
     if error["type"] == "json_invalid":
         return {"pointer": "", "detail": f"is not JSON: {error['ctx']['error']} at character {path[0]}"}
     if where == "body":
-        return {"pointer": pointer(path), "detail": message(error)}
-    return {"pointer": "", "detail": f"{where} parameter {'.'.join(map(str, path))}: {message(error)}"}
-
-
-def pointer(path: Sequence[str | int]) -> str:
-    """Return a path as a JSON Pointer (RFC 6901)."""
-    return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in path)
-
-
-def message(error: Mapping[str, Any]) -> str:
-    """Return a validation error's sentence, without pydantic's prefix."""
-    return str(error["msg"]).removeprefix("Value error, ")
+        return {"pointer": pointer(path), "detail": sentence(error)}
+    return {"pointer": "", "detail": f"{where} parameter {'.'.join(map(str, path))}: {sentence(error)}"}

@@ -1,0 +1,187 @@
+"""Bundles, policies, suites and references: posted as raw JSON, answered by digest."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from sqlalchemy.orm import Session
+
+from registry import documents
+from registry.api.deps import ServiceDep, SessionDep, allow
+from registry.api.pages import Cursor, Limit, page
+from registry.api.problems import Responses, declare
+from registry.auth import Actor
+from registry.service import Service
+from schemas.api import Page, Registered
+from schemas.common import Name
+from schemas.problems import (
+    BlobsMissing,
+    Conflict,
+    InvalidDocument,
+    NotFound,
+    PolicyTooWeak,
+    TooLarge,
+    UnsupportedMediaType,
+)
+
+router = APIRouter(tags=["documents"])
+
+MEDIA_TYPE = "application/json"
+
+
+async def raw_json(request: Request) -> bytes:
+    """Return the body as it was sent, since a document's own rules decide what JSON it takes.
+
+    Raises:
+        UnsupportedMediaType: it is not announced as JSON.
+    """
+    announced = request.headers.get("content-type", "").split(";", 1)[0].strip().lower()
+    if announced != MEDIA_TYPE:
+        raise UnsupportedMediaType(f"send the document as {MEDIA_TYPE}, not as {announced or 'nothing'}")
+    return await request.body()
+
+
+RawJson = Annotated[bytes, Depends(raw_json)]
+ReaderDep = Annotated[Actor, allow("read")]
+FetcherDep = Annotated[Actor, allow("fetch")]
+NamedDigest = Annotated[
+    str,
+    Path(
+        pattern=r"^(sha256:)?[0-9a-f]{8,64}$",
+        description="Digest, or at least 8 of its hexadecimal digits, with or without `sha256:`.",
+    ),
+]
+Names = Annotated[list[Name] | None, Query(description="Only these families; repeatable.")]
+
+POSTED = declare(InvalidDocument, TooLarge, UnsupportedMediaType)
+LISTED = declare(InvalidDocument)
+NAMED = declare(InvalidDocument, NotFound, Conflict)
+
+
+def takes(*models: str) -> dict[str, Any]:
+    """Return the description of a raw JSON body for OpenAPI."""
+    refs = [{"$ref": f"#/components/schemas/{model}"} for model in models]
+    schema = refs[0] if len(refs) == 1 else {"oneOf": refs}
+    return {"requestBody": {"required": True, "content": {MEDIA_TYPE: {"schema": schema}}}}
+
+
+def known(responses: Responses) -> Responses:
+    """Return responses with the answer for a document that was stored before."""
+    return {200: {"model": Registered, "description": "It was stored before."}, **responses}
+
+
+def _register(
+    session: Session, service: Service, actor: Actor, *, kind: str, raw: bytes, response: Response
+) -> Registered:
+    stored, is_new = documents.register(session, service, actor, kind, raw)
+    response.status_code = 201 if is_new else 200
+    response.headers["location"] = f"/v1/{'policies' if kind == 'policy' else kind + 's'}/{stored.digest}"
+    return stored
+
+
+def _list(
+    session: Session, actor: Actor, *, kind: str, names: list[str] | None, cursor: Cursor, limit: int
+) -> Page[Registered]:
+    rows = documents.browse(session, actor.project_id, kind, names=names or [], after=cursor, limit=limit + 1)
+    return page(rows, limit, lambda row: row[1], lambda row: row[0])
+
+
+@router.post(
+    "/v1/bundles",
+    operation_id="registerBundle",
+    status_code=201,
+    responses=known({**POSTED, **declare(InvalidDocument, BlobsMissing)}),
+    openapi_extra=takes("Bundle"),
+)
+def register_bundle(
+    actor: Annotated[Actor, allow("register_bundle")],
+    raw: RawJson,
+    session: SessionDep,
+    service: ServiceDep,
+    response: Response,
+) -> Registered:
+    """Store a bundle whose files have been uploaded. Posting it again answers 200 with the same body."""
+    return _register(session, service, actor, kind="bundle", raw=raw, response=response)
+
+
+@router.get("/v1/bundles", operation_id="listBundles", responses=LISTED)
+def list_bundles(
+    actor: ReaderDep, session: SessionDep, cursor: Cursor, name: Names = None, limit: Limit = 50
+) -> Page[Registered]:
+    """List bundles, newest first, without the documents themselves."""
+    return _list(session, actor, kind="bundle", names=name, cursor=cursor, limit=limit)
+
+
+@router.get("/v1/bundles/{digest}", operation_id="getBundle", responses=NAMED)
+def get_bundle(digest: NamedDigest, actor: FetcherDep, session: SessionDep) -> Registered:
+    """Return a bundle."""
+    return documents.get(session, actor.project_id, "bundle", digest)
+
+
+@router.post(
+    "/v1/policies",
+    operation_id="registerPolicy",
+    status_code=201,
+    responses=known({**POSTED, **declare(InvalidDocument, PolicyTooWeak)}),
+    openapi_extra=takes("Policy"),
+)
+def register_policy(
+    actor: Annotated[Actor, allow("register_policy")],
+    raw: RawJson,
+    session: SessionDep,
+    service: ServiceDep,
+    response: Response,
+) -> Registered:
+    """Store a policy that can decide with the samples it asks for. Posting it again answers 200 with the same body."""
+    return _register(session, service, actor, kind="policy", raw=raw, response=response)
+
+
+@router.get("/v1/policies", operation_id="listPolicies", responses=LISTED)
+def list_policies(
+    actor: ReaderDep, session: SessionDep, cursor: Cursor, name: Names = None, limit: Limit = 50
+) -> Page[Registered]:
+    """List policies, newest first, without the documents themselves."""
+    return _list(session, actor, kind="policy", names=name, cursor=cursor, limit=limit)
+
+
+@router.get("/v1/policies/{digest}", operation_id="getPolicy", responses=NAMED)
+def get_policy(digest: NamedDigest, actor: FetcherDep, session: SessionDep) -> Registered:
+    """Return a policy."""
+    return documents.get(session, actor.project_id, "policy", digest)
+
+
+@router.post(
+    "/v1/suites",
+    operation_id="registerSuite",
+    status_code=201,
+    responses=known(POSTED),
+    openapi_extra=takes("GoldenSuite", "LoadSuite"),
+)
+def register_suite(
+    actor: Annotated[Actor, allow("register_suite")],
+    raw: RawJson,
+    session: SessionDep,
+    service: ServiceDep,
+    response: Response,
+) -> Registered:
+    """Store a suite. Posting it again answers 200 with the same body."""
+    return _register(session, service, actor, kind="suite", raw=raw, response=response)
+
+
+@router.get("/v1/suites", operation_id="listSuites", responses=LISTED)
+def list_suites(
+    actor: ReaderDep, session: SessionDep, cursor: Cursor, name: Names = None, limit: Limit = 50
+) -> Page[Registered]:
+    """List suites, newest first, without the documents themselves."""
+    return _list(session, actor, kind="suite", names=name, cursor=cursor, limit=limit)
+
+
+@router.get("/v1/suites/{digest}", operation_id="getSuite", responses=NAMED)
+def get_suite(digest: NamedDigest, actor: FetcherDep, session: SessionDep) -> Registered:
+    """Return a suite."""
+    return documents.get(session, actor.project_id, "suite", digest)
+
+
+@router.get("/v1/references/{digest}", operation_id="getReference", responses=NAMED)
+def get_reference(digest: NamedDigest, actor: FetcherDep, session: SessionDep) -> Registered:
+    """Return what an accepted bundle answered to a golden suite."""
+    return documents.get(session, actor.project_id, "reference", digest)

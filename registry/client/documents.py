@@ -1,0 +1,73 @@
+"""Immutable documents: bundles, policies, suites, references."""
+
+from collections.abc import Iterator
+
+from registry.client.transport import Transport
+from schemas.api import Registered
+from schemas.common import Document
+
+
+class _Documents:
+    """Documents of one kind, named by digest."""
+
+    path = ""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def register(self, document: Document | bytes) -> tuple[Registered, bool]:
+        """Register a document, and tell whether it is new. Registering it twice changes nothing.
+
+        Args:
+            document: or its JSON, exactly as someone wrote it.
+
+        Raises:
+            InvalidDocument: `errors` lists each place by JSON Pointer.
+            BlobsMissing: a bundle's files have not been uploaded.
+            PolicyTooWeak: a policy asks for fewer samples than it can decide with.
+            Conflict: another document holds the place.
+        """
+        raw = document if isinstance(document, bytes) else document.canonical()
+        answer = self._transport.send("POST", self.path, body=raw)
+        return self._transport.parse(Registered, answer), answer.status_code == 201
+
+    def create(self, document: Document | bytes) -> Registered:
+        """Register a document; `register` also tells whether it is new."""
+        return self.register(document)[0]
+
+    def get(self, digest: str) -> Registered:
+        """Return a document by its digest. Raises NotFound."""
+        return self._transport.get(Registered, f"{self.path}/{digest}")
+
+    def list(self, name: str | None = None) -> Iterator[Registered]:
+        """List documents, newest first, without their bodies; only those of a family when a name is given."""
+        return self._transport.pages(Registered, self.path, {"name": name})
+
+
+class Bundles(_Documents):
+    """Bundles."""
+
+    path = "/v1/bundles"
+
+
+class Policies(_Documents):
+    """Policies."""
+
+    path = "/v1/policies"
+
+
+class Suites(_Documents):
+    """Golden and load suites."""
+
+    path = "/v1/suites"
+
+
+class References:
+    """Golden references; they are recorded by runs, not registered."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def get(self, digest: str) -> Registered:
+        """Return a reference by its digest. Raises NotFound."""
+        return self._transport.get(Registered, f"/v1/references/{digest}")

@@ -1,0 +1,63 @@
+"""A runner's side: it says who it is, takes jobs, and reports under the fencing token of its lease."""
+
+from collections.abc import Iterator
+from uuid import UUID
+
+from registry.client.transport import Transport
+from schemas.api import Complete, Progress, Reported, Run
+from schemas.runner import Claim, Renewal, Report, Runner, RunnerRegistration
+
+
+class Runners:
+    """Runners."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(self) -> Iterator[Runner]:
+        """List runners, newest first."""
+        return self._transport.pages(Runner, "/v1/runners")
+
+    def register(self, body: RunnerRegistration) -> Runner:
+        """Say who a runner is; repeating it refreshes what is known."""
+        return self._transport.post(Runner, "/v1/runners", body)
+
+    def heartbeat(self, runner: UUID) -> Runner:
+        """Say that a runner lives. Raises NotFound."""
+        return self._transport.post(Runner, f"/v1/runners/{runner}/heartbeats")
+
+    def claim(self, runner: UUID) -> Claim | None:
+        """Take the oldest job that this runner may do, or None. Raises NotFound."""
+        answer = self._transport.send("POST", f"/v1/runners/{runner}/claims")
+        return None if answer.status_code == 204 else self._transport.parse(Claim, answer)
+
+
+class Jobs:
+    """Jobs that a runner holds. LeaseLost means: stop, and do not report again."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def renew(self, job: UUID, body: Progress) -> Renewal:
+        """Extend the lease, and learn whether the job is still wanted. Raises LeaseLost, NotFound."""
+        return self._transport.post(Renewal, f"/v1/jobs/{job}/renewals", body)
+
+    def report(self, job: UUID, body: Report) -> Reported:
+        """Record what happened; a repeated act answers with the entry that stands. Raises LeaseLost, NotFound."""
+        return self._transport.post(Reported, f"/v1/jobs/{job}/reports", body)
+
+    def complete(self, job: UUID, body: Complete) -> None:
+        """End a job, or put it back after a technical problem. Raises LeaseLost, NotFound."""
+        self._transport.send("POST", f"/v1/jobs/{job}/completions", body=body)
+
+    def put_records(self, job: UUID, digest: str, raw: bytes, *, fencing_token: int) -> None:
+        """Send the raw records of a gate. Raises LeaseLost, DigestMismatch, TooLarge."""
+        path, parameters = f"/v1/jobs/{job}/records/{digest}", {"fencing_token": fencing_token}
+        headers = {"content-type": "application/octet-stream"}
+        self._transport.send("PUT", path, parameters=parameters, body=raw, headers=headers, is_slow=True)
+
+    def post_reference(self, job: UUID, raw: bytes, *, fencing_token: int) -> Run:
+        """Store the reference that a recording made and put it in force. Raises LeaseLost, InvalidDocument."""
+        parameters = {"fencing_token": fencing_token}
+        answer = self._transport.send("POST", f"/v1/jobs/{job}/references", parameters=parameters, body=raw)
+        return self._transport.parse(Run, answer)

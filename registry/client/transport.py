@@ -1,0 +1,216 @@
+"""How the client speaks HTTP: what is tried again, and what each kind of answer becomes."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from schemas import VERSION
+from schemas.api import Page
+from schemas.problems import (
+    InternalError,
+    InvalidDocument,
+    MethodNotAllowed,
+    NotFound,
+    NotPermitted,
+    Problem,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    problem_from,
+)
+
+RETRY_PAUSES_SECONDS = (0.1, 0.4, 1.0)
+"""Pauses before each further try."""
+LONG_ANSWER_SECONDS = 600.0
+"""Longest silence while the service works through something large: a blob's last bytes, the whole log."""
+PAGE_SIZE = 200
+
+# What a refusal that is not in our words means: a proxy's, or another server's.
+_BY_STATUS: dict[int, type[Problem]] = {
+    401: Unauthenticated,
+    403: NotPermitted,
+    404: NotFound,
+    405: MethodNotAllowed,
+    413: TooLarge,
+    422: InvalidDocument,
+    502: Unavailable,
+    503: Unavailable,
+    504: Unavailable,
+}
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+Parameters = Mapping[str, str | int | bool | list[str] | None]
+
+
+class Transport:
+    """One service, one token, one pool of connections."""
+
+    def __init__(self, url: str, token: str | None, *, timeout_seconds: float) -> None:
+        self.url = url.rstrip("/")
+        try:
+            parsed = httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{url!r} is not a URL: {error}") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise ValueError(f"{url!r} is not a URL that starts with http:// or https://")
+        headers = {"user-agent": f"sluicegate/{VERSION}", "accept": "application/json"}
+        if token is not None:
+            if not token or not token.isascii() or not token.isprintable() or " " in token:
+                raise ValueError("the token has characters that no token has")
+            headers["authorization"] = f"Bearer {token}"
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(timeout_seconds),
+            follow_redirects=False,
+            # A proxy from the environment is not on the way to this machine itself.
+            trust_env=not _is_loopback(parsed.host),
+        )
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._http.close()
+
+    def get(self, model: type[ModelT], path: str, parameters: Parameters | None = None) -> ModelT:
+        """Read one thing. Tried again when the connection fails."""
+        return self.parse(model, self.send("GET", path, parameters=parameters))
+
+    def post(
+        self, model: type[ModelT], path: str, body: BaseModel | bytes | None = None, *, is_slow: bool = False
+    ) -> ModelT:
+        """Do one thing. Tried again only when it never reached the service."""
+        return self.parse(model, self.send("POST", path, body=body, is_slow=is_slow))
+
+    def pages(
+        self,
+        model: type[ModelT],
+        path: str,
+        parameters: Parameters | None = None,
+        *,
+        cursor: str = "cursor",
+        start: str | None = None,
+    ) -> Iterator[ModelT]:
+        """Read a list, page after page, as it is asked for. `cursor` is the parameter that `next` goes into."""
+        page = TypeAdapter(Page[model])  # type: ignore[valid-type]  # a model at run time
+        following = start
+        while True:
+            asked = {**(parameters or {}), "limit": PAGE_SIZE, cursor: following}
+            answer = self._validated(page, self.send("GET", path, parameters=asked))
+            yield from answer.items
+            if answer.next is None or answer.next == following:
+                return
+            following = answer.next
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        parameters: Parameters | None = None,
+        body: BaseModel | bytes | Iterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        is_slow: bool = False,
+    ) -> httpx.Response:
+        """Send a request and return an answer that succeeded.
+
+        Raises:
+            Problem: what the service said; Unavailable when it did not say anything.
+        """
+        content, sent = _encoded(body)
+        request = self._http.build_request(
+            method,
+            path,
+            params={key: value for key, value in (parameters or {}).items() if value is not None},
+            content=content,
+            headers={**sent, **(headers or {})},
+            timeout=httpx.Timeout(30.0, read=LONG_ANSWER_SECONDS) if is_slow else httpx.USE_CLIENT_DEFAULT,
+        )
+        answer = self._tried(method, lambda: self._http.send(request), can_repeat=not isinstance(body, Iterator))
+        if not answer.is_success:
+            raise _problem(answer)
+        return answer
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[httpx.Response]:
+        """Read raw bytes as they arrive. What has arrived is not asked for again when the connection breaks."""
+        request = self._http.build_request("GET", path, headers={"accept": "application/octet-stream"})
+        answer = self._tried("GET", lambda: self._http.send(request, stream=True), can_repeat=True)
+        try:
+            if not answer.is_success:
+                answer.read()
+                raise _problem(answer)
+            yield answer
+        except httpx.TransportError as error:
+            raise Unavailable(f"{self.url} broke off in the middle of an answer: {_why(error)}") from error
+        finally:
+            answer.close()
+
+    def parse(self, model: type[ModelT], answer: httpx.Response) -> ModelT:
+        """Return a successful answer as a model. Raises Unavailable when it is something else."""
+        parsed: ModelT = self._validated(TypeAdapter(model), answer)
+        return parsed
+
+    def _validated(self, adapter: TypeAdapter[Any], answer: httpx.Response) -> Any:
+        try:
+            return adapter.validate_json(answer.content)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = "/".join(map(str, first["loc"]))
+            raise Unavailable(
+                f"{self.url} answered {answer.request.url.path} with something that is not Sluicegate's "
+                f"({place or 'body'}: {first['msg']}). Is the address right, and the client as new as the service?"
+            ) from None
+
+    def _tried(self, method: str, attempt: Callable[[], httpx.Response], *, can_repeat: bool) -> httpx.Response:
+        for pause in (*RETRY_PAUSES_SECONDS, None):
+            try:
+                return attempt()
+            except httpx.TransportError as error:
+                never_arrived = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+                safe = never_arrived or method in ("GET", "HEAD")
+                if pause is None or not safe or not can_repeat:
+                    said = "cannot be reached" if never_arrived else "broke off before it had answered"
+                    doubt = "" if safe else ". Whether it did what was asked is not known"
+                    raise Unavailable(f"{self.url} {said}: {_why(error)}{doubt}") from error
+                time.sleep(pause)
+        raise AssertionError("the last try returns or raises")
+
+
+def _encoded(body: BaseModel | bytes | Iterator[bytes] | None) -> tuple[bytes | Iterator[bytes] | None, dict[str, str]]:
+    if body is None:
+        return None, {}
+    if isinstance(body, BaseModel):
+        body = body.model_dump_json(by_alias=True, exclude_none=True).encode()
+    kind = "application/json" if isinstance(body, bytes) else "application/octet-stream"
+    return body, {"content-type": kind}
+
+
+def _problem(answer: httpx.Response) -> Problem:
+    status = answer.status_code
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    if isinstance(body, dict) and "/problems/" in str(body.get("type", "")):
+        return problem_from(body, status)
+    kind = _BY_STATUS.get(status, InternalError)
+    where = f"{answer.request.method} {answer.request.url.path}"
+    return kind(f"{where} was answered with {status} {answer.reason_phrase}, not in Sluicegate's words".rstrip())
+
+
+def _why(error: httpx.TransportError) -> str:
+    if isinstance(error, httpx.TimeoutException):
+        return "no answer in time"
+    return str(error) or type(error).__name__
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

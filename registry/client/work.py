@@ -1,0 +1,165 @@
+"""What people and pipelines work with: targets, releases, runs, evidence; projects and tokens."""
+
+from collections.abc import Iterator, Sequence
+from uuid import UUID
+
+from registry.client.transport import Transport
+from schemas.api import (
+    Act,
+    Page,
+    Project,
+    ProjectCreate,
+    PublicKey,
+    RecordCreate,
+    ReleaseCreate,
+    Run,
+    RunCreate,
+    TargetCreate,
+    TokenCreate,
+    TokenCreated,
+)
+from schemas.evidence import Entry, Verification
+from schemas.release import Phase, Release, ReleaseDetail, Target
+
+
+class Targets:
+    """Targets: served names in environments."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def create(self, body: TargetCreate) -> Target:
+        """Make a target. Raises Conflict when the name is taken."""
+        return self._transport.post(Target, "/v1/targets", body)
+
+    def get(self, name: str) -> Target:
+        """Return a target by its name@environment. Raises NotFound."""
+        return self._transport.get(Target, f"/v1/targets/{name}")
+
+    def list(self) -> Iterator[Target]:
+        """List targets, newest first."""
+        return self._transport.pages(Target, "/v1/targets")
+
+
+class Releases:
+    """Releases, and what people do to them. Each act's reason is kept in evidence."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def create(self, body: ReleaseCreate) -> Release:
+        """Start a release. Raises NotFound, ReferenceMissing, Conflict."""
+        return self._transport.post(Release, "/v1/releases", body)
+
+    def get(self, release: UUID) -> ReleaseDetail:
+        """Return a release with its log. Raises NotFound."""
+        return self._transport.get(ReleaseDetail, f"/v1/releases/{release}")
+
+    def list(self, *, target: str | None = None, phases: Sequence[Phase] = ()) -> Iterator[Release]:
+        """List releases, newest first, of one target and in some phases when they are named."""
+        parameters = {"target": target, "phase": [str(phase) for phase in phases] or None}
+        return self._transport.pages(Release, "/v1/releases", parameters)
+
+    def approve(self, release: UUID, reason: str) -> Release:
+        """Approve a gated release. Raises NotEligible, TransitionRefused, NotPermitted."""
+        return self._act(release, "approvals", reason)
+
+    def reject(self, release: UUID, reason: str) -> Release:
+        """Reject a release that has no traffic yet. Raises TransitionRefused, NotPermitted."""
+        return self._act(release, "rejections", reason)
+
+    def pause(self, release: UUID, reason: str) -> Release:
+        """Stop a release from moving on; its stop conditions stay armed. Raises TransitionRefused."""
+        return self._act(release, "pauses", reason)
+
+    def resume(self, release: UUID, reason: str) -> Release:
+        """Let a paused or held release go on. Raises TransitionRefused, NotPermitted."""
+        return self._act(release, "resumptions", reason)
+
+    def promote(self, release: UUID, reason: str) -> Release:
+        """Ask that the rest of the canary be skipped. Raises NotEligible, TransitionRefused, NotPermitted."""
+        return self._act(release, "promotions", reason)
+
+    def roll_back(self, release: UUID, reason: str) -> Release:
+        """Ask that all traffic be taken back from a release. Raises TransitionRefused, Conflict."""
+        return self._act(release, "rollbacks", reason)
+
+    def _act(self, release: UUID, act: str, reason: str) -> Release:
+        return self._transport.post(Release, f"/v1/releases/{release}/{act}", Act(reason=reason))
+
+
+class Runs:
+    """Runs: one boot of one bundle with its gate results, in a release or without one."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def create(self, body: RunCreate) -> Run:
+        """Run gates on a bundle without a release. Raises NotFound, ReferenceMissing."""
+        return self._transport.post(Run, "/v1/runs", body)
+
+    def record(self, body: RecordCreate) -> Run:
+        """Record a golden reference and set it on a target. Raises NotFound, NotPermitted."""
+        return self._transport.post(Run, "/v1/recordings", body)
+
+    def get(self, run: UUID) -> Run:
+        """Return a run. Raises NotFound."""
+        return self._transport.get(Run, f"/v1/runs/{run}")
+
+    def list(self, *, release: UUID | None = None) -> Iterator[Run]:
+        """List runs, newest first, of one release when it is named."""
+        return self._transport.pages(Run, "/v1/runs", {"release": str(release) if release else None})
+
+
+class Evidence:
+    """The log."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(self, *, stream: str | None = None, after: int = 0, envelopes: bool = False) -> Iterator[Entry]:
+        """List entries by sequence, oldest first.
+
+        Args:
+            stream: only of this stream, such as release/<id>.
+            after: only entries with a higher sequence.
+            envelopes: whether to ask for the signed envelopes too.
+        """
+        parameters = {"stream": stream, "envelopes": "true" if envelopes else None}
+        return self._transport.pages(Entry, "/v1/evidence", parameters, cursor="after", start=str(after))
+
+    def verify(self, *, stream: str | None = None) -> Verification:
+        """Have chains, signatures and phases recomputed from what is stored, of one stream when it is named."""
+        path = "/v1/evidence/verifications"
+        answer = self._transport.send("POST", path, parameters={"stream": stream}, is_slow=True)
+        return self._transport.parse(Verification, answer)
+
+    def keys(self) -> Sequence[PublicKey]:
+        """Return every public key that signed evidence, oldest first."""
+        return self._transport.get(Page[PublicKey], "/v1/keys").items
+
+
+class Projects:
+    """Projects; for administrators."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def create(self, body: ProjectCreate) -> Project:
+        """Make a project. Raises Conflict, NotPermitted."""
+        return self._transport.post(Project, "/v1/projects", body)
+
+    def list(self) -> Iterator[Project]:
+        """List the projects that the caller administers."""
+        return self._transport.pages(Project, "/v1/projects")
+
+
+class Tokens:
+    """Tokens; for administrators."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def create(self, body: TokenCreate) -> TokenCreated:
+        """Make a token; the answer is the only place that has its secret. Raises Conflict, NotPermitted."""
+        return self._transport.post(TokenCreated, "/v1/tokens", body)

@@ -1,0 +1,132 @@
+"""The split over time, drawn as an SVG step line from a release's log. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from schemas.evidence import Entry, Kind
+
+WIDTH, HEIGHT = 860, 190
+LEFT, RIGHT, TOP, BOTTOM = 44, 12, 14, 26
+MARKS = {
+    Kind.STEP_PASSED: ("good", "step passed"),
+    Kind.STOP_CONDITION_FIRED: ("bad", "stop condition fired"),
+    Kind.PROMOTED: ("good", "promoted"),
+    Kind.HELD: ("warn", "held"),
+    Kind.PAUSED: ("warn", "paused"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened, at a place on the chart."""
+
+    x: float
+    y: float
+    tone: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A label on the time axis."""
+
+    x: float
+    label: str
+    anchor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Coordinates of everything that the template draws."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    line: str
+    area: str
+    marks: list[Mark]
+    ticks: list[Tick]
+    levels: list[tuple[float, str]]
+
+
+def split_over_time(log: Sequence[Entry], *, now: datetime, is_over: bool) -> Chart | None:
+    """Return the candidate's applied weight over time, or None before traffic has moved.
+
+    Args:
+        log: the release's entries, oldest first.
+        now: right end of a line that still goes on.
+        is_over: whether the release has ended; the line then ends with its last entry.
+    """
+    points = [(entry.recorded_at, weight) for entry in log if (weight := _weight(entry)) is not None]
+    if not points:
+        return None
+    start = log[0].recorded_at
+    end = log[-1].recorded_at if is_over else max(now, log[-1].recorded_at)
+    span = max((end - start).total_seconds(), 1.0)
+
+    def across(at: datetime) -> float:
+        share = (at - start).total_seconds() / span
+        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
+
+    def up(weight_bp: int) -> float:
+        return round(TOP + (1 - weight_bp / 10_000) * (HEIGHT - TOP - BOTTOM), 1)
+
+    path, level = [f"M{LEFT},{up(0)}"], 0
+    for at, weight in points:
+        path += [f"H{across(at)}", f"V{up(weight)}"]
+        level = weight
+    path.append(f"H{across(end)}")
+    line = " ".join(path)
+    return Chart(
+        width=WIDTH,
+        height=HEIGHT,
+        left=LEFT,
+        right=WIDTH - RIGHT,
+        line=line,
+        area=f"{line} V{up(0)} H{LEFT} Z" if level or len(points) > 1 else f"{line} V{up(0)} Z",
+        marks=_marks(log, points, across, up),
+        ticks=_ticks(start, span),
+        levels=[(up(bp), f"{bp // 100} %") for bp in (0, 2500, 5000, 7500, 10_000)],
+    )
+
+
+def _weight(entry: Entry) -> int | None:
+    match entry.kind:
+        case Kind.TRAFFIC_SHIFTED:
+            return int(entry.body["desired"][-1]["weight_bp"])
+        case Kind.TRAFFIC_RESTORED | Kind.REPLACED:
+            return 0
+        case Kind.REINSTATED:
+            return 10_000
+        case _:
+            return None
+
+
+def _marks(
+    log: Sequence[Entry],
+    points: Sequence[tuple[datetime, int]],
+    across: Callable[[datetime], float],
+    up: Callable[[int], float],
+) -> list[Mark]:
+    marks = []
+    for entry in log:
+        if entry.kind not in MARKS:
+            continue
+        tone, title = MARKS[entry.kind]
+        level = next((weight for at, weight in reversed(points) if at <= entry.recorded_at), 0)
+        clock = entry.recorded_at.strftime("%H:%M:%S")
+        marks.append(Mark(across(entry.recorded_at), up(level), tone, f"{clock} {title}"))
+    return marks
+
+
+def _ticks(start: datetime, span: float) -> list[Tick]:
+    ticks = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        seconds = span * share
+        label = f"+{seconds:.0f} s" if span < 180 else f"+{seconds / 60:.1f} min"
+        anchor = "start" if share == 0 else "end" if share == 1 else "middle"
+        x = round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
+        ticks.append(Tick(x, start.strftime("%H:%M:%S UTC") if share == 0 else label, anchor))
+    return ticks

@@ -1,0 +1,66 @@
+"""One sentence and one tone for each entry of a log, as the page shows it. Pure."""
+
+from collections.abc import Callable
+from typing import Any
+
+from schemas.evidence import Entry, Kind
+
+Body = dict[str, Any]
+
+
+def _percent(bp: int) -> str:
+    return f"{bp / 100:g} %"
+
+
+def _split(body: Body) -> str:
+    if not body["desired"]:
+        return "nothing is served (503)"
+    return " + ".join(f"{_percent(arm['weight_bp'])} {arm['bundle'][7:19]}" for arm in body["desired"])
+
+
+def _reasons(body: Body) -> str:
+    return "; ".join(body.get("reasons") or [])
+
+
+STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
+    Kind.CREATED: ("plain", lambda b: f"created for {b['target']}" + (f": {b['reason']}" if b.get("reason") else "")),
+    Kind.STAGED: ("plain", lambda b: f"{b['files']} files, {b['size'] / 1e6:,.1f} MB staged in {b['duration_ms']} ms"),
+    Kind.ENGINE_BOOTED: (
+        "plain",
+        lambda b: f"{b['engine']['name']} {b['engine']['version']} ready in {b['ready_ms']} ms on {b['runner']}",
+    ),
+    Kind.GATES_PASSED: ("good", lambda b: f"all gates passed: {', '.join(b['gates'])}"),
+    Kind.REFUSED: ("bad", _reasons),
+    Kind.APPROVAL_GRANTED: ("good", lambda b: b["reason"]),
+    Kind.APPROVAL_NOT_REQUIRED: ("plain", lambda b: b["reason"]),
+    Kind.APPROVED: ("good", lambda b: f"{len(b['approvals'])} of {b['required']} approvals"),
+    Kind.TRAFFIC_SHIFTED: ("plain", lambda b: f"{_split(b)}, acknowledged in {b['applied_ms']:.1f} ms"),
+    Kind.STEP_PASSED: ("good", lambda b: f"step {b['step'] + 1}: {_reasons(b)}"),
+    Kind.STOP_CONDITION_FIRED: ("bad", _reasons),
+    Kind.TRAFFIC_RESTORED: ("bad", lambda b: f"{_split(b)} ({b.get('cause')}): {_reasons(b)}"),
+    Kind.RESTORE_OBSERVED: (
+        "good",
+        lambda b: f"seen on {b['observed']} requests, {b['seconds']:.2f} s after the breach",
+    ),
+    Kind.PROMOTED: ("good", lambda b: b["reason"]),
+    Kind.REPLACED: ("plain", lambda b: f"by release {b['release']}"),
+    Kind.REINSTATED: ("good", lambda b: f"after release {b['release']} was rolled back"),
+    Kind.PAUSED: ("warn", lambda b: b["reason"]),
+    Kind.RESUMED: ("plain", lambda b: b["reason"]),
+    Kind.HELD: ("warn", _reasons),
+    Kind.ATTEMPT_ERRORED: ("warn", lambda b: f"{b['problem']}: {b['detail']}"),
+    Kind.PROMOTION_REQUESTED: ("plain", lambda b: b["reason"]),
+    Kind.ROLLBACK_REQUESTED: ("warn", lambda b: b["reason"]),
+    Kind.REPLICA_CHANGED: ("plain", lambda b: f"{b['replica']['state']} ({b['purpose']}): {b['replica']['cause']}"),
+}
+"""Kind → tone, and what to say of its body."""
+
+TONES = {"passed": "good", "failed": "bad", "errored": "warn", "inconclusive": "warn", "aborted": "warn"}
+
+
+def tell(entry: Entry) -> tuple[str, str]:
+    """Return the tone (good, bad, warn, plain) and the sentence of an entry."""
+    if entry.kind is Kind.GATE_RECORDED:
+        return TONES[entry.body["verdict"]], f"{entry.body['gate']} {entry.body['verdict']}: {entry.body['summary']}"
+    tone, story = STORIES.get(entry.kind, ("plain", lambda _: ""))
+    return tone, story(entry.body)

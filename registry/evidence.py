@@ -52,7 +52,7 @@ def release_stream(release: UUID) -> str:
     return f"release/{release}"
 
 
-def state(  # noqa: PLR0917 - the order is that of the sentence: who did what, where, about what
+def state(
     signer: Signer,
     stream: str,
     act: str,
@@ -129,9 +129,7 @@ def claim_of(envelope: bytes) -> dict[str, Any]:
     return claim
 
 
-def link(  # noqa: PLR0917 - the fields of the hashed object, in its order
-    act: str, envelope: bytes, kind: str, position: int, previous: str, recorded_at: datetime, stream: str
-) -> str:
+def link(act: str, envelope: bytes, kind: str, position: int, previous: str, recorded_at: datetime, stream: str) -> str:
     """Return the entry digest: SHA-256 of the canonical JSON of the row (see `schemas.evidence`)."""
     row = {
         "act": act,
@@ -286,3 +284,8 @@ def bodies(rows: Sequence[EntryRow]) -> list[tuple[Kind, dict[str, Any], datetim
 def count(session: Session, project: UUID) -> int:
     """Return how many entries a project has."""
     return session.scalar(select(func.count()).select_from(EntryRow).where(EntryRow.project_id == project)) or 0
+
+
+def name_digest(name: str) -> str:
+    """Return the digest by which a statement names something that has no bytes of its own."""
+    return sha256_digest(name.encode())

@@ -91,16 +91,22 @@ def advance(state: State, kind: Kind, body: Mapping[str, Any], at: datetime) -> 
         case Kind.PAUSED:
             return replace(state, is_paused=True, reason=str(body["reason"]))
         case Kind.RESUMED:
-            return replace(state, is_paused=False, held=(), reason=str(body["reason"]))
+            # Who lets a canary go on gives its step a fresh start.
+            since = at if state.phase is Phase.CANARY else state.step_since
+            return replace(state, is_paused=False, held=(), reason=str(body["reason"]), step_since=since)
         case Kind.HELD:
             return replace(state, held=tuple(body["reasons"]), reason="; ".join(body["reasons"]))
         case Kind.REFUSED | Kind.STOP_CONDITION_FIRED:
             return replace(state, reason="; ".join(body["reasons"]))
-        case Kind.PROMOTED | Kind.ROLLBACK_REQUESTED | Kind.PROMOTION_REQUESTED:
+        case Kind.PROMOTION_REQUESTED:
+            return replace(state, reason=str(body["reason"]), held=())
+        case Kind.PROMOTED | Kind.ROLLBACK_REQUESTED:
             return replace(state, reason=str(body["reason"]))
         case Kind.TRAFFIC_SHIFTED:
             weight = int(body["desired"][-1]["weight_bp"])
-            return replace(state, step=body.get("step"), step_since=at, weight_bp=weight, held=())
+            # Publishing the same step again, for a replica that moved, lets nothing go on that held.
+            held = state.held if body.get("step") == state.step else ()
+            return replace(state, step=body.get("step"), step_since=at, weight_bp=weight, held=held)
         case Kind.TRAFFIC_RESTORED:
             reasons = body.get("reasons") or [body.get("cause") or "restored"]
             return replace(state, weight_bp=0, reason="; ".join(reasons))

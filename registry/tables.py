@@ -141,7 +141,12 @@ class TargetRow(Base):
     applied: Mapped[list[Any]]
     """Split that the gateway acknowledged last, as [{"bundle", "weight_bp"}]."""
     created_at: Mapped[datetime]
-    __table_args__ = (UniqueConstraint("project_id", "name"), Index(None, "project_id", "id"))
+    __table_args__ = (
+        UniqueConstraint("project_id", "name"),
+        # The gateway tells targets apart by name.
+        UniqueConstraint("gateway", "name"),
+        Index(None, "project_id", "id"),
+    )
 
 
 class TargetReferenceRow(Base):

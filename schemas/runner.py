@@ -114,7 +114,7 @@ class Claim(Wire):
     policy: str | None = Field(description="Policy digest.")
     suites: list[str] = Field(description="Digests of suites the job needs.")
     references: dict[str, str] = Field(description="Suite digest → reference digest frozen for this release.")
-    gates_done: list[str] = Field(description="Gates that already have a verdict; not run again.")
+    gates: list[str] = Field(description="Gates to run, in order; those with a verdict are left out.")
     attempt: int = Field(description="1 for the first try.")
     replica: dict[str, str | int] | None = Field(description="Process identity of a replica to adopt, if one was left.")
 

@@ -150,6 +150,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_targets_project_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_targets")),
+        sa.UniqueConstraint("gateway", "name", name=op.f("uq_targets_gateway_name")),
         sa.UniqueConstraint("project_id", "name", name=op.f("uq_targets_project_id_name")),
     )
     op.create_index(op.f("ix_targets_project_id_id"), "targets", ["project_id", "id"], unique=False)

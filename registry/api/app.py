@@ -9,12 +9,14 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from registry.api import admin, blobs, documents, evidence, meta, problems
+from registry.api import admin, blobs, documents, evidence, meta, problems, releases, runners, runs, targets
 from registry.api.middleware import BodyLimit, Edge
 from registry.service import Service
+from registry.web import pages
 from schemas import VERSION
 from schemas.bundle import Bundle
 from schemas.policy import Policy
+from schemas.reference import Reference
 from schemas.suite import GoldenSuite, LoadSuite
 
 ROUTERS = (
@@ -22,10 +24,15 @@ ROUTERS = (
     admin.router,
     blobs.router,
     documents.router,
+    targets.router,
+    releases.router,
+    runs.router,
+    runners.router,
     evidence.router,
+    pages.router,
 )
 REF = "#/components/schemas/{model}"
-COMPONENTS: tuple[Any, ...] = (problems.ProblemBody, Bundle, Policy, GoldenSuite, LoadSuite)
+COMPONENTS: tuple[Any, ...] = (problems.ProblemBody, Bundle, Policy, GoldenSuite, LoadSuite, Reference)
 """Models that routes name in their own words, because they read raw bytes or answer problems."""
 
 
@@ -53,6 +60,7 @@ def assemble() -> FastAPI:
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)
+    app.mount("/static", pages.static)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign] # FastAPI's documented way to extend it
     return app
 

@@ -1,0 +1,128 @@
+"""Releases over HTTP: start them, watch them, and the acts of people on them."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+
+from registry import releases, targets
+from registry.api.deps import ServiceDep, SessionDep, allow
+from registry.api.pages import Cursor, Limit, page
+from registry.api.problems import declare
+from registry.auth import Actor
+from schemas.api import Act, Page, ReleaseCreate, TargetName
+from schemas.problems import (
+    Conflict,
+    InvalidDocument,
+    NotEligible,
+    NotFound,
+    ReferenceMissing,
+    TransitionRefused,
+)
+from schemas.release import Phase, Release, ReleaseDetail
+
+router = APIRouter(prefix="/v1/releases", tags=["releases"])
+
+ACT = declare(NotFound, InvalidDocument, TransitionRefused)
+
+
+@router.post(
+    "",
+    status_code=201,
+    responses=declare(NotFound, InvalidDocument, ReferenceMissing, Conflict),
+    operation_id="createRelease",
+)
+def create_release(
+    body: ReleaseCreate, actor: Annotated[Actor, allow("create_release")], service: ServiceDep, session: SessionDep
+) -> Release:
+    """Start an attempt to take a bundle live on a target. Everything it will be judged by is frozen now."""
+    return releases.wire(session, releases.create(session, service, actor, body))
+
+
+@router.get("", responses=declare(NotFound, InvalidDocument), operation_id="listReleases")
+def list_releases(
+    actor: Annotated[Actor, allow("read")],
+    session: SessionDep,
+    after: Cursor,
+    target: Annotated[TargetName | None, Query(description="Only of this target.")] = None,
+    phase: Annotated[list[Phase] | None, Query(description="Only in these phases.")] = None,
+    limit: Limit = 50,
+) -> Page[Release]:
+    """List the project's releases, newest first."""
+    of = targets.get(session, actor.project_id, target).id if target else None
+    rows = releases.browse(session, actor.project_id, target=of, phases=phase or [], after=after, limit=limit + 1)
+    return page(rows, limit, lambda row: releases.wire(session, row), lambda row: row.id)
+
+
+@router.get("/{release}", responses=declare(NotFound, InvalidDocument), operation_id="getRelease")
+def get_release(release: UUID, actor: Annotated[Actor, allow("read")], session: SessionDep) -> ReleaseDetail:
+    """Show a release with its gates, split and log."""
+    return releases.detail(session, releases.get(session, actor.project_id, release))
+
+
+@router.post(
+    "/{release}/approvals",
+    responses=declare(NotFound, InvalidDocument, NotEligible, TransitionRefused),
+    operation_id="approveRelease",
+)
+def approve_release(
+    release: UUID,
+    body: Act,
+    actor: Annotated[Actor, allow("approve")],
+    service: ServiceDep,
+    session: SessionDep,
+) -> Release:
+    """Approve a gated release."""
+    return releases.wire(session, releases.approve(session, service, actor, release, body))
+
+
+@router.post("/{release}/rejections", responses=ACT, operation_id="rejectRelease")
+def reject_release(
+    release: UUID, body: Act, actor: Annotated[Actor, allow("reject")], service: ServiceDep, session: SessionDep
+) -> Release:
+    """Reject a release that has no traffic yet."""
+    return releases.wire(session, releases.reject(session, service, actor, release, body))
+
+
+@router.post("/{release}/pauses", responses=ACT, operation_id="pauseRelease")
+def pause_release(
+    release: UUID, body: Act, actor: Annotated[Actor, allow("pause")], service: ServiceDep, session: SessionDep
+) -> Release:
+    """Stop a release from moving on; stop conditions stay armed."""
+    return releases.wire(session, releases.pause(session, service, actor, release, body))
+
+
+@router.post("/{release}/resumptions", responses=ACT, operation_id="resumeRelease")
+def resume_release(
+    release: UUID, body: Act, actor: Annotated[Actor, allow("resume")], service: ServiceDep, session: SessionDep
+) -> Release:
+    """Let a paused release go on, or a held one try again."""
+    return releases.wire(session, releases.resume(session, service, actor, release, body))
+
+
+@router.post(
+    "/{release}/promotions",
+    responses=declare(NotFound, InvalidDocument, NotEligible, TransitionRefused),
+    operation_id="promoteRelease",
+)
+def promote_release(
+    release: UUID,
+    body: Act,
+    actor: Annotated[Actor, allow("promote")],
+    service: ServiceDep,
+    session: SessionDep,
+) -> Release:
+    """Ask that the remaining canary steps be skipped."""
+    return releases.wire(session, releases.promote(session, service, actor, release, body))
+
+
+@router.post(
+    "/{release}/rollbacks",
+    responses=declare(NotFound, InvalidDocument, Conflict, TransitionRefused),
+    operation_id="rollBackRelease",
+)
+def roll_back_release(
+    release: UUID, body: Act, actor: Annotated[Actor, allow("rollback")], service: ServiceDep, session: SessionDep
+) -> Release:
+    """Ask that all traffic be taken back from a release."""
+    return releases.wire(session, releases.rollback(session, service, actor, release, body))

@@ -1,0 +1,149 @@
+"""What runners say and hear: registration, claims, renewals, reports. Everything is fenced by the lease's token."""
+
+from collections.abc import Iterator
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+
+from registry import blobs, jobs, runners, runs
+from registry.api.blobs import BINARY, BlobDigest, receive
+from registry.api.deps import ServiceDep, SessionDep, allow
+from registry.api.documents import RawJson, takes
+from registry.api.pages import Cursor, Limit, page
+from registry.api.problems import declare
+from registry.auth import Actor
+from schemas.api import Complete, Page, Progress, Reported, Run
+from schemas.problems import (
+    DigestMismatch,
+    InvalidDocument,
+    LeaseLost,
+    NotFound,
+    TooLarge,
+    TransitionRefused,
+    UnsupportedMediaType,
+)
+from schemas.runner import Claim, Renewal, Report, Runner, RunnerRegistration
+
+router = APIRouter(prefix="/v1", tags=["runners"])
+
+FencingToken = Annotated[int, Query(ge=0, description="From the claim.")]
+MAX_RECORD_BYTES = 512 * 1024 * 1024
+HELD = declare(NotFound, InvalidDocument, LeaseLost)
+
+
+@router.get("/runners", responses=declare(InvalidDocument), operation_id="listRunners")
+def list_runners(
+    actor: Annotated[Actor, allow("read")], session: SessionDep, after: Cursor, limit: Limit = 50
+) -> Page[Runner]:
+    """List the project's runners, newest first."""
+    rows = runners.browse(session, actor.project_id, after=after, limit=limit + 1)
+    return page(rows, limit, lambda row: runners.wire(session, row), lambda row: row.id)
+
+
+@router.post("/runners", responses=declare(InvalidDocument), operation_id="registerRunner")
+def register_runner(
+    body: RunnerRegistration, actor: Annotated[Actor, allow("run_jobs")], session: SessionDep
+) -> Runner:
+    """Say who a runner is. Repeating it refreshes what is known."""
+    return runners.wire(session, runners.register(session, actor.project_id, body))
+
+
+@router.post("/runners/{runner}/heartbeats", responses=declare(NotFound, InvalidDocument), operation_id="heartbeat")
+def heartbeat(runner: UUID, actor: Annotated[Actor, allow("run_jobs")], session: SessionDep) -> Runner:
+    """Say that a runner lives."""
+    return runners.wire(session, runners.heartbeat(session, actor.project_id, runner))
+
+
+@router.post(
+    "/runners/{runner}/claims",
+    responses={204: {"description": "There is nothing to do."}, **declare(NotFound, InvalidDocument)},
+    response_model=Claim,
+    operation_id="claimJob",
+)
+def claim_job(
+    runner: UUID, actor: Annotated[Actor, allow("run_jobs")], service: ServiceDep, session: SessionDep
+) -> Claim | Response:
+    """Take the oldest job that this runner may do."""
+    row = runners.heartbeat(session, actor.project_id, runner)
+    claimed = jobs.claim(session, service, row)
+    return claimed if claimed is not None else Response(status_code=204)
+
+
+@router.post("/jobs/{job}/renewals", responses=HELD, operation_id="renewJob")
+def renew_job(
+    job: UUID, body: Progress, actor: Annotated[Actor, allow("run_jobs")], service: ServiceDep, session: SessionDep
+) -> Renewal:
+    """Extend a job's lease, and learn whether the job is still wanted."""
+    return jobs.renew(session, service, actor.project_id, job, body)
+
+
+@router.post(
+    "/jobs/{job}/reports",
+    status_code=201,
+    responses=declare(NotFound, InvalidDocument, LeaseLost, TransitionRefused),
+    operation_id="reportJob",
+)
+def report_job(
+    job: UUID,
+    body: Report,
+    actor: Annotated[Actor, allow("run_jobs")],
+    service: ServiceDep,
+    session: SessionDep,
+    response: Response,
+) -> Reported:
+    """Record what happened in a job, at most once: a known act answers 200 with the entry that stands."""
+    digest, is_new = jobs.report(session, service, actor.project_id, job, body)
+    response.status_code = 201 if is_new else 200
+    return Reported(entry_digest=digest)
+
+
+@router.post("/jobs/{job}/completions", status_code=204, responses=HELD, operation_id="completeJob")
+def complete_job(
+    job: UUID, body: Complete, actor: Annotated[Actor, allow("run_jobs")], service: ServiceDep, session: SessionDep
+) -> None:
+    """End a job, or put it back for another try after a technical problem."""
+    jobs.complete(session, service, actor.project_id, job, body)
+
+
+@router.put(
+    "/jobs/{job}/records/{digest}",
+    status_code=204,
+    responses=declare(NotFound, InvalidDocument, LeaseLost, DigestMismatch, TooLarge),
+    openapi_extra={"requestBody": {"required": True, "content": BINARY}},
+    operation_id="putRecords",
+)
+async def put_records(
+    job: UUID,
+    digest: BlobDigest,
+    fencing_token: FencingToken,
+    actor: Annotated[Actor, allow("run_jobs")],
+    service: ServiceDep,
+    request: Request,
+) -> None:
+    """Send the raw records of a gate, from which its verdict can be recomputed."""
+
+    def store(chunks: Iterator[bytes]) -> None:
+        with service.database.transaction() as session:
+            jobs.held(session, actor.project_id, job, fencing_token)
+        blobs.store(service, actor.project_id, digest, chunks, limit=MAX_RECORD_BYTES)
+
+    await receive(request, MAX_RECORD_BYTES, store)
+
+
+@router.post(
+    "/jobs/{job}/references",
+    responses=declare(NotFound, InvalidDocument, LeaseLost, TooLarge, UnsupportedMediaType),
+    openapi_extra=takes("Reference"),
+    operation_id="postReference",
+)
+def post_reference(
+    job: UUID,
+    fencing_token: FencingToken,
+    raw: RawJson,
+    actor: Annotated[Actor, allow("run_jobs")],
+    service: ServiceDep,
+    session: SessionDep,
+) -> Run:
+    """Store the reference that a recording made, and put it in force on the job's target."""
+    return jobs.wire(session, runs.store_reference(session, service, actor.project_id, job, fencing_token, raw))

@@ -1,0 +1,59 @@
+"""Runs over HTTP: gates on a bundle without a release, and recordings of golden references."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+
+from registry import jobs, releases, runs
+from registry.api.deps import SessionDep, allow
+from registry.api.pages import Cursor, Limit, page
+from registry.api.problems import declare
+from registry.auth import Actor
+from schemas.api import Page, RecordCreate, Run, RunCreate
+from schemas.problems import InvalidDocument, NotFound, ReferenceMissing
+
+router = APIRouter(prefix="/v1", tags=["runs"])
+
+
+@router.post(
+    "/runs",
+    status_code=201,
+    responses=declare(NotFound, InvalidDocument, ReferenceMissing),
+    operation_id="createRun",
+)
+def create_run(body: RunCreate, actor: Annotated[Actor, allow("create_run")], session: SessionDep) -> Run:
+    """Run a policy's gates, or some of them, on a bundle. Nothing is released."""
+    return jobs.wire(session, runs.create(session, actor, body))
+
+
+@router.post(
+    "/recordings",
+    status_code=201,
+    responses=declare(NotFound, InvalidDocument),
+    operation_id="createRecording",
+)
+def create_recording(body: RecordCreate, actor: Annotated[Actor, allow("set_reference")], session: SessionDep) -> Run:
+    """Have a bundle answer a golden suite; its answers become the target's reference, as a recorded act."""
+    return jobs.wire(session, runs.record(session, actor, body))
+
+
+@router.get("/runs", responses=declare(NotFound, InvalidDocument), operation_id="listRuns")
+def list_runs(
+    actor: Annotated[Actor, allow("read")],
+    session: SessionDep,
+    after: Cursor,
+    release: Annotated[UUID | None, Query(description="Only of this release.")] = None,
+    limit: Limit = 50,
+) -> Page[Run]:
+    """List the project's runs, newest first."""
+    if release is not None:
+        releases.get(session, actor.project_id, release)
+    rows = jobs.browse(session, actor.project_id, release=release, after=after, limit=limit + 1)
+    return page(rows, limit, lambda row: jobs.wire(session, row), lambda row: row.id)
+
+
+@router.get("/runs/{run}", responses=declare(NotFound, InvalidDocument), operation_id="getRun")
+def get_run(run: UUID, actor: Annotated[Actor, allow("read")], session: SessionDep) -> Run:
+    """Show a run with its progress and gate results."""
+    return jobs.wire(session, jobs.get(session, actor.project_id, run))

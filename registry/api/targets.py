@@ -1,0 +1,45 @@
+"""Targets over HTTP."""
+
+from typing import Annotated
+
+from fastapi import APIRouter
+
+from registry import targets
+from registry.api.deps import ServiceDep, SessionDep, allow
+from registry.api.pages import Cursor, Limit, page
+from registry.api.problems import declare
+from registry.auth import Actor
+from schemas.api import Page, TargetCreate, TargetName
+from schemas.problems import Conflict, InvalidDocument, NotFound
+from schemas.release import Target
+
+router = APIRouter(prefix="/v1/targets", tags=["targets"])
+
+
+@router.post("", status_code=201, responses=declare(Conflict, InvalidDocument), operation_id="createTarget")
+def create_target(
+    body: TargetCreate, actor: Annotated[Actor, allow("create_target")], service: ServiceDep, session: SessionDep
+) -> Target:
+    """Make a target: one served name in one environment."""
+    return targets.wire(session, service, targets.create(session, service, actor, body))
+
+
+@router.get("", responses=declare(InvalidDocument), operation_id="listTargets")
+def list_targets(
+    actor: Annotated[Actor, allow("read")],
+    service: ServiceDep,
+    session: SessionDep,
+    after: Cursor,
+    limit: Limit = 50,
+) -> Page[Target]:
+    """List the project's targets, newest first."""
+    rows = targets.browse(session, actor.project_id, after=after, limit=limit + 1)
+    return page(rows, limit, lambda row: targets.wire(session, service, row), lambda row: row.id)
+
+
+@router.get("/{name}", responses=declare(NotFound, InvalidDocument), operation_id="getTarget")
+def get_target(
+    name: TargetName, actor: Annotated[Actor, allow("read")], service: ServiceDep, session: SessionDep
+) -> Target:
+    """Show a target with its live and candidate release, references, split and replicas."""
+    return targets.wire(session, service, targets.get(session, actor.project_id, name))

@@ -1,0 +1,385 @@
+"""Jobs: what runners do, each under a lease with a fencing token. A stale token changes nothing."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import and_, or_, select
+from sqlalchemy.orm import Session
+from uuid6 import uuid7
+
+from registry import db, evidence
+from registry.service import Service
+from registry.tables import JobRow, ReleaseRow, RunnerRow, TargetRow
+from schemas.api import Complete, Progress, Run
+from schemas.common import format_instant
+from schemas.evidence import BODIES, Attempt, Kind, ReplicaChanged
+from schemas.problems import InvalidDocument, LeaseLost, NotFound
+from schemas.release import TERMINAL, Phase
+from schemas.result import GateResult, Verdict
+from schemas.runner import Claim, JobKind, JobState, Renewal, ReplicaReport, ReplicaState, Report
+
+MAX_ATTEMPTS = 3
+"""Times a job is tried before it ends with its problem."""
+BACKOFF_SECONDS = 5.0
+REPORTED = frozenset({Kind.STAGED, Kind.ENGINE_BOOTED, Kind.GATE_RECORDED, Kind.REPLICA_CHANGED})
+"""What a runner may put in evidence."""
+OPEN = (JobState.PENDING, JobState.CLAIMED)
+
+
+def create(
+    session: Session,
+    project: UUID,
+    kind: JobKind,
+    *,
+    bundle: str,
+    runner_class: str,
+    created_by: str,
+    now: datetime,
+    policy: str | None = None,
+    gates: Sequence[str] = (),
+    suites: Sequence[str] = (),
+    references: dict[str, str] | None = None,
+    release: UUID | None = None,
+    target: UUID | None = None,
+    reason: str | None = None,
+) -> JobRow:
+    """Ask for something to be done by a runner of a class."""
+    job = JobRow(
+        id=uuid7(),
+        project_id=project,
+        kind=kind,
+        release_id=release,
+        target_id=target,
+        bundle=bundle,
+        policy=policy,
+        suites=list(suites),
+        references=references or {},
+        gates=list(gates),
+        runner_class=runner_class,
+        state=JobState.PENDING,
+        is_wanted=True,
+        attempt=0,
+        due_at=now,
+        fencing_token=0,
+        created_at=now,
+        created_by=created_by,
+        reason=reason,
+    )
+    session.add(job)
+    session.flush()
+    return job
+
+
+def get(session: Session, project: UUID, job: UUID) -> JobRow:
+    """Return a job. Raises NotFound when the project has no such job."""
+    row = session.get(JobRow, job)
+    if row is None or row.project_id != project:
+        raise NotFound(f"there is no run {job}")
+    return row
+
+
+def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None:
+    """Take the oldest job that a runner may do: one that is due, or one whose holder let its lease run out.
+
+    The new fencing token makes every later word of the former holder void.
+    """
+    at = db.now(session)
+    job = session.scalar(
+        select(JobRow)
+        .where(
+            JobRow.project_id == runner.project_id,
+            JobRow.runner_class == runner.runner_class,
+            JobRow.state.in_(OPEN),
+            or_(
+                and_(JobRow.state == JobState.PENDING, JobRow.due_at <= at),
+                and_(JobRow.state == JobState.CLAIMED, JobRow.lease_until < at),
+            ),
+        )
+        # Live traffic waits for no gate.
+        .order_by((JobRow.kind != JobKind.SERVE), JobRow.due_at)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .execution_options(populate_existing=True)
+    )
+    if job is None:
+        return None
+    if job.kind != JobKind.SERVE and job.attempt >= MAX_ATTEMPTS:
+        _finish(session, job, problem="attempts-exhausted", at=at)
+        return None
+    job.state = JobState.CLAIMED
+    job.runner_id = runner.id
+    job.attempt += 1
+    job.fencing_token += 1
+    job.lease_until = at + timedelta(seconds=service.settings.lease_seconds)
+    job.progress = "claimed"
+    session.flush()
+    return _claim(session, service, job)
+
+
+def _claim(session: Session, service: Service, job: JobRow) -> Claim:
+    target = session.get(TargetRow, job.target_id) if job.target_id else None
+    replica = job.replica if job.kind == JobKind.SERVE else None
+    return Claim(
+        job=job.id,
+        kind=JobKind(job.kind),
+        fencing_token=job.fencing_token,
+        lease_seconds=service.settings.lease_seconds,
+        release=job.release_id,
+        target=target.name if target else None,
+        bundle=job.bundle,
+        policy=job.policy,
+        suites=job.suites,
+        references=job.references,
+        gates=[gate for gate in job.gates if gate not in settled_gates(session, job)],
+        attempt=job.attempt,
+        replica=_identity(replica) if replica else None,
+    )
+
+
+def _identity(report: dict[str, Any]) -> dict[str, str | int] | None:
+    """Return what is needed to adopt a running engine again, when the last report has all of it."""
+    names = ("pid", "start_time", "boot_id", "address")
+    if any(report.get(name) is None for name in names) or report["state"] in {
+        ReplicaState.STOPPED,
+        ReplicaState.FAILED,
+    }:
+        return None
+    return {name: report[name] for name in names}
+
+
+def held(session: Session, project: UUID, job: UUID, fencing_token: int) -> JobRow:
+    """Return a job held under this token, locked. Raises LeaseLost when it is held under another one."""
+    row = session.get(JobRow, job, with_for_update=True, populate_existing=True)
+    if row is None or row.project_id != project:
+        raise NotFound(f"there is no job {job}")
+    if row.state != JobState.CLAIMED or row.fencing_token != fencing_token:
+        raise LeaseLost(f"job {job} is {row.state} under token {row.fencing_token}; yours is {fencing_token}")
+    return row
+
+
+def renew(session: Session, service: Service, project: UUID, job: UUID, said: Progress) -> Renewal:
+    """Extend a lease, also one that ran out but was not taken. Raises LeaseLost."""
+    row = held(session, project, job, said.fencing_token)
+    row.lease_until = db.now(session) + timedelta(seconds=service.settings.lease_seconds)
+    if said.progress is not None:
+        row.progress = said.progress
+    session.flush()
+    return Renewal(lease_seconds=service.settings.lease_seconds, is_wanted=row.is_wanted)
+
+
+def report(session: Session, service: Service, project: UUID, job: UUID, said: Report) -> tuple[str, bool]:
+    """Record what happened in a job.
+
+    Returns:
+        The entry's digest, and whether this call wrote it.
+
+    Raises:
+        LeaseLost, InvalidDocument, TransitionRefused.
+    """
+    row = held(session, project, job, said.fencing_token)
+    runner = session.get(RunnerRow, row.runner_id) if row.runner_id else None
+    actor = f"runner/{runner.name}" if runner else "runner"
+    kind, body = _body(row, said)
+    if isinstance(body, GateResult) and body.gate not in row.gates:
+        raise InvalidDocument(f"job {job} does not run the gate {body.gate}", errors=[])
+    stream = evidence.release_stream(row.release_id) if row.release_id else f"run/{row.id}"
+    subjects = {"bundle": row.bundle, **({"policy": row.policy} if row.policy else {})}
+    act = f"job:{row.id}:{said.act}"
+    signed = evidence.state(service.signer, stream, act, actor, kind, body, subjects=subjects, now=db.now(session))
+    if row.release_id:
+        _, is_new = evidence.record(session, signed)
+    else:
+        _, is_new = evidence.append(session, project, signed)
+    if is_new and isinstance(body, ReplicaChanged):
+        row.replica = {
+            **body.replica.model_dump(mode="json", exclude_none=True),
+            "since": format_instant(db.now(session)),
+        }
+        _wake_target(session, row)
+    session.flush()
+    entry = evidence.find(session, stream, act)
+    if entry is None:  # pragma: no cover - written or known a moment ago, in this transaction
+        raise NotFound(f"the entry {act} is gone")
+    return entry.entry_digest, is_new
+
+
+def _body(row: JobRow, said: Report) -> tuple[Kind, Any]:
+    if said.kind not in REPORTED:
+        raise InvalidDocument(
+            f"a runner does not report {said.kind}", errors=[{"pointer": "/kind", "detail": "is not for runners"}]
+        )
+    kind = Kind(said.kind)
+    if kind is Kind.REPLICA_CHANGED:
+        replica = ReplicaReport.model_validate(said.body)
+        is_live = row.kind == JobKind.SERVE
+        return kind, ReplicaChanged(job=row.id, purpose="live" if is_live else "gates", replica=replica)
+    return kind, BODIES[kind].model_validate(said.body)
+
+
+def _wake_target(session: Session, job: JobRow) -> None:
+    """A replica changed: whoever waits for it looks again."""
+    if job.target_id is None:
+        return
+    at = db.now(session)
+    for release in session.scalars(
+        select(ReleaseRow).where(
+            ReleaseRow.target_id == job.target_id, ReleaseRow.phase.in_([Phase.APPROVED, Phase.CANARY, Phase.PROMOTED])
+        )
+    ):
+        release.due_at = at
+
+
+def complete(session: Session, service: Service, project: UUID, job: UUID, said: Complete) -> None:
+    """End a job, or put it back for another try when it ended in a technical problem.
+
+    Raises:
+        LeaseLost.
+    """
+    row = held(session, project, job, said.fencing_token)
+    at = db.now(session)
+    if said.problem is None:
+        _finish(session, row, problem=None, at=at)
+        return
+    is_last = row.kind != JobKind.SERVE and row.attempt >= MAX_ATTEMPTS
+    wait = BACKOFF_SECONDS * min(2 ** (row.attempt - 1), 12)
+    _attempt_errored(session, service, row, said, at=at, retry_in=None if is_last else wait)
+    if is_last:
+        _finish(session, row, problem=said.problem, at=at)
+        return
+    row.state = JobState.PENDING
+    row.due_at = at + timedelta(seconds=wait)
+    row.lease_until = None
+    row.problem = f"{said.problem}: {said.detail or ''}"[:2000]
+    row.progress = "waiting to be tried again"
+    session.flush()
+
+
+def _attempt_errored(
+    session: Session, service: Service, row: JobRow, said: Complete, *, at: datetime, retry_in: float | None
+) -> None:
+    stream = evidence.release_stream(row.release_id) if row.release_id else f"run/{row.id}"
+    if row.release_id:
+        release = session.get(ReleaseRow, row.release_id)
+        if release is None or Phase(release.phase) in TERMINAL:
+            return
+    signed = evidence.state(
+        service.signer,
+        stream,
+        f"job:{row.id}:attempt:{row.attempt}",
+        "runner",
+        Kind.ATTEMPT_ERRORED,
+        Attempt(
+            problem=said.problem or "unknown",
+            detail=said.detail or "no detail was given",
+            attempt=row.attempt,
+            retry_in_seconds=retry_in,
+        ),
+        subjects={"bundle": row.bundle},
+        now=at,
+    )
+    if row.release_id:
+        evidence.record(session, signed)
+    else:
+        evidence.append(session, row.project_id, signed)
+
+
+def _finish(session: Session, row: JobRow, *, problem: str | None, at: datetime) -> None:
+    row.state = JobState.DONE if row.is_wanted or row.kind != JobKind.SERVE else JobState.CANCELLED
+    row.finished_at = at
+    row.lease_until = None
+    row.progress = None
+    row.problem = problem
+    if row.release_id:
+        release = session.get(ReleaseRow, row.release_id)
+        if release is not None:
+            release.due_at = at
+    _wake_target(session, row)
+    session.flush()
+
+
+def unwant(session: Session, job: JobRow, *, now: datetime) -> None:
+    """Ask the holder to drain and stop; a job that nobody holds ends at once."""
+    job.is_wanted = False
+    if job.state == JobState.PENDING and _identity(job.replica or {"state": ReplicaState.STOPPED}) is None:
+        job.state = JobState.CANCELLED
+        job.finished_at = now
+    session.flush()
+
+
+def of_release(session: Session, release: UUID, kind: JobKind) -> list[JobRow]:
+    """Return a release's jobs of a kind, oldest first."""
+    return list(
+        session.scalars(select(JobRow).where(JobRow.release_id == release, JobRow.kind == kind).order_by(JobRow.id))
+    )
+
+
+def serving(session: Session, target: UUID) -> list[JobRow]:
+    """Return the open serve jobs of a target, oldest first."""
+    return list(
+        session.scalars(
+            select(JobRow)
+            .where(JobRow.target_id == target, JobRow.kind == JobKind.SERVE, JobRow.state.in_(OPEN))
+            .order_by(JobRow.id)
+        )
+    )
+
+
+def results(session: Session, job: JobRow) -> list[GateResult]:
+    """Return the gate results that a job recorded, oldest first."""
+    stream = evidence.release_stream(job.release_id) if job.release_id else f"run/{job.id}"
+    prefix = f"job:{job.id}:"
+    return [
+        GateResult.model_validate(evidence.claim_of(row.envelope)["body"])
+        for row in evidence.read(session, stream)
+        if row.kind == Kind.GATE_RECORDED and row.act.startswith(prefix)
+    ]
+
+
+def settled_gates(session: Session, job: JobRow) -> set[str]:
+    """Return the gates of a job that have a verdict from an earlier attempt and need not run again."""
+    return {result.gate for result in results(session, job)}
+
+
+def outcome(session: Session, job: JobRow) -> str | None:
+    """Return passed, failed or undecided for a finished evaluation, None while it goes on."""
+    if job.kind != JobKind.EVALUATE or job.state in OPEN:
+        return None
+    verdicts = {result.gate: result.verdict for result in results(session, job)}
+    if Verdict.FAILED in verdicts.values():
+        return "failed"
+    passed = bool(job.gates) and all(verdicts.get(gate) is Verdict.PASSED for gate in job.gates)
+    return "passed" if passed else "undecided"
+
+
+def wire(session: Session, row: JobRow) -> Run:
+    """Return a job as the service gives it out."""
+    runner = session.get(RunnerRow, row.runner_id) if row.runner_id else None
+    return Run(
+        id=row.id,
+        kind=row.kind,
+        release=row.release_id,
+        bundle=row.bundle,
+        policy=row.policy,
+        runner_class=row.runner_class,
+        runner=runner.name if runner else None,
+        state=row.state,
+        attempt=row.attempt,
+        progress=row.progress,
+        outcome=outcome(session, row),
+        problem=row.problem,
+        created_at=row.created_at,
+        results=[result.model_dump(mode="json", exclude_none=True) for result in results(session, row)],
+        reference=row.reference,
+    )
+
+
+def browse(session: Session, project: UUID, *, release: UUID | None, after: UUID | None, limit: int) -> list[JobRow]:
+    """Return a project's jobs, newest first, before a cursor; of one release when asked."""
+    query = select(JobRow).where(JobRow.project_id == project)
+    if release is not None:
+        query = query.where(JobRow.release_id == release)
+    if after is not None:
+        query = query.where(JobRow.id < after)
+    return list(session.scalars(query.order_by(JobRow.id.desc()).limit(limit)))

@@ -1,0 +1,360 @@
+"""Releases: attempts to take a bundle live on a target. People's acts on them; the workers' are in `workers`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from uuid6 import uuid7
+
+from gates import policy as judgement
+from registry import db, documents, evidence, targets
+from registry.auth import Actor
+from registry.service import Service
+from registry.tables import EntryRow, ReleaseRow, TargetRow
+from schemas.api import Act, ReleaseCreate
+from schemas.common import Closed
+from schemas.evidence import Approved, Created, Kind, Note, Reasoned
+from schemas.policy import GoldenRule, Policy
+from schemas.problems import Conflict, NotEligible, NotFound, ReferenceMissing, TransitionRefused
+from schemas.release import GateStatus, Phase, Release, ReleaseDetail
+from schemas.result import GateResult, Verdict
+
+
+def create(session: Session, service: Service, actor: Actor, body: ReleaseCreate) -> ReleaseRow:
+    """Start a release: everything it will be judged by is frozen now.
+
+    Raises:
+        NotFound: the project lacks target, bundle or policy.
+        ReferenceMissing: a golden gate of the policy has no reference on the target.
+        Conflict: another release is under way on the target; the problem names it.
+    """
+    target = targets.lock(session, targets.get(session, actor.project_id, body.target).id)
+    bundle = documents.load_bundle(session, actor.project_id, body.bundle)
+    policy = documents.load_policy(session, actor.project_id, body.policy)
+    holder = targets.candidate_release(session, target.id)
+    if holder is not None:
+        raise Conflict(
+            f"release {holder.id} by {holder.created_by} is under way on {target.name} ({holder.phase}); "
+            "wait for it, reject it or roll it back",
+            holder=str(holder.id),
+        )
+    references = frozen_references(policy, targets.references(session, target.id), target.name)
+    stable = targets.stable_release(session, target.id)
+    at = db.now(session)
+    release = ReleaseRow(
+        id=uuid7(),
+        project_id=actor.project_id,
+        target_id=target.id,
+        bundle=body.bundle,
+        policy=body.policy,
+        references=references,
+        predecessor_id=stable.id if stable else None,
+        created_at=at,
+        created_by=actor.name,
+        lease_token=0,
+    )
+    created = Created(
+        target=target.name,
+        bundle=body.bundle,
+        serving_digest=bundle.serving_digest,
+        policy=body.policy,
+        references=references,
+        predecessor=release.predecessor_id,
+        stable_bundle=stable.bundle if stable else None,
+        reason=body.reason,
+    )
+    signed = evidence.state(
+        service.signer,
+        evidence.release_stream(release.id),
+        "created",
+        actor.name,
+        Kind.CREATED,
+        created,
+        subjects=subjects(release),
+        now=at,
+    )
+    evidence.begin(session, release, signed)
+    return release
+
+
+def frozen_references(policy: Policy, in_force: dict[str, str], target: str) -> dict[str, str]:
+    """Return golden suite → reference for a policy. Raises ReferenceMissing when the target lacks one."""
+    frozen = {}
+    for rule in policy.gates:
+        if isinstance(rule, GoldenRule):
+            if rule.suite not in in_force:
+                raise ReferenceMissing(
+                    f"target {target} has no reference for golden suite {rule.suite}; record one with "
+                    f"`sluicegate suite record {rule.suite[7:19]} --target {target} --bundle BUNDLE`",
+                    suite=rule.suite,
+                )
+            frozen[rule.suite] = in_force[rule.suite]
+    return frozen
+
+
+def subjects(release: ReleaseRow) -> dict[str, str]:
+    """Return what every statement about a release is about."""
+    return {"bundle": release.bundle, "policy": release.policy}
+
+
+def get(session: Session, project: UUID, release: UUID) -> ReleaseRow:
+    """Return a release. Raises NotFound when the project has no such release."""
+    row = session.get(ReleaseRow, release)
+    if row is None or row.project_id != project:
+        raise NotFound(f"there is no release {release}")
+    return row
+
+
+def browse(
+    session: Session,
+    project: UUID,
+    *,
+    target: UUID | None,
+    phases: Sequence[str],
+    after: UUID | None,
+    limit: int,
+) -> list[ReleaseRow]:
+    """Return a project's releases, newest first, before a cursor; of a target or in phases when asked."""
+    query = select(ReleaseRow).where(ReleaseRow.project_id == project)
+    if target is not None:
+        query = query.where(ReleaseRow.target_id == target)
+    if phases:
+        query = query.where(ReleaseRow.phase.in_(phases))
+    if after is not None:
+        query = query.where(ReleaseRow.id < after)
+    return list(session.scalars(query.order_by(ReleaseRow.id.desc()).limit(limit)))
+
+
+def log(session: Session, release: UUID) -> list[EntryRow]:
+    """Return the log of a release, oldest entry first."""
+    return evidence.read(session, evidence.release_stream(release))
+
+
+def act(
+    session: Session, service: Service, release: ReleaseRow, name: str, actor: str, kind: Kind, body: Closed
+) -> ReleaseRow:
+    """Append one act to a release's log. Raises TransitionRefused when it has no place there."""
+    signed = evidence.state(
+        service.signer,
+        evidence.release_stream(release.id),
+        name,
+        actor,
+        kind,
+        body,
+        subjects=subjects(release),
+        now=db.now(session),
+    )
+    row, _ = evidence.record(session, signed)
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a release's evidence says now about its gates."""
+
+    decision: judgement.Decision
+    results: dict[str, tuple[EntryRow, GateResult]]
+    """Latest result of each gate."""
+
+
+def standing(session: Session, release: ReleaseRow, policy: Policy, *, now: datetime) -> Standing:
+    """Fold the latest unexpired result of each required gate. Computed when needed, never stored."""
+    latest: dict[str, tuple[EntryRow, GateResult]] = {}
+    for entry in log(session, release.id):
+        if entry.kind == Kind.GATE_RECORDED:
+            result = GateResult.model_validate(evidence.claim_of(entry.envelope)["body"])
+            latest[result.gate] = (entry, result)
+    oldest = now - timedelta(seconds=float(policy.evidence_seconds))
+    verdicts: dict[str, Verdict] = {
+        gate: result.verdict for gate, (entry, result) in latest.items() if entry.recorded_at >= oldest
+    }
+    decision = judgement.decide([rule.gate for rule in policy.gates], verdicts)
+    return Standing(decision, latest)
+
+
+def require_eligible(session: Session, release: ReleaseRow, policy: Policy, *, now: datetime) -> Standing:
+    """Return the standing of a release whose gates have all passed. Raises NotEligible otherwise."""
+    found = standing(session, release, policy, now=now)
+    if found.decision.outcome is not judgement.Outcome.PASSED:
+        reasons = "; ".join(found.decision.reasons)
+        raise NotEligible(f"release {release.id} may not move: {reasons}", reasons=list(found.decision.reasons))
+    return found
+
+
+def approve(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
+    """Approve a gated release. When the policy's number of managers is reached, the release is approved.
+
+    Raises:
+        NotFound, NotEligible, TransitionRefused.
+    """
+    release = _locked(session, actor.project_id, release_id)
+    policy = documents.load_policy(session, actor.project_id, release.policy)
+    if release.phase == Phase.GATED:
+        require_eligible(session, release, policy, now=db.now(session))
+    name = f"approval:{actor.name}"
+    if evidence.find(session, evidence.release_stream(release.id), name) is None:
+        release = act(session, service, release, name, actor.name, Kind.APPROVAL_GRANTED, Note(reason=body.reason))
+    return settle_approval(session, service, release, policy)
+
+
+def settle_approval(session: Session, service: Service, release: ReleaseRow, policy: Policy) -> ReleaseRow:
+    """Record that the approval rule is met, when it is. Zero approvals required is an entry of its own."""
+    if release.phase != Phase.GATED:
+        return release
+    required = policy.approval.required
+    granted = {e.actor: e for e in log(session, release.id) if e.kind == Kind.APPROVAL_GRANTED}
+    if len(granted) < required:
+        return release
+    if required == 0:
+        note = Note(reason=f"policy {policy.name} asks for no approval")
+        release = act(session, service, release, "approval_not_required", "policy", Kind.APPROVAL_NOT_REQUIRED, note)
+    approved = Approved(approvals=sorted(e.entry_digest for e in granted.values()), required=required)
+    return act(session, service, release, "approved", "policy", Kind.APPROVED, approved)
+
+
+def reject(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
+    """Reject a release that has no traffic yet.
+
+    Raises:
+        TransitionRefused: it has traffic (roll it back instead) or has ended.
+    """
+    release = _locked(session, actor.project_id, release_id)
+    if release.phase in {Phase.CANARY, Phase.PROMOTED}:
+        raise TransitionRefused(
+            f"release {release.id} has traffic; take it back with `sluicegate release rollback {release.id}`",
+            phase=release.phase,
+        )
+    refused = Reasoned(reasons=[f"rejected by {actor.name}: {body.reason}"], cause="rejected_by_person")
+    return act(session, service, release, "rejection", actor.name, Kind.REFUSED, refused)
+
+
+def pause(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
+    """Stop a release from moving on. Stop conditions stay armed."""
+    release = _locked(session, actor.project_id, release_id)
+    if release.is_paused:
+        return release
+    return act(session, service, release, _once("pause", session), actor.name, Kind.PAUSED, Note(reason=body.reason))
+
+
+def resume(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
+    """Let a paused release go on, or a held one try again.
+
+    Raises:
+        TransitionRefused: it is neither paused nor held.
+    """
+    release = _locked(session, actor.project_id, release_id)
+    if not release.is_paused and not release.held:
+        raise TransitionRefused(f"release {release.id} is neither paused nor held", phase=release.phase)
+    return act(session, service, release, _once("resume", session), actor.name, Kind.RESUMED, Note(reason=body.reason))
+
+
+def promote(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
+    """Ask that the remaining canary steps be skipped. Stop conditions stay armed and evidence must still hold.
+
+    Raises:
+        NotEligible: evidence expired or is missing.
+        TransitionRefused: the release has no traffic, or a stop condition has fired.
+    """
+    release = _locked(session, actor.project_id, release_id)
+    policy = documents.load_policy(session, actor.project_id, release.policy)
+    entries = log(session, release.id)
+    if any(e.kind == Kind.STOP_CONDITION_FIRED for e in entries):
+        raise TransitionRefused(f"a stop condition of release {release.id} has fired", phase=release.phase)
+    if any(e.kind == Kind.PROMOTION_REQUESTED for e in entries):
+        return release
+    require_eligible(session, release, policy, now=db.now(session))
+    return act(session, service, release, "promotion", actor.name, Kind.PROMOTION_REQUESTED, Note(reason=body.reason))
+
+
+def rollback(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
+    """Ask that all traffic be taken back from a release. Asking twice changes nothing.
+
+    Raises:
+        TransitionRefused: the release has no traffic.
+        Conflict: another release is in canary on the target, and would go back to this one.
+    """
+    release = _locked(session, actor.project_id, release_id)
+    stream = evidence.release_stream(release.id)
+    if evidence.find(session, stream, "rollback") is not None:
+        return release
+    holder = targets.candidate_release(session, release.target_id)
+    if release.phase == Phase.PROMOTED and holder is not None and holder.phase == Phase.CANARY:
+        raise Conflict(
+            f"release {holder.id} is in canary on this target and would go back to {release.id}; "
+            "roll that one back first",
+            holder=str(holder.id),
+        )
+    return act(session, service, release, "rollback", actor.name, Kind.ROLLBACK_REQUESTED, Note(reason=body.reason))
+
+
+def _locked(session: Session, project: UUID, release: UUID) -> ReleaseRow:
+    get(session, project, release)
+    row = session.get(ReleaseRow, release, with_for_update=True, populate_existing=True)
+    if row is None:
+        raise NotFound(f"there is no release {release}")
+    return row
+
+
+def _once(name: str, session: Session) -> str:
+    """An act that may be repeated later gets the instant into its name."""
+    return f"{name}:{db.now(session).isoformat()}"
+
+
+def wire(session: Session, release: ReleaseRow, entries: Sequence[EntryRow] | None = None) -> Release:
+    """Return a release as the service gives it out."""
+    return Release(**_fields(session, release, entries if entries is not None else log(session, release.id)))
+
+
+def detail(session: Session, release: ReleaseRow) -> ReleaseDetail:
+    """Return a release with its log."""
+    entries = log(session, release.id)
+    return ReleaseDetail(**_fields(session, release, entries), log=[evidence.wire(entry) for entry in entries])
+
+
+def _fields(session: Session, release: ReleaseRow, entries: Sequence[EntryRow]) -> dict[str, Any]:
+    target = session.get_one(TargetRow, release.target_id)
+    policy = documents.load_policy(session, release.project_id, release.policy)
+    bundle = documents.load_bundle(session, release.project_id, release.bundle)
+    return {
+        "id": release.id,
+        "target": target.name,
+        "bundle": release.bundle,
+        "bundle_name": bundle.name,
+        "policy": release.policy,
+        "phase": Phase(release.phase),
+        "phase_since": release.phase_since,
+        "is_paused": release.is_paused,
+        "held": release.held,
+        "reason": release.reason,
+        "created_at": release.created_at,
+        "created_by": release.created_by,
+        "predecessor": release.predecessor_id,
+        "step": release.step,
+        "weight_bp": release.weight_bp,
+        "gates": _gates(policy, entries),
+    }
+
+
+def _gates(policy: Policy, entries: Sequence[EntryRow]) -> list[GateStatus]:
+    latest: dict[str, tuple[EntryRow, GateResult]] = {}
+    for entry in entries:
+        if entry.kind == Kind.GATE_RECORDED:
+            result = GateResult.model_validate(evidence.claim_of(entry.envelope)["body"])
+            latest[result.gate] = (entry, result)
+    statuses = []
+    for rule in policy.gates:
+        found = latest.get(rule.gate)
+        statuses.append(
+            GateStatus(
+                gate=rule.gate,
+                verdict=found[1].verdict if found else None,
+                summary=found[1].summary if found else None,
+                entry=found[0].entry_digest if found else None,
+                duration_ms=found[1].duration_ms if found else None,
+            )
+        )
+    return statuses

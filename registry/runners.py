@@ -1,0 +1,76 @@
+"""Runners: the machines that run models, as they registered and were last seen."""
+
+from datetime import timedelta
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+from uuid6 import uuid7
+
+from registry import db
+from registry.tables import JobRow, RunnerRow
+from schemas.problems import NotFound
+from schemas.runner import Fingerprint, JobState, Runner, RunnerRegistration
+
+ALIVE_SECONDS = 30
+
+
+def register(session: Session, project: UUID, body: RunnerRegistration) -> RunnerRow:
+    """Register a runner, or refresh what is known of it: a name in a project is one runner."""
+    at = db.now(session)
+    values = {
+        "runner_class": body.runner_class,
+        "fingerprint": body.fingerprint.model_dump(mode="json", exclude_none=True),
+        "engines": body.engines,
+        "boot_id": body.boot_id,
+        "last_seen_at": at,
+    }
+    runner = session.scalars(
+        insert(RunnerRow)
+        .values(id=uuid7(), project_id=project, name=body.name, registered_at=at, **values)
+        .on_conflict_do_update(index_elements=["project_id", "name"], set_=values)
+        .returning(RunnerRow.id)
+    ).one()
+    return get(session, project, runner)
+
+
+def get(session: Session, project: UUID, runner: UUID) -> RunnerRow:
+    """Return a runner. Raises NotFound when the project has no such runner."""
+    row = session.get(RunnerRow, runner, populate_existing=True)
+    if row is None or row.project_id != project:
+        raise NotFound(f"there is no runner {runner}")
+    return row
+
+
+def heartbeat(session: Session, project: UUID, runner: UUID) -> RunnerRow:
+    """Record that a runner lives."""
+    row = get(session, project, runner)
+    row.last_seen_at = db.now(session)
+    session.flush()
+    return row
+
+
+def browse(session: Session, project: UUID, *, after: UUID | None, limit: int) -> list[RunnerRow]:
+    """Return a project's runners, newest first, before a cursor."""
+    query = select(RunnerRow).where(RunnerRow.project_id == project)
+    if after is not None:
+        query = query.where(RunnerRow.id < after)
+    return list(session.scalars(query.order_by(RunnerRow.id.desc()).limit(limit)))
+
+
+def wire(session: Session, row: RunnerRow) -> Runner:
+    """Return a runner as the service gives it out."""
+    held = session.scalars(
+        select(JobRow.id).where(JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED).order_by(JobRow.id)
+    )
+    return Runner(
+        id=row.id,
+        name=row.name,
+        runner_class=row.runner_class,
+        fingerprint=Fingerprint.model_validate(row.fingerprint),
+        engines=row.engines,
+        last_seen_at=row.last_seen_at,
+        is_alive=db.now(session) - row.last_seen_at < timedelta(seconds=ALIVE_SECONDS),
+        jobs=list(held),
+    )

@@ -1,0 +1,133 @@
+"""Runs without a release: gates asked for by hand, and references recorded from a bundle."""
+
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from registry import db, documents, jobs, releases, targets
+from registry.auth import Actor
+from registry.service import Service
+from registry.tables import JobRow
+from schemas.api import RecordCreate, RunCreate
+from schemas.policy import GoldenRule, LoadRule, Policy
+from schemas.problems import InvalidDocument
+from schemas.reference import Reference
+from schemas.runner import JobKind
+from schemas.suite import GoldenSuite
+
+
+def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
+    """Run a policy's gates, or some of them, on a bundle.
+
+    Raises:
+        NotFound: the project lacks the bundle, policy or target.
+        InvalidDocument: a gate is not in the policy, or a golden gate runs without a target.
+        ReferenceMissing.
+    """
+    documents.load_bundle(session, actor.project_id, body.bundle)
+    policy = documents.load_policy(session, actor.project_id, body.policy)
+    rules = {rule.gate: rule for rule in policy.gates}
+    wanted = body.gates if body.gates is not None else list(rules)
+    for index, gate in enumerate(wanted):
+        if gate not in rules:
+            known = ", ".join(rules)
+            raise InvalidDocument(
+                f"policy {policy.name} has no gate {gate}; it has {known}",
+                errors=[{"pointer": f"/gates/{index}", "detail": f"is not one of {known}"}],
+            )
+    chosen = [rules[gate] for gate in rules if gate in wanted]
+    references: dict[str, str] = {}
+    target = targets.get(session, actor.project_id, body.target) if body.target else None
+    if any(isinstance(rule, GoldenRule) for rule in chosen):
+        if target is None:
+            raise InvalidDocument(
+                "the golden gate compares with a target's reference; name the target",
+                errors=[{"pointer": "/target", "detail": "is required for the golden gate"}],
+            )
+        references = releases.frozen_references(policy, targets.references(session, target.id), target.name)
+    return jobs.create(
+        session,
+        actor.project_id,
+        JobKind.EVALUATE,
+        bundle=body.bundle,
+        policy=body.policy,
+        gates=[rule.gate for rule in chosen],
+        suites=suites_of(policy, {rule.gate for rule in chosen}),
+        references=references,
+        runner_class=body.runner_class,
+        created_by=actor.name,
+        now=db.now(session),
+    )
+
+
+def suites_of(policy: Policy, gates: set[str]) -> list[str]:
+    """Return the suites that some gates of a policy need, sorted."""
+    return sorted(
+        {rule.suite for rule in policy.gates if rule.gate in gates and isinstance(rule, GoldenRule | LoadRule)}
+    )
+
+
+def record(session: Session, actor: Actor, body: RecordCreate) -> JobRow:
+    """Have a bundle answer a golden suite; its answers become the target's reference.
+
+    Raises:
+        NotFound, InvalidDocument: the suite is not a golden one.
+    """
+    target = targets.get(session, actor.project_id, body.target)
+    documents.load_bundle(session, actor.project_id, body.bundle)
+    suite = documents.load_suite(session, actor.project_id, body.suite)
+    if not isinstance(suite, GoldenSuite):
+        raise InvalidDocument(
+            f"suite {suite.name} is not a golden suite",
+            errors=[{"pointer": "/suite", "detail": "must name a golden suite"}],
+        )
+    return jobs.create(
+        session,
+        actor.project_id,
+        JobKind.RECORD,
+        bundle=body.bundle,
+        suites=[body.suite],
+        runner_class=target.runner_class,
+        target=target.id,
+        created_by=actor.name,
+        reason=body.reason,
+        now=db.now(session),
+    )
+
+
+def store_reference(
+    session: Session, service: Service, project: UUID, job: UUID, fencing_token: int, raw: bytes
+) -> JobRow:
+    """Store the reference that a recording job made, and put it in force on the job's target.
+
+    Raises:
+        LeaseLost, InvalidDocument: the reference is not of the job's suite and bundle.
+    """
+    row = jobs.held(session, project, job, fencing_token)
+    author = Actor(project_id=project, project="", name=row.created_by, role="manager")
+    registered, _ = documents.register(session, service, author, "reference", raw)
+    reference = Reference.parse(raw)
+    if row.kind != JobKind.RECORD or row.target_id is None:
+        raise InvalidDocument(f"job {job} does not record a reference", errors=[])
+    if [reference.suite] != row.suites or reference.bundle != row.bundle:
+        raise InvalidDocument(
+            "the reference is not of the suite and bundle that the job names",
+            errors=[
+                {"pointer": "/suite", "detail": "must be the job's"},
+                {"pointer": "/bundle", "detail": "must be the job's"},
+            ],
+        )
+    target = targets.lock(session, row.target_id)
+    targets.set_reference(
+        session,
+        service,
+        target,
+        suite=reference.suite,
+        reference=registered.digest,
+        bundle=row.bundle,
+        actor=row.created_by,
+        act=f"job:{row.id}:reference",
+    )
+    row.reference = registered.digest
+    session.flush()
+    return row

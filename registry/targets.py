@@ -1,0 +1,207 @@
+"""Targets: one served name in one environment, with the references in force on it."""
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+from uuid6 import uuid7
+
+from registry import db, evidence
+from registry.auth import Actor
+from registry.service import Service
+from registry.tables import IN_PROGRESS, JobRow, ReleaseRow, TargetReferenceRow, TargetRow
+from schemas.api import TargetCreate
+from schemas.evidence import Kind, ReferenceSet, SplitEntry, TargetCreated
+from schemas.problems import Conflict, InvalidDocument, NotFound
+from schemas.release import Phase, Replica, Target
+from schemas.runner import JobKind
+
+
+def stream(target: UUID) -> str:
+    """Return the evidence stream of a target."""
+    return f"target/{target}"
+
+
+def create(session: Session, service: Service, actor: Actor, body: TargetCreate) -> TargetRow:
+    """Make a target.
+
+    Raises:
+        Conflict: the project or the gateway has a target of that name.
+        InvalidDocument: the gateway is not one that this service drives.
+    """
+    if body.gateway not in service.settings.gateways:
+        known = ", ".join(sorted(service.settings.gateways)) or "none"
+        raise InvalidDocument(
+            f"there is no gateway {body.gateway}; known: {known}",
+            errors=[{"pointer": "/gateway", "detail": f"is not a gateway of this service; known: {known}"}],
+        )
+    at = db.now(session)
+    target_id = uuid7()
+    inserted = session.scalar(
+        insert(TargetRow)
+        .values(
+            id=target_id,
+            project_id=actor.project_id,
+            name=body.name,
+            runner_class=body.runner_class,
+            gateway=body.gateway,
+            generation=1,
+            applied=[],
+            created_at=at,
+        )
+        .on_conflict_do_nothing()
+        .returning(TargetRow.id)
+    )
+    if inserted is None:
+        raise Conflict(f"the name {body.name} is taken on gateway {body.gateway} or in this project", target=body.name)
+    signed = evidence.state(
+        service.signer,
+        stream(target_id),
+        "created",
+        actor.name,
+        Kind.TARGET_CREATED,
+        TargetCreated(name=body.name, runner_class=body.runner_class, gateway=body.gateway),
+        subjects={"target": evidence.name_digest(body.name)},
+        now=at,
+    )
+    evidence.append(session, actor.project_id, signed)
+    return get(session, actor.project_id, body.name)
+
+
+def get(session: Session, project: UUID, name: str, *, lock: bool = False) -> TargetRow:
+    """Return a target by `name@environment`; with `lock`, held for the rest of the transaction.
+
+    Raises:
+        NotFound: the project has none of that name.
+    """
+    query = select(TargetRow).where(TargetRow.project_id == project, TargetRow.name == name)
+    if lock:
+        query = query.with_for_update().execution_options(populate_existing=True)
+    row = session.scalar(query)
+    if row is None:
+        raise NotFound(f"there is no target {name}; make one with `sluicegate target create {name}`", target=name)
+    return row
+
+
+def lock(session: Session, target: UUID) -> TargetRow:
+    """Return a target held for the rest of the transaction: cross-release moves are made under this lock."""
+    return session.scalars(
+        select(TargetRow).where(TargetRow.id == target).with_for_update().execution_options(populate_existing=True)
+    ).one()
+
+
+def browse(session: Session, project: UUID, *, after: UUID | None, limit: int) -> list[TargetRow]:
+    """Return a project's targets, newest first, before a cursor."""
+    query = select(TargetRow).where(TargetRow.project_id == project)
+    if after is not None:
+        query = query.where(TargetRow.id < after)
+    return list(session.scalars(query.order_by(TargetRow.id.desc()).limit(limit)))
+
+
+def stable_release(session: Session, target: UUID) -> ReleaseRow | None:
+    """Return the live release of a target."""
+    return session.scalar(select(ReleaseRow).where(ReleaseRow.target_id == target, ReleaseRow.phase == Phase.PROMOTED))
+
+
+def candidate_release(session: Session, target: UUID) -> ReleaseRow | None:
+    """Return the release under way on a target."""
+    return session.scalar(select(ReleaseRow).where(ReleaseRow.target_id == target, ReleaseRow.phase.in_(IN_PROGRESS)))
+
+
+def references(session: Session, target: UUID) -> dict[str, str]:
+    """Return golden suite → reference in force."""
+    rows = session.execute(
+        select(TargetReferenceRow.suite, TargetReferenceRow.reference).where(TargetReferenceRow.target_id == target)
+    )
+    return {row.suite: row.reference for row in rows}
+
+
+def set_reference(
+    session: Session,
+    service: Service,
+    target: TargetRow,
+    *,
+    suite: str,
+    reference: str,
+    bundle: str,
+    actor: str,
+    act: str,
+) -> None:
+    """Put a golden reference in force on a target, as a recorded act. The old one stays in the log."""
+    previous = references(session, target.id).get(suite)
+    signed = evidence.state(
+        service.signer,
+        stream(target.id),
+        act,
+        actor,
+        Kind.REFERENCE_SET,
+        ReferenceSet(target=target.name, suite=suite, reference=reference, bundle=bundle, previous=previous),
+        subjects={"reference": reference, "suite": suite, "bundle": bundle},
+        now=db.now(session),
+    )
+    _, is_new = evidence.append(session, target.project_id, signed)
+    if not is_new:
+        return
+    session.execute(
+        insert(TargetReferenceRow)
+        .values(target_id=target.id, suite=suite, reference=reference)
+        .on_conflict_do_update(index_elements=["target_id", "suite"], set_={"reference": reference})
+    )
+    target.generation += 1
+    session.flush()
+
+
+def replicas(session: Session, target: UUID) -> list[Replica]:
+    """Return the replicas that serve or served a target lately, newest first."""
+    rows = session.scalars(
+        select(JobRow)
+        .where(JobRow.target_id == target, JobRow.replica.is_not(None), JobRow.kind == JobKind.SERVE)
+        .order_by(JobRow.id.desc())
+        .limit(20)
+    )
+    return [replica for row in rows if (replica := replica_of(row)) is not None]
+
+
+def replica_of(job: JobRow) -> Replica | None:
+    """Return the replica that a job last reported."""
+    if job.replica is None:
+        return None
+    report: dict[str, Any] = job.replica
+    return Replica(
+        job=job.id,
+        bundle=job.bundle,
+        purpose="live" if job.kind == JobKind.SERVE else "gates",
+        state=report["state"],
+        since=report["since"],
+        address=report.get("address"),
+        cause=report["cause"],
+    )
+
+
+def wire(session: Session, service: Service, row: TargetRow) -> Target:
+    """Return a target as the service gives it out."""
+    gateway = service.settings.gateways.get(row.gateway)
+    stable = stable_release(session, row.id)
+    candidate = candidate_release(session, row.id)
+    return Target(
+        id=row.id,
+        name=row.name,
+        runner_class=row.runner_class,
+        gateway=row.gateway,
+        url=f"{gateway.url.rstrip('/')}/{row.name}/v1" if gateway else None,
+        generation=row.generation,
+        stable_release=stable.id if stable else None,
+        stable_bundle=stable.bundle if stable else None,
+        candidate_release=candidate.id if candidate else None,
+        references=references(session, row.id),
+        applied=[SplitEntry.model_validate(entry) for entry in row.applied],
+        replicas=replicas(session, row.id),
+        created_at=row.created_at,
+    )
+
+
+def by_gateway_name(session: Session, gateway: str, name: str) -> TargetRow | None:
+    """Return the target that a gateway knows under a name, whatever its project."""
+    return session.scalar(select(TargetRow).where(TargetRow.gateway == gateway, TargetRow.name == name))

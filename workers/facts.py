@@ -1,0 +1,163 @@
+"""What one look at a release stands on: its state, its policy, its replicas, and the arms that follow from them."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from gates.router import CANDIDATE, STABLE, WHOLE_BP, Arm, cluster_name
+from registry import db, documents, evidence, jobs, releases
+from registry.tables import JobRow, ReleaseRow, TargetRow
+from schemas.common import sha256_digest
+from schemas.evidence import Kind
+from schemas.policy import Policy
+from schemas.release import Phase
+from schemas.runner import JobKind, ReplicaState
+from workers.control import Control, Held
+from workers.traffic.envoy import EnvoyGateway
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A replica that is ready to serve."""
+
+    job: UUID
+    bundle: str
+    address: str
+    identity: str
+    """Unique for ever: a new boot has a new one, so a gateway cluster is never re-pointed."""
+
+    def arm(self, name: str, target: str, weight_bp: int) -> Arm:
+        """Return the replica as one arm of a split."""
+        return Arm(name, cluster_name(target, self.bundle, self.identity), self.address, weight_bp)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one look at a release stands on."""
+
+    release: UUID
+    phase: Phase
+    phase_since: datetime
+    bundle: str
+    step: int | None
+    step_since: datetime | None
+    is_paused: bool
+    is_held: bool
+    target: str
+    policy: Policy
+    candidate: Live | None
+    stable: Live | None
+    stable_bundle: str | None
+    rollback_reason: str | None
+    is_promotion_requested: bool
+    now: datetime
+
+
+def gateway_of(control: Control, held: Held) -> EnvoyGateway:
+    """Return the gateway in front of the release's target."""
+    with control.transaction(held) as (session, release):
+        return control.gateway(session.get_one(TargetRow, release.target_id))
+
+
+def gather(control: Control, held: Held) -> Facts:
+    """Read everything that a look at a release stands on, in one transaction."""
+    with control.transaction(held) as (session, release):
+        target = session.get_one(TargetRow, release.target_id)
+        log = releases.log(session, release.id)
+        requests = [e for e in log if e.kind == Kind.ROLLBACK_REQUESTED]
+        reason = None
+        if requests:
+            reason = f"{requests[0].actor}: {evidence.claim_of(requests[0].envelope)['body']['reason']}"
+        stable_bundle = way_back(session, release)
+        return Facts(
+            release=release.id,
+            phase=Phase(release.phase),
+            phase_since=release.phase_since,
+            bundle=release.bundle,
+            step=release.step,
+            step_since=release.step_since,
+            is_paused=release.is_paused,
+            is_held=bool(release.held),
+            target=target.name,
+            policy=documents.load_policy(session, release.project_id, release.policy),
+            candidate=live_bundle(session, target, release.bundle),
+            stable=live_bundle(session, target, stable_bundle) if stable_bundle else None,
+            stable_bundle=stable_bundle,
+            rollback_reason=reason,
+            is_promotion_requested=any(e.kind == Kind.PROMOTION_REQUESTED for e in log),
+            now=db.now(session),
+        )
+
+
+def way_back(session: Session, release: ReleaseRow) -> str | None:
+    """Return the last accepted bundle before a release, or None: then a stop means no traffic."""
+    if release.predecessor_id is None:
+        return None
+    before = session.get_one(ReleaseRow, release.predecessor_id)
+    return before.bundle if before.phase in {Phase.PROMOTED, Phase.SUPERSEDED} else None
+
+
+def live_bundle(session: Session, target: TargetRow, bundle: str) -> Live | None:
+    """Return a ready replica of a bundle on a target."""
+    for job in jobs.serving(session, target.id):
+        if job.bundle == bundle and (live := live_of(job)) is not None:
+            return live
+    return None
+
+
+def live_of(job: JobRow) -> Live | None:
+    """Return a serve job's replica when it is ready, None otherwise."""
+    report = job.replica
+    if report is None or report["state"] != ReplicaState.READY or not job.is_wanted or not report.get("address"):
+        return None
+    name = f"{report.get('boot_id')}/{report.get('pid')}/{report.get('start_time')}/{report['address']}"
+    identity = f"{job.id.hex[-8:]}-{sha256_digest(name.encode())[7:19]}"
+    return Live(job.id, job.bundle, report["address"], identity)
+
+
+def serve(control: Control, session: Session, target: TargetRow, release: ReleaseRow) -> JobRow:
+    """Return the open serve job of a bundle on a target, made if there is none."""
+    for job in jobs.serving(session, target.id):
+        if job.bundle == release.bundle and job.is_wanted:
+            return job
+    for job in jobs.serving(session, target.id):
+        if job.bundle == release.bundle:
+            # It is being stopped, and a bundle has one open serve job on a target: wait for it to end.
+            return job
+    job = jobs.create(
+        session,
+        release.project_id,
+        JobKind.SERVE,
+        bundle=release.bundle,
+        policy=release.policy,
+        runner_class=target.runner_class,
+        release=release.id,
+        target=target.id,
+        created_by="controller",
+        now=db.now(session),
+    )
+    db.after_commit(session, lambda: control.ring(target.runner_class))
+    return job
+
+
+def arms_at(facts: Facts, step: int) -> tuple[Arm, ...]:
+    """Return the arms at a canary step; none while the candidate is not ready."""
+    if facts.candidate is None:
+        return ()
+    weight = facts.policy.canary.steps[step].weight_bp
+    if facts.stable is None:
+        return (facts.candidate.arm(CANDIDATE, facts.target, WHOLE_BP),)
+    return (
+        facts.stable.arm(STABLE, facts.target, WHOLE_BP - weight),
+        facts.candidate.arm(CANDIDATE, facts.target, weight),
+    )
+
+
+def arms_back(facts: Facts) -> tuple[Arm, ...]:
+    """Return where traffic goes back to; the candidate stays an arm of weight 0 until its streams have ended."""
+    if facts.stable is None:
+        return ()
+    back: tuple[Arm, ...] = (facts.stable.arm(STABLE, facts.target, WHOLE_BP),)
+    return back + ((facts.candidate.arm(CANDIDATE, facts.target, 0),) if facts.candidate else ())

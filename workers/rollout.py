@@ -1,0 +1,410 @@
+"""Rollout: move a target's traffic to a release step by step, and take all of it back when a stop condition fires.
+
+Desired, applied and observed are three things. A shift is recorded when the gateway has acknowledged it (applied);
+a step passes when the requests seen agree with it (observed). The way back is prepared before traffic moves, so
+that taking it back is one rename. Every function here may be called again at any moment by any worker.
+"""
+
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from gates.canary import StepJudgement, StepOutcome
+from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Arm, Split
+from registry import db, documents, evidence, jobs, releases, targets
+from registry.tables import ReleaseRow, TargetRow
+from schemas.evidence import Judgement, Kind, Note, Replaced, SplitEntry, Traffic
+from schemas.problems import NotEligible
+from schemas.release import Phase
+from workers.control import Control, Held
+from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, live_bundle, live_of, serve
+from workers.traffic.envoy import EnvoyGateway
+from workers.traffic.problems import NothingPrepared
+from workers.watch import look, observe_restore
+
+TICK_SECONDS = 0.5
+"""Between two looks at live traffic: Envoy writes its log at least this often."""
+WAIT_SECONDS = 1.0
+OBSERVE_SECONDS = 60.0
+"""How long a restore is watched for a request that proves it; without traffic there is none."""
+SERVE_ATTEMPTS = 3
+"""Boots that may fail before an approved release holds."""
+
+
+def begin(control: Control, held: Held) -> float | None:
+    """Approved: have a replica made ready, then give it its first traffic."""
+    with control.transaction(held) as (session, release):
+        if release.is_paused or release.held:
+            return None
+        policy = documents.load_policy(session, release.project_id, release.policy)
+        target = session.get_one(TargetRow, release.target_id)
+        try:
+            releases.require_eligible(session, release, policy, now=db.now(session))
+        except NotEligible as problem:
+            control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
+            return None
+        job = serve(control, session, target, release)
+        if live_of(job) is None:
+            if job.attempt >= SERVE_ATTEMPTS and job.problem:
+                reason = f"the replica did not become ready in {job.attempt} attempts: {job.problem}"
+                control.hold(session, release, f"held:replica:{job.id}:{job.attempt}", [reason], "replica_failed")
+            return None
+        stable = targets.stable_release(session, target.id)
+        if stable is not None:
+            split = control.gateway(target).desired(target.name)
+            arm = split.arm(STABLE) if split else None
+            is_settled = arm is not None and arm.weight_bp == WHOLE_BP and stable.bundle[7:19] in arm.cluster
+            if not is_settled or live_bundle(session, target, stable.bundle) is None:
+                # The release before is still soaking, or its replica is booting: there is no way back yet.
+                return WAIT_SECONDS
+        first = 0 if stable is not None else len(policy.canary.steps) - 1
+    return _shift(control, held, first)
+
+
+def canary(control: Control, held: Held) -> float | None:
+    """Canary: judge the present step; go on, wait, hold, or take traffic back."""
+    facts = gather(control, held)
+    gateway = gateway_of(control, held)
+    gateway.beat()
+    if gateway.take_notice() is not None:
+        return _controller_lost(control, held, facts, gateway)
+    if facts.rollback_reason is not None:
+        return _restore(control, held, facts, cause="requested", reasons=[facts.rollback_reason])
+    if facts.candidate is None:
+        reasons = ["the candidate's replica is not ready any more"]
+        return _restore(control, held, facts, cause="replica_failed", reasons=reasons)
+    step = facts.step or 0
+    split = gateway.desired(facts.target)
+    if split is None or not _is_as_wanted(split, facts, step):
+        return _shift(control, held, step)
+    judgement, breach_at = look(control, facts, gateway, split)
+    if judgement.outcome is StepOutcome.FAILED:
+        return _restore(
+            control, held, facts, cause="stop_condition", reasons=list(judgement.reasons),
+            judgement=judgement, breach_at=breach_at,
+        )  # fmt: skip
+    last = len(facts.policy.canary.steps) - 1
+    if facts.is_promotion_requested and not facts.is_paused:
+        return _promote(control, held, judgement) if step == last else _shift(control, held, last)
+    if facts.is_paused or facts.is_held:
+        return TICK_SECONDS
+    match judgement.outcome:
+        case StepOutcome.PASSED:
+            if step == last:
+                return _promote(control, held, judgement)
+            _record_step(control, held, step, split.revision, judgement)
+            return _shift(control, held, step + 1)
+        case StepOutcome.INCONCLUSIVE | StepOutcome.ERRORED:
+            with control.transaction(held) as (session, release):
+                since = f"{facts.step_since:%Y%m%dT%H%M%S%f}"
+                act = f"held:step:{step}:{judgement.outcome}:{since}"
+                control.hold(session, release, act, list(judgement.reasons), f"step_{judgement.outcome}")
+    return TICK_SECONDS
+
+
+def soak(control: Control, held: Held) -> float | None:
+    """Promoted: stop conditions stay armed while the release before is warm; a rollback may be asked for any time."""
+    facts = gather(control, held)
+    gateway = gateway_of(control, held)
+    gateway.beat()
+    if gateway.take_notice() is not None:
+        return _controller_lost(control, held, facts, gateway)
+    if facts.rollback_reason is not None:
+        if facts.stable_bundle is not None and facts.stable is None:
+            return _wake_stable(control, held)
+        return _restore(control, held, facts, cause="requested", reasons=[facts.rollback_reason])
+    if _is_other_moving(control, held):
+        return None
+    ends_at = facts.phase_since + timedelta(seconds=float(facts.policy.canary.soak_seconds))
+    split = gateway.desired(facts.target)
+    is_soaking = split is not None and split.arm(CANDIDATE) is not None
+    if facts.now >= ends_at or not is_soaking:
+        return _finish_soak(control, held, facts, gateway)
+    if facts.candidate is None and facts.stable is not None:
+        reasons = ["the release's replica is not ready any more"]
+        return _restore(control, held, facts, cause="replica_failed", reasons=reasons)
+    assert split is not None  # noqa: S101 - is_soaking
+    judgement, breach_at = look(control, facts, gateway, split)
+    if judgement.outcome is StepOutcome.FAILED:
+        return _restore(
+            control, held, facts, cause="stop_condition", reasons=list(judgement.reasons),
+            judgement=judgement, breach_at=breach_at,
+        )  # fmt: skip
+    return TICK_SECONDS
+
+
+def settle(control: Control, held: Held) -> float | None:
+    """Rolled back: see that new requests go where they should, let open streams end, then stop the replica."""
+    facts = gather(control, held)
+    gateway = gateway_of(control, held)
+    gateway.beat()
+    split = gateway.desired(facts.target)
+    observe_restore(control, held, facts, gateway, split)
+    since = (facts.now - facts.phase_since).total_seconds()
+    with control.transaction(held) as (session, release):
+        if _is_bundle_needed(session, release):
+            control.watches.pop(release.id, None)
+            return None
+        is_observed = _find(session, release, "restore:observed")
+    arm = split.arm(CANDIDATE) if split else None
+    is_ours = arm is not None and facts.bundle[7:19] in arm.cluster
+    patience = float(facts.policy.canary.drain_seconds)
+    if arm is not None and is_ours and not gateway.drained(arm.cluster) and since < patience:
+        return TICK_SECONDS
+    if split is not None and split.arm(STABLE) is not None and not is_observed and since < OBSERVE_SECONDS:
+        return TICK_SECONDS
+    if split is not None and is_ours:
+        stable = split.arm(STABLE)
+        gateway.discard_rollback(facts.target)
+        gateway.apply(Split(facts.target, split.revision + 1, (stable,) if stable else ()))
+    control.watches.pop(facts.release, None)
+    return clear(control, held)
+
+
+def clear(control: Control, held: Held) -> float | None:
+    """Ended without traffic: its replica, if there is one, is not wanted any more."""
+    with control.transaction(held) as (session, release):
+        if not _is_bundle_needed(session, release):
+            for job in jobs.serving(session, release.target_id):
+                if job.bundle == release.bundle:
+                    jobs.unwant(session, job, now=db.now(session))
+    return None
+
+
+def rest(_control: Control, _held: Held) -> float | None:
+    """Superseded: nothing to do; the release that took over keeps it warm through its soak."""
+    return None
+
+
+def _wake_stable(control: Control, held: Held) -> float | None:
+    """Boot the last accepted bundle again; traffic stays where it is until it is ready."""
+    with control.transaction(held) as (session, release):
+        if release.predecessor_id is None:
+            return None
+        target = session.get_one(TargetRow, release.target_id)
+        serve(control, session, target, session.get_one(ReleaseRow, release.predecessor_id))
+    return WAIT_SECONDS
+
+
+def _is_other_moving(control: Control, held: Held) -> bool:
+    with control.transaction(held) as (session, release):
+        other = targets.candidate_release(session, release.target_id)
+        return other is not None and other.phase == Phase.CANARY
+
+
+def _is_bundle_needed(session: Session, release: ReleaseRow) -> bool:
+    """Tell whether another release of the target that is live or under way is of the same bundle."""
+    others = [
+        targets.stable_release(session, release.target_id),
+        targets.candidate_release(session, release.target_id),
+    ]
+    return any(other is not None and other.id != release.id and other.bundle == release.bundle for other in others)
+
+
+def _find(session: Session, release: ReleaseRow, act: str) -> bool:
+    return evidence.find(session, evidence.release_stream(release.id), act) is not None
+
+
+def _is_as_wanted(split: Split, facts: Facts, step: int) -> bool:
+    if facts.stable_bundle is not None and facts.stable is None:
+        # The stable replica is booting again: its arm cannot be named, and the split in force is the best there is.
+        return True
+    return split.arms == arms_at(facts, step)
+
+
+def _next(gateway: EnvoyGateway, target: str, arms: tuple[Arm, ...]) -> Split:
+    """Return the split to apply: the one in force when it is already that, else one revision on."""
+    current = gateway.desired(target)
+    if current is not None and current.arms == arms:
+        return current
+    return Split(target, current.revision + 1 if current else 1, arms)
+
+
+def _shift(control: Control, held: Held, step: int) -> float | None:
+    """Prepare the way back, put a step's weights in force, and record what the gateway acknowledged."""
+    facts = gather(control, held)
+    gateway = gateway_of(control, held)
+    arms = arms_at(facts, step)
+    if not arms or (facts.stable_bundle is not None and facts.stable is None):
+        return WAIT_SECONDS
+    requested_at = facts.now
+    gateway.beat()
+    silence = float(facts.policy.canary.dead_man_seconds)
+    gateway.prepare_rollback(facts.target, arms_back(facts), silence_seconds=silence)
+    applied = gateway.apply(_next(gateway, facts.target, arms))
+    with control.transaction(held) as (session, release):
+        body = _traffic(facts, applied, step=step, requested_at=requested_at, now=db.now(session))
+        act = f"shift:{step}:r{applied.split.revision}"
+        control.act(session, release, act, Kind.TRAFFIC_SHIFTED, body)
+        _remember(session, release, body)
+    return TICK_SECONDS
+
+
+def _restore(
+    control: Control,
+    held: Held,
+    facts: Facts,
+    *,
+    cause: str,
+    reasons: list[str],
+    judgement: StepJudgement | None = None,
+    breach_at: datetime | None = None,
+) -> float | None:
+    """Take all traffic back: first the rename, then the record."""
+    gateway = gateway_of(control, held)
+    requested_at = control.now()
+    try:
+        applied = gateway.restore(facts.target)
+    except NothingPrepared:
+        applied = gateway.apply(_next(gateway, facts.target, arms_back(facts)))
+    _record_restore(
+        control, held, facts, applied, cause=cause, reasons=reasons, judgement=judgement, breach_at=breach_at,
+        requested_at=requested_at,
+    )  # fmt: skip
+    return TICK_SECONDS
+
+
+def _record_restore(
+    control: Control,
+    held: Held,
+    facts: Facts,
+    applied: Applied,
+    *,
+    cause: str,
+    reasons: list[str],
+    requested_at: datetime,
+    judgement: StepJudgement | None = None,
+    breach_at: datetime | None = None,
+) -> None:
+    with control.transaction(held) as (session, release):
+        target = targets.lock(session, release.target_id)
+        if judgement is not None:
+            step = facts.step or 0
+            stop = Judgement(
+                step=step if facts.phase is Phase.CANARY else len(facts.policy.canary.steps),
+                reasons=list(judgement.reasons),
+                measurements=list(judgement.measurements),
+                breach_at=breach_at,
+            )
+            control.act(session, release, "stop", Kind.STOP_CONDITION_FIRED, stop)
+        body = _traffic(facts, applied, step=facts.step, requested_at=requested_at, now=db.now(session))
+        body = body.model_copy(update={"breach_at": breach_at, "cause": cause, "reasons": reasons})
+        control.act(session, release, "restore", Kind.TRAFFIC_RESTORED, body)
+        _remember(session, release, body, target)
+        if facts.phase is Phase.PROMOTED and release.predecessor_id is not None:
+            before = session.get_one(ReleaseRow, release.predecessor_id)
+            if before.phase == Phase.SUPERSEDED:
+                control.act(session, before, f"reinstated:{release.id}", Kind.REINSTATED, Replaced(release=release.id))
+
+
+def _promote(control: Control, held: Held, judgement: StepJudgement) -> float | None:
+    """Make a release the live one; the one before is replaced in the same transaction, under the target's lock."""
+    facts = gather(control, held)
+    gateway = gateway_of(control, held)
+    split = gateway.desired(facts.target)
+    revision = split.revision if split else 0
+    step = len(facts.policy.canary.steps) - 1
+    with control.transaction(held) as (session, release):
+        targets.lock(session, release.target_id)
+        policy = documents.load_policy(session, release.project_id, release.policy)
+        try:
+            releases.require_eligible(session, release, policy, now=db.now(session))
+        except NotEligible as problem:
+            control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
+            return TICK_SECONDS
+        if judgement.outcome is StepOutcome.PASSED:
+            _step_entry(control, session, release, step, revision, judgement)
+            reason = f"every step passed: {'; '.join(judgement.reasons)}"
+        else:
+            reason = "promoted by request; no stop condition had fired"
+        stable = targets.stable_release(session, release.target_id)
+        if stable is not None:
+            control.act(session, stable, f"replaced:{release.id}", Kind.REPLACED, Replaced(release=release.id))
+        control.act(session, release, "promoted", Kind.PROMOTED, Note(reason=reason))
+    return TICK_SECONDS
+
+
+def _record_step(control: Control, held: Held, step: int, revision: int, judgement: StepJudgement) -> None:
+    with control.transaction(held) as (session, release):
+        _step_entry(control, session, release, step, revision, judgement)
+
+
+def _step_entry(
+    control: Control, session: Session, release: ReleaseRow, step: int, revision: int, judgement: StepJudgement
+) -> None:
+    body = Judgement(step=step, reasons=list(judgement.reasons), measurements=list(judgement.measurements))
+    control.act(session, release, f"step:{step}:r{revision}", Kind.STEP_PASSED, body)
+
+
+def _finish_soak(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> float | None:
+    """After the soak: the release is the stable arm; the one before drains and stops. Re-publish a moved replica."""
+    if facts.candidate is None:
+        with control.transaction(held) as (session, release):
+            serve(control, session, session.get_one(TargetRow, release.target_id), release)
+        return None
+    arm = facts.candidate.arm(STABLE, facts.target, WHOLE_BP)
+    split = gateway.desired(facts.target)
+    if split is not None and split.arm(CANDIDATE) is not None and (old := split.arm(STABLE)) is not None:
+        waited = (facts.now - facts.phase_since).total_seconds() - float(facts.policy.canary.soak_seconds)
+        if not gateway.drained(old.cluster) and waited < float(facts.policy.canary.drain_seconds):
+            return TICK_SECONDS
+    if split is None or split.arms != (arm,):
+        gateway.discard_rollback(facts.target)
+        applied = gateway.apply(_next(gateway, facts.target, (arm,)))
+        with control.transaction(held) as (session, release):
+            target = targets.lock(session, release.target_id)
+            body = _traffic(facts, applied, step=facts.step, requested_at=facts.now, now=db.now(session))
+            _remember(session, release, body, target)
+    control.watches.pop(facts.release, None)
+    with control.transaction(held) as (session, release):
+        candidate = targets.candidate_release(session, release.target_id)
+        for job in jobs.serving(session, release.target_id):
+            is_needed = job.bundle == release.bundle or (candidate is not None and job.bundle == candidate.bundle)
+            if not is_needed and job.state in jobs.OPEN:
+                jobs.unwant(session, job, now=db.now(session))
+    return None
+
+
+def _controller_lost(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> float | None:
+    """The dead-man switch took traffic back while no controller lived: record it, then let traffic move again."""
+    notice = gateway.take_notice()
+    split = gateway.desired(facts.target)
+    if notice is None or split is None:
+        return WAIT_SECONDS
+    if facts.target in notice.get("targets", []):
+        silent = notice.get("silent_seconds")
+        reasons = [f"no controller was heard of for {silent} s; the gateway's dead-man switch restored the split"]
+        seconds = float(notice.get("acknowledged_seconds") or 0.0)
+        applied = Applied(split, notice.get("reason", "controller_lost"), seconds, seconds)
+        _record_restore(control, held, facts, applied, cause="controller_lost", reasons=reasons, requested_at=facts.now)
+    with control.transaction(held) as (session, release):
+        mine = session.get_one(TargetRow, release.target_id)
+        waiting = [
+            name
+            for name in notice.get("targets", [])
+            if (target := targets.by_gateway_name(session, mine.gateway, name)) is not None
+            and (moving := targets.candidate_release(session, target.id)) is not None
+            and moving.phase == Phase.CANARY
+        ]
+    if not waiting:
+        gateway.clear_notice()
+    return TICK_SECONDS
+
+
+def _traffic(facts: Facts, applied: Applied, *, step: int | None, requested_at: datetime, now: datetime) -> Traffic:
+    bundles = {STABLE: facts.stable_bundle or facts.bundle, CANDIDATE: facts.bundle}
+    return Traffic(
+        desired=[SplitEntry(bundle=bundles[arm.name], weight_bp=arm.weight_bp) for arm in applied.split.arms],
+        revision=f"{applied.split.revision}",
+        applied_ms=applied.acknowledged_seconds * 1000,
+        step=step,
+        requested_at=requested_at,
+        applied_at=now,
+    )
+
+
+def _remember(session: Session, release: ReleaseRow, body: Traffic, target: TargetRow | None = None) -> None:
+    target = target if target is not None else targets.lock(session, release.target_id)
+    target.applied = [entry.model_dump(mode="json") for entry in body.desired]
+    target.generation += 1
+    session.flush()

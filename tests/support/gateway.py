@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 
 from gates.router import Arm, Split
+from tests.support.streams import StreamEngine
 from workers.traffic import envoy_process
 from workers.traffic.envoy import EnvoyGateway
 
@@ -64,8 +65,16 @@ def arm(name: str, address: str, weight_bp: int, *, target: str = TARGET, bundle
     return Arm(name, f"{target}/{bundle * 12}/r{address.rpartition(':')[2]}", address, weight_bp)
 
 
+def shares(stable: StreamEngine, candidate: StreamEngine, candidate_bp: int) -> tuple[Arm, Arm]:
+    """Return both arms, the candidate with a share."""
+    return (
+        arm("stable", stable.address, 10_000 - candidate_bp),
+        arm("candidate", candidate.address, candidate_bp, bundle="b"),
+    )
+
+
 def split(revision: int, *arms: Arm, target: str = TARGET) -> Split:
-    return Split(target, revision, tuple(each for each in arms))
+    return Split(target, revision, arms)
 
 
 @dataclass

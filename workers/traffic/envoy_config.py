@@ -107,10 +107,8 @@ def bootstrap(host: str, port: int) -> JsonObject:
 
 
 def _files(name: str) -> JsonObject:
-    return {
-        "resource_api_version": "V3",
-        "path_config_source": {"path": f"{XDS_FOLDER}/{name}", "watched_directory": {"path": XDS_FOLDER}},
-    }
+    # No watched_directory: with it, every rename in the folder would make Envoy read both documents again.
+    return {"resource_api_version": "V3", "path_config_source": {"path": f"{XDS_FOLDER}/{name}"}}
 
 
 def _connection_manager() -> JsonObject:

@@ -17,3 +17,13 @@ def engines():
     """A function that starts a scripted engine; all are stopped at the end."""
     with contextlib.ExitStack() as stack:
         yield lambda name, script=None: stack.enter_context(stream_engine(name, script))
+
+
+@pytest.fixture
+def stable(engines):
+    return engines("stable")
+
+
+@pytest.fixture
+def candidate(engines):
+    return engines("candidate")

@@ -162,9 +162,9 @@ def _check_llamacpp_declared(bundle: Bundle) -> list[str]:
 
 
 def _check_llamacpp_bundle(bundle: Bundle) -> list[str]:
-    problems = _check_llamacpp_arguments(llamacpp_arguments(bundle))
-    if not _check_llamacpp_arguments(bundle.engine.arguments):
-        problems += _check_llamacpp_declared(bundle)
+    problems = _check_llamacpp_arguments(bundle.engine.arguments)
+    if not problems:
+        problems = _check_llamacpp_declared(bundle) or _check_llamacpp_arguments(llamacpp_arguments(bundle))
     if bundle.model.format != "gguf":
         problems.append(f"llama.cpp reads gguf, not {bundle.model.format}")
     elif _llamacpp_weights(bundle) is None:

@@ -1,0 +1,419 @@
+"""The life of one replica: staged, loading, warming, ready, draining, stopped, or failed.
+
+Ready means three things at once: the health route answers 200, the model list has the served name, and a real
+completion of 8 tokens ended with a finish reason. An exit that nobody asked for is a failure whatever its status.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import httpx
+
+from gates.answers import FINISHED, Answer, Outcome, read_plain
+from gates.dialect import DIALECTS, Dialect, Malformed, Request, parse_metrics
+from gates.environment import EnvironmentAltered, NotInstalled
+from schemas.bundle import Bundle, Feature
+from schemas.problems import EngineFailed
+from schemas.runner import EngineIdentity, ReplicaReport, ReplicaState
+from workers.engines.drivers import DRIVERS, Command, Driver, Launch
+from workers.launchers.process import (
+    PROC,
+    Condition,
+    Launched,
+    LaunchFailed,
+    ProcessLauncher,
+    ProcessState,
+    tail,
+    trim,
+)
+
+PROBE_TOKENS = 8
+PROBE_TEXT = "ping"
+POLL_SECONDS = 0.05
+_LOG_LINES = 20
+_CLASSIFIED_LINES = 400
+
+NEXT: dict[ReplicaState, frozenset[ReplicaState]] = {
+    ReplicaState.STAGED: frozenset({ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.STOPPED}),
+    ReplicaState.LOADING: frozenset({ReplicaState.WARMING, ReplicaState.DRAINING, ReplicaState.FAILED}),
+    ReplicaState.WARMING: frozenset({ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.FAILED}),
+    ReplicaState.READY: frozenset({ReplicaState.DRAINING, ReplicaState.FAILED}),
+    ReplicaState.DRAINING: frozenset({ReplicaState.STOPPED, ReplicaState.FAILED}),
+    ReplicaState.STOPPED: frozenset(),
+    ReplicaState.FAILED: frozenset(),
+}
+"""State → states that may follow."""
+
+
+class Cause(StrEnum):
+    """Why a replica failed. Values that a driver's `failure_patterns` name are members too."""
+
+    UNSUPPORTED = "unsupported"
+    """The driver cannot run this bundle."""
+    ENVIRONMENT_DIFFERS = "environment_differs"
+    """What is installed here is not the environment that the bundle names."""
+    NOT_STARTED = "not_started"
+    BAD_ARGUMENT = "bad_argument"
+    PORT_IN_USE = "port_in_use"
+    OUT_OF_MEMORY = "out_of_memory"
+    WEIGHTS_UNREADABLE = "weights_unreadable"
+    TEMPLATE_UNREADABLE = "template_unreadable"
+    KILLED = "killed"
+    """Ended by SIGKILL that we did not send, as the kernel does when memory runs out."""
+    EXITED = "exited"
+    """Ended by itself, whatever the status."""
+    TIMEOUT = "timeout"
+    """Not ready in time."""
+    WRONG_MODEL = "wrong_model"
+    """It serves, but not under the bundle's name."""
+    NO_ANSWER = "no_answer"
+    """It listens, but a real completion does not end."""
+
+
+class NotWanted(RuntimeError):
+    """Waiting was given up, since the replica is no longer wanted."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a replica showed when it became ready. Durations in ms from the start of the process.
+
+    `loading_ms` until the health route answered 200, `ready_ms` until the first completion had ended. An adopted
+    replica has neither. `peak_memory_bytes` is the process's resident set at its highest.
+    """
+
+    identity: EngineIdentity
+    address: str
+    loading_ms: int | None
+    ready_ms: int | None
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Whether a replica answers. `is_busy` means no answer in time while the engine made progress."""
+
+    is_alive: bool
+    is_busy: bool
+    detail: str
+    latency_ms: float
+
+
+class Replica:
+    """One engine instance on this machine.
+
+    Methods may be called from several threads. `on_transition` is called after every change of state, with the
+    new state and one sentence; it must not call back into the replica's methods that change state.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        launch: Launch,
+        *,
+        workdir: Path,
+        launcher: ProcessLauncher,
+        on_transition: Callable[[ReplicaState, str], None] = lambda _state, _cause: None,
+    ) -> None:
+        self.bundle = bundle
+        self.driver: Driver = DRIVERS[bundle.engine.name]
+        self.dialect: Dialect = DIALECTS[bundle.engine.name]
+        self.workdir = workdir
+        self.log_path = workdir / "engine.log"
+        self.state = ReplicaState.STAGED
+        self.launched: Launched | None = None
+        self._launch = launch
+        self._launcher = launcher
+        self._on_transition = on_transition
+        self._command: Command | None = None
+        self._started: float | None = None
+        self._is_stopping = False
+        self._lock = threading.RLock()
+
+    # ------------------------------------------------------------------------------------------- starting
+
+    def start(self) -> Launched:
+        """Start the engine and return at once. Raises EngineFailed when it cannot be started at all."""
+        self._refuse_what_cannot_run()
+        self._command = self.driver.command(self.bundle, self._launch)
+        self.workdir.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            self._started = time.monotonic()
+            try:
+                self.launched = self._launcher.start(self._command, workdir=self.workdir, log_path=self.log_path)
+            except LaunchFailed as error:
+                raise self._failed(Cause.NOT_STARTED, str(error)) from error
+            self._move(ReplicaState.LOADING, f"process {self.launched.pid} started")
+            return self.launched
+
+    def adopt(self, pid: int, start_time: str, boot_id: str, port: int | None) -> bool:
+        """Take over an engine that an earlier worker started. False when it is not provably that process.
+
+        An adopted replica is loading until `wait_ready` has seen it answer.
+        """
+        with self._lock:
+            found = self._launcher.adopt(pid, start_time, boot_id)
+            if found is None:
+                return False
+            self._command = self.driver.command(self.bundle, self._launch)
+            self.launched = Launched(pid, start_time, boot_id, port)
+            self._move(ReplicaState.LOADING, f"process {pid} adopted")
+            return True
+
+    def wait_ready(self, deadline_seconds: float, *, is_wanted: Callable[[], bool] = lambda: True) -> Ready:
+        """Wait until the replica is ready.
+
+        Args:
+            deadline_seconds: longest wait.
+            is_wanted: asked often; when it says no, waiting ends.
+
+        Raises:
+            EngineFailed: it ended, did not become ready in time, or serves another model. It is stopped then.
+            NotWanted: `is_wanted` said no, and the replica still runs; or it was stopped meanwhile.
+        """
+        deadline = time.monotonic() + deadline_seconds
+        self._wait(self._is_listening, deadline, is_wanted, "it does not listen")
+        self._wait(self._is_healthy, deadline, is_wanted, f"{self.dialect.health_path} does not answer 200")
+        loading_ms = self._elapsed_ms()
+        self._move(ReplicaState.WARMING, f"listens on {self.address}")
+        identity = self.identity()
+        if self.bundle.serving.served_name not in identity.model_ids:
+            raise self._failed(Cause.WRONG_MODEL, f"it serves {', '.join(identity.model_ids) or 'nothing'}")
+        answer = self._complete(max(1.0, deadline - time.monotonic()))
+        if answer.finish_reason not in FINISHED:
+            self._fail_when_ended()
+            raise self._failed(Cause.NO_ANSWER, f"a completion of {PROBE_TOKENS} tokens: {answer.detail}")
+        ready = Ready(
+            identity=identity,
+            address=self.address,
+            loading_ms=loading_ms,
+            ready_ms=self._elapsed_ms(),
+            peak_memory_bytes=self.peak_memory_bytes(),
+        )
+        took = "after adoption" if ready.ready_ms is None else f"after {ready.ready_ms} ms"
+        self._move(ReplicaState.READY, f"a real completion ended {took}")
+        return ready
+
+    def _refuse_what_cannot_run(self) -> None:
+        if problems := self.driver.check_bundle(self.bundle):
+            raise self._failed(Cause.UNSUPPORTED, "; ".join(problems))
+        try:
+            installed = self.driver.identity()
+        except (EnvironmentAltered, NotInstalled) as error:
+            raise self._failed(Cause.ENVIRONMENT_DIFFERS, str(error)) from error
+        if installed.digest != self.bundle.engine.environment:
+            detail = f"the bundle names {self.bundle.engine.environment}, installed is {installed.digest}"
+            raise self._failed(Cause.ENVIRONMENT_DIFFERS, detail)
+
+    def _wait(
+        self, condition: Callable[[], bool], deadline: float, is_wanted: Callable[[], bool], missing: str
+    ) -> None:
+        while not condition():
+            self._fail_when_ended()
+            if not is_wanted():
+                raise NotWanted(f"no longer wanted while {missing}")
+            if time.monotonic() >= deadline:
+                raise self._failed(Cause.TIMEOUT, missing)
+            time.sleep(POLL_SECONDS)
+
+    # -------------------------------------------------------------------------------------------- watching
+
+    @property
+    def address(self) -> str:
+        """Host and port that the engine listens on."""
+        if self.launched is None or self.launched.port is None:
+            raise RuntimeError("the engine does not listen")
+        return f"{self._launch.host}:{self.launched.port}"
+
+    @property
+    def base_url(self) -> str:
+        """URL of the engine."""
+        return f"http://{self.address}"
+
+    def process_id(self) -> int | None:
+        """Return the engine's pid, or None when the process has ended."""
+        state = self._process_state()
+        return self.launched.pid if self.launched and state.condition is Condition.RUNNING else None
+
+    def identity(self) -> EngineIdentity:
+        """Return what really booted, as the engine tells it. Raises EngineFailed when it does not."""
+        try:
+            response = httpx.get(self.base_url + self.dialect.models_path, timeout=10.0, trust_env=False)
+            models = self.dialect.read_models(response.json())
+        except (httpx.HTTPError, Malformed, ValueError) as error:
+            self._fail_when_ended()
+            raise self._failed(Cause.NO_ANSWER, f"{self.dialect.models_path}: {error}") from error
+        served = [model for model in models if model.id == self.bundle.serving.served_name]
+        contexts = [model.context_tokens for model in served if model.context_tokens is not None]
+        return EngineIdentity(
+            name=self.bundle.engine.name,
+            version=self.bundle.engine.version,
+            environment=self.bundle.engine.environment,
+            arguments=[] if self._command is None else list(self._command.argv),
+            model_ids=[model.id for model in models],
+            context_tokens=min(contexts, default=0),
+        )
+
+    def probe(self, timeout_seconds: float = 10.0) -> Probe:
+        """Ask for a real completion, since health routes of a dead engine may still answer.
+
+        A process that has ended makes the replica failed; an answer that does not come leaves that to the caller,
+        who knows how often it failed. No answer in time from an engine that decodes for others is `is_busy`.
+        """
+        trim(self.log_path)
+        started = time.monotonic()
+        patience_seconds = min(2.0, timeout_seconds)
+        before = self._progress(patience_seconds)
+        answer = self._complete(timeout_seconds)
+        latency_ms = (time.monotonic() - started) * 1000
+        if answer.finish_reason in FINISHED:
+            return Probe(is_alive=True, is_busy=False, detail="answered", latency_ms=latency_ms)
+        state = self._process_state()
+        if state.condition is not Condition.RUNNING:
+            with self._lock:
+                if not self._is_stopping and self.state not in {ReplicaState.FAILED, ReplicaState.STOPPED}:
+                    self._failed(self._exit_cause(state), f"the engine {state}")
+            return Probe(is_alive=False, is_busy=False, detail=f"the engine {state}", latency_ms=latency_ms)
+        after = self._progress(patience_seconds)
+        is_busy = answer.outcome is Outcome.TIMEOUT and before is not None and after is not None and after > before
+        detail = f"{answer.outcome}: {answer.detail}"
+        return Probe(is_alive=is_busy, is_busy=is_busy, detail=detail, latency_ms=latency_ms)
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the highest resident set of the engine's process in bytes; None when it has ended."""
+        if self.launched is None:
+            return None
+        try:
+            status = (PROC / str(self.launched.pid) / "status").read_text(encoding="utf-8", errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
+
+    def report(self, cause: str) -> ReplicaReport:
+        """Return the present state for the service; with the last log lines after a failure."""
+        launched = self.launched
+        return ReplicaReport(
+            state=self.state,
+            cause=cause[:4096],
+            address=self.address if launched and launched.port else None,
+            pid=launched.pid if launched else None,
+            start_time=launched.start_time if launched else None,
+            boot_id=launched.boot_id if launched else None,
+            log_tail=tail(self.log_path, _LOG_LINES) if self.state is ReplicaState.FAILED else None,
+        )
+
+    # -------------------------------------------------------------------------------------------- stopping
+
+    def stop(self, *, grace_seconds: float = 35.0) -> ProcessState:
+        """Let running requests end, then end the engine and all its processes. Harmless when it has ended.
+
+        Args:
+            grace_seconds: after so long everything is killed. More than the launch's `drain_seconds`.
+        """
+        with self._lock:
+            self._is_stopping = True
+            if self.launched is None:
+                if self.state is ReplicaState.STAGED:
+                    self._move(ReplicaState.STOPPED, "never started")
+                return ProcessState(Condition.EXITED)
+            if ReplicaState.DRAINING in NEXT[self.state]:
+                self._move(ReplicaState.DRAINING, f"at most {grace_seconds:g} s")
+        state = self._launcher.stop(self.launched, grace_seconds=grace_seconds)
+        with self._lock:
+            if ReplicaState.STOPPED in NEXT[self.state]:
+                self._move(ReplicaState.STOPPED, f"the engine {state}")
+        return state
+
+    # -------------------------------------------------------------------------------------------- plumbing
+
+    def _move(self, state: ReplicaState, cause: str) -> None:
+        with self._lock:
+            if self._is_stopping and state in {ReplicaState.WARMING, ReplicaState.READY}:
+                raise NotWanted("it was stopped while it was awaited")
+            if state not in NEXT[self.state]:
+                raise RuntimeError(f"a replica that is {self.state} cannot become {state}")
+            self.state = state
+        self._on_transition(state, cause)
+
+    def _failed(self, cause: Cause, detail: str) -> EngineFailed:
+        """End what runs, move to failed, and return the problem to raise."""
+        with self._lock:
+            if self.launched is not None:
+                self._launcher.kill(self.launched)
+            log_tail = tail(self.log_path, _LOG_LINES)
+            if ReplicaState.FAILED in NEXT[self.state]:
+                self._move(ReplicaState.FAILED, f"{cause}: {detail}")
+        return EngineFailed(f"{cause}: {detail}", cause=str(cause), log_tail=log_tail)
+
+    def _process_state(self) -> ProcessState:
+        if self.launched is None:
+            return ProcessState(Condition.UNKNOWN)
+        return self._launcher.state(self.launched)
+
+    def _fail_when_ended(self) -> None:
+        state = self._process_state()
+        if state.condition is Condition.RUNNING:
+            return
+        if self._is_stopping:
+            raise NotWanted("it was stopped while it was awaited")
+        raise self._failed(self._exit_cause(state), f"the engine {state}")
+
+    def _exit_cause(self, state: ProcessState) -> Cause:
+        log = "\n".join(tail(self.log_path, _CLASSIFIED_LINES))
+        if self.state in {ReplicaState.LOADING, ReplicaState.WARMING}:
+            for pattern, cause in self.driver.failure_patterns:
+                if re.search(pattern, log):
+                    return Cause(cause)
+        return Cause.KILLED if state.code == -9 else Cause.EXITED
+
+    def _is_listening(self) -> bool:
+        if self.launched is None or self._command is None:
+            raise RuntimeError("start or adopt the replica first")
+        self.launched = self._launcher.listening(self.launched, self._command.port_file)
+        return self.launched.port is not None
+
+    def _is_healthy(self) -> bool:
+        try:
+            url = self.base_url + self.dialect.health_path
+            return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _elapsed_ms(self) -> int | None:
+        return None if self._started is None else round((time.monotonic() - self._started) * 1000)
+
+    def _progress(self, timeout_seconds: float) -> float | None:
+        try:
+            url = self.base_url + self.dialect.metrics_path
+            page = httpx.get(url, timeout=timeout_seconds, trust_env=False).text
+            return parse_metrics(page).get(self.dialect.metrics.progress)
+        except (httpx.HTTPError, Malformed):
+            return None
+
+    def _complete(self, timeout_seconds: float) -> Answer:
+        model = self.bundle.serving.served_name
+        if Feature.CHAT in self.bundle.serving.features:
+            messages: list[Mapping[str, object]] = [{"role": "user", "content": PROBE_TEXT}]
+            request = self.dialect.chat(model, messages, max_tokens=PROBE_TOKENS)
+        else:
+            request = self.dialect.completion(model, PROBE_TEXT, max_tokens=PROBE_TOKENS)
+        return self._post(request, timeout_seconds)
+
+    def _post(self, request: Request, timeout_seconds: float) -> Answer:
+        try:
+            url = self.base_url + request.path
+            response = httpx.post(url, json=request.body, timeout=timeout_seconds, trust_env=False)
+        except httpx.TimeoutException:
+            return Answer(Outcome.TIMEOUT, f"no answer after {timeout_seconds:g} s")
+        except httpx.HTTPError as error:
+            return Answer(Outcome.CONNECT, str(error) or type(error).__name__)
+        if response.status_code != 200:
+            outcome = Outcome.HTTP_5XX if response.status_code >= 500 else Outcome.HTTP_4XX
+            return Answer(outcome, f"{response.status_code}: {response.text[:300]}")
+        return read_plain(self.dialect, response.content, time.perf_counter_ns())

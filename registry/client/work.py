@@ -134,7 +134,7 @@ class Evidence:
         answer = self._transport.send("POST", path, parameters={"stream": stream}, is_slow=True)
         return self._transport.parse(Verification, answer)
 
-    def keys(self) -> Sequence[PublicKey]:
+    def public_keys(self) -> Sequence[PublicKey]:
         """Return every public key that signed evidence, oldest first."""
         return self._transport.get(Page[PublicKey], "/v1/keys").items
 

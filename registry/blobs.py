@@ -1,7 +1,6 @@
 """Blobs of a project. Bytes are stored once for all; that another project has them already never shows."""
 
-from collections.abc import Iterable, Sequence
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator, Sequence
 from uuid import UUID
 
 from sqlalchemy import select
@@ -70,7 +69,18 @@ def size(session: Session, project: UUID, digest: str) -> int:
     return held[digest]
 
 
-def read(session: Session, service: Service, project: UUID, digest: str) -> tuple[BinaryIO, int]:
-    """Return a blob for reading, and its size in bytes. Raises NotFound when the project does not hold it."""
-    length = size(session, project, digest)
-    return service.blobs.open(digest), length
+def pieces(service: Service, digest: str, length: int) -> Iterator[bytes]:
+    """Return the bytes of a stored blob in pieces of up to `length`. It is opened only when they are asked for.
+
+    Raises:
+        NotFound: the store has lost it. Raised at once, so that an answer is not begun.
+    """
+    if not service.blobs.exists(digest):
+        raise NotFound(f"the store has no blob {digest}", digest=digest)
+    return _pieces(service, digest, length)
+
+
+def _pieces(service: Service, digest: str, length: int) -> Iterator[bytes]:
+    with service.blobs.open(digest) as file:
+        while piece := file.read(length):
+            yield piece

@@ -8,6 +8,9 @@ from registry.keys import Signer
 from registry.settings import Settings
 from registry.storage.local import LocalBlobs
 
+ABANDONED_SECONDS = 24 * 3600.0
+"""An upload that has not grown for a day is over."""
+
 
 @dataclass(frozen=True)
 class Service:
@@ -30,7 +33,9 @@ class Service:
         signer = Signer.load(settings.signing_key)
         with database.transaction() as session:
             keys.enroll(session, signer, at=db.now(session))
-        return cls(settings, database, signer, LocalBlobs(settings.storage_dir))
+        blobs = LocalBlobs(settings.storage_dir)
+        blobs.discard_abandoned(ABANDONED_SECONDS)
+        return cls(settings, database, signer, blobs)
 
     def close(self) -> None:
         """Give the database connections back."""

@@ -1,7 +1,7 @@
 """Blobs: ask what is missing, send it, read it back. Bytes are verified while they arrive."""
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, BinaryIO, TypeVar
+from typing import Annotated, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -129,8 +129,9 @@ def get_blob(
     digest: BlobDigest, actor: Annotated[Actor, allow("fetch")], session: SessionDep, service: ServiceDep
 ) -> StreamingResponse:
     """Return a blob's bytes."""
-    file, size = blobs.read(session, service, actor.project_id, digest)
-    return StreamingResponse(_pieces(file), headers=_headers(digest, size), media_type="application/octet-stream")
+    size = blobs.size(session, actor.project_id, digest)
+    pieces = blobs.pieces(service, digest, CHUNK_BYTES)
+    return StreamingResponse(pieces, headers=_headers(digest, size), media_type="application/octet-stream")
 
 
 @router.head(
@@ -140,9 +141,3 @@ def head_blob(digest: BlobDigest, actor: Annotated[Actor, allow("fetch")], sessi
     """Tell whether the project holds a blob, and how large it is."""
     size = blobs.size(session, actor.project_id, digest)
     return Response(headers=_headers(digest, size), media_type="application/octet-stream")
-
-
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    with file:
-        while piece := file.read(CHUNK_BYTES):
-            yield piece

@@ -1,37 +1,44 @@
 """What the service is, whether it works, what its problems mean, and who asks."""
 
 from html import escape
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from fastapi.responses import HTMLResponse
 from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
 
 from registry.api.deps import ActorDep, SessionDep
 from registry.api.problems import declare, declare_open
 from schemas import VERSION
 from schemas.api import Health, Identity, Version
-from schemas.problems import PROBLEMS, InvalidDocument, NotFound
+from schemas.problems import PROBLEMS, InvalidDocument, NotFound, Unavailable
 
 router = APIRouter(tags=["service"])
 
+OPEN: dict[str, Any] = {"security": []}
+"""For OpenAPI: this route asks for no token."""
 
-@router.get("/v1/version", operation_id="getVersion", responses=declare_open())
+
+@router.get("/v1/version", operation_id="getVersion", responses=declare_open(), openapi_extra=OPEN)
 def get_version() -> Version:
     """Name the software and the version of the interface."""
     return Version(name="sluicegate", version=VERSION, interface="v1")
 
 
-@router.get("/healthz", operation_id="getHealth", responses=declare_open())
+@router.get("/healthz", operation_id="getHealth", responses=declare_open(), openapi_extra=OPEN)
 def get_health() -> Health:
     """Tell that the process answers."""
     return Health(status="alive")
 
 
-@router.get("/readyz", operation_id="getReadiness", responses=declare_open())
+@router.get("/readyz", operation_id="getReadiness", responses=declare_open(), openapi_extra=OPEN)
 def get_readiness(session: SessionDep) -> Health:
     """Tell that the service can work: its database answers and is migrated."""
-    session.execute(text("SELECT 1 FROM entries LIMIT 1"))
+    try:
+        session.execute(text("SELECT 1 FROM entries LIMIT 1"))
+    except ProgrammingError:
+        raise Unavailable("the database is not migrated: run `python -m migrations upgrade head`") from None
     return Health(status="ready")
 
 
@@ -51,6 +58,7 @@ PROBLEM_PAGE = """<!doctype html>
 
 @router.get(
     "/problems/{kind}",
+    openapi_extra=OPEN,
     operation_id="getProblem",
     responses=declare_open(InvalidDocument, NotFound),
     response_class=HTMLResponse,

@@ -4,7 +4,9 @@ import hashlib
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +26,18 @@ class LocalBlobs:
         self._incoming = directory / "incoming"
         self._root.mkdir(parents=True, exist_ok=True)
         self._incoming.mkdir(exist_ok=True)
+
+    def discard_abandoned(self, older_than_seconds: float) -> int:
+        """Remove what uploads that were cut off by a crash left behind; returns how many files."""
+        oldest = time.time() - older_than_seconds
+        removed = 0
+        for path in self._incoming.iterdir():
+            # Another process may end its upload just now.
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+                    removed += 1
+        return removed
 
     def put(self, chunks: Iterable[bytes], digest: str, *, limit: int) -> int:
         """Store bytes under their digest and return their size.

@@ -1,0 +1,179 @@
+from datetime import UTC, datetime, timedelta
+from itertools import product
+
+import pytest
+
+from registry.lifecycle import BEFORE_TRAFFIC, NEXT, NOTES, OPEN, State, advance, begin, fold, step
+from schemas.evidence import BODIES, Kind
+from schemas.problems import TransitionRefused
+from schemas.release import LIVE, TERMINAL, Phase
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+LATER = AT + timedelta(minutes=1)
+SPLIT = [{"bundle": "sha256:" + "a" * 64, "weight_bp": 9000}, {"bundle": "sha256:" + "b" * 64, "weight_bp": 1000}]
+RELEASE = "01a22898-d199-7470-8203-0958ed552ee6"
+BODY = {
+    Kind.REFUSED: {"reasons": ["golden failed", "load failed"]},
+    Kind.STOP_CONDITION_FIRED: {"reasons": ["too slow"], "step": 0},
+    Kind.HELD: {"reasons": ["load inconclusive"]},
+    Kind.PAUSED: {"reason": "lunch"},
+    Kind.RESUMED: {"reason": "back"},
+    Kind.PROMOTED: {"reason": "every step passed"},
+    Kind.PROMOTION_REQUESTED: {"reason": "go"},
+    Kind.ROLLBACK_REQUESTED: {"reason": "stop"},
+    Kind.TRAFFIC_SHIFTED: {"desired": SPLIT, "step": 0},
+    Kind.TRAFFIC_RESTORED: {"desired": SPLIT[:1], "reasons": ["too slow"]},
+    Kind.REPLACED: {"release": RELEASE},
+    Kind.REINSTATED: {"release": RELEASE},
+}
+PATH = [
+    Kind.STAGED,
+    Kind.ENGINE_BOOTED,
+    Kind.GATE_RECORDED,
+    Kind.GATES_PASSED,
+    Kind.APPROVAL_GRANTED,
+    Kind.APPROVED,
+    Kind.TRAFFIC_SHIFTED,
+    Kind.STEP_PASSED,
+    Kind.TRAFFIC_SHIFTED,
+    Kind.PROMOTED,
+]
+
+
+def log(*kinds):
+    return [(kind, BODY.get(kind, {}), AT) for kind in (Kind.CREATED, *kinds)]
+
+
+@pytest.mark.parametrize(("phase", "kind"), list(product(Phase, Kind)))
+def test_an_entry_moves_a_release_only_as_the_table_says(phase, kind):
+    if (phase, kind) in NEXT:
+        assert step(phase, kind) is NEXT[phase, kind]
+    elif phase in NOTES.get(kind, ()):
+        assert step(phase, kind) is phase
+    else:
+        with pytest.raises(TransitionRefused) as refused:
+            step(phase, kind)
+        assert refused.value.members == {"phase": phase, "kind": kind}
+
+
+@pytest.mark.parametrize(("phase", "kind"), list(product(Phase, Kind)))
+def test_advancing_obeys_the_same_table(phase, kind):
+    before = State(phase=phase, phase_since=AT, held=("why",))
+    try:
+        expected = step(phase, kind)
+    except TransitionRefused:
+        with pytest.raises(TransitionRefused):
+            advance(before, kind, BODY.get(kind, {}), LATER)
+        return
+    after = advance(before, kind, BODY.get(kind, {}), LATER)
+    assert after.phase is expected
+    assert after.phase_since == (LATER if expected is not phase else AT)
+
+
+def test_every_phase_is_reached_from_the_first():
+    reached = {Phase.CANDIDATE}
+    while grown := {after for (before, _), after in NEXT.items() if before in reached} - reached:
+        reached |= grown
+    assert reached == set(Phase)
+
+
+def test_no_path_reaches_traffic_without_passed_gates_and_an_approval():
+    paths, complete = [(Phase.CANDIDATE, ())], []
+    while paths:
+        phase, taken = paths.pop()
+        if phase in LIVE:
+            complete.append(taken)
+            continue
+        for (before, kind), after in NEXT.items():
+            if before is phase and after is not phase:
+                paths.append((after, (*taken, kind)))
+    assert complete
+    for taken in complete:
+        assert taken.index(Kind.GATES_PASSED) < taken.index(Kind.APPROVED) < taken.index(Kind.TRAFFIC_SHIFTED)
+        assert taken.index(Kind.STAGED) < taken.index(Kind.ENGINE_BOOTED) < taken.index(Kind.GATES_PASSED)
+
+
+def test_what_has_ended_stays_ended_except_that_a_superseded_release_may_be_reinstated():
+    leaving = {(before, kind) for (before, kind), after in NEXT.items() if before in TERMINAL and after is not before}
+    assert leaving == {(Phase.SUPERSEDED, Kind.REINSTATED)}
+
+
+def test_traffic_can_be_taken_back_from_every_phase_that_has_some():
+    for phase in LIVE:
+        assert NEXT[phase, Kind.TRAFFIC_RESTORED] is Phase.ROLLED_BACK
+
+
+def test_a_release_without_traffic_can_be_refused_and_one_with_traffic_cannot():
+    refusable = {before for before, kind in NEXT if kind is Kind.REFUSED}
+    assert refusable == set(BEFORE_TRAFFIC) == set(OPEN) - LIVE
+
+
+def test_every_kind_that_the_lifecycle_knows_has_a_body():
+    assert {kind for _, kind in NEXT} | set(NOTES) <= set(BODIES)
+
+
+def test_a_log_folds_to_the_phase_at_its_end():
+    assert [fold(log(*PATH[:length])).phase for length in range(len(PATH) + 1)] == [
+        Phase.CANDIDATE,
+        Phase.STAGED,
+        Phase.BOOTED,
+        Phase.BOOTED,
+        Phase.GATED,
+        Phase.GATED,
+        Phase.APPROVED,
+        Phase.CANARY,
+        Phase.CANARY,
+        Phase.CANARY,
+        Phase.PROMOTED,
+    ]
+
+
+@pytest.mark.parametrize("kinds", [[], [Kind.STAGED]])
+def test_a_log_that_does_not_begin_with_created_is_refused(kinds):
+    with pytest.raises(TransitionRefused):
+        fold([(kind, {}, AT) for kind in kinds])
+
+
+def test_created_stands_only_at_the_beginning():
+    with pytest.raises(TransitionRefused):
+        fold(log(Kind.CREATED))
+
+
+def test_a_hold_ends_when_the_phase_moves_when_it_is_resumed_and_when_traffic_shifts():
+    held = fold(log(Kind.STAGED, Kind.ENGINE_BOOTED, Kind.HELD))
+    assert held.held == ("load inconclusive",)
+    assert held.reason == "load inconclusive"
+    assert advance(held, Kind.GATES_PASSED, {}, LATER).held == ()
+    assert advance(held, Kind.RESUMED, BODY[Kind.RESUMED], LATER).held == ()
+    assert advance(held, Kind.GATE_RECORDED, {}, LATER).held == ("load inconclusive",)
+    canary = fold([*log(*PATH[:8]), (Kind.HELD, BODY[Kind.HELD], AT)])
+    assert advance(canary, Kind.TRAFFIC_SHIFTED, BODY[Kind.TRAFFIC_SHIFTED], LATER).held == ()
+
+
+def test_a_pause_outlives_a_change_of_phase():
+    paused = fold(log(Kind.PAUSED, Kind.STAGED, Kind.ENGINE_BOOTED))
+    assert paused.is_paused
+    assert paused.reason == "lunch"
+    assert not advance(paused, Kind.RESUMED, BODY[Kind.RESUMED], LATER).is_paused
+
+
+def test_the_candidates_weight_is_the_last_one_shifted_to():
+    assert fold(log(*PATH[:6])).weight_bp is None
+    canary = fold(log(*PATH[:7]))
+    assert (canary.step, canary.weight_bp, canary.step_since) == (0, 1000, AT)
+    assert fold(log(*PATH[:7], Kind.TRAFFIC_RESTORED)).weight_bp == 0
+    replaced = fold(log(*PATH, Kind.REPLACED))
+    assert (replaced.phase, replaced.weight_bp) == (Phase.SUPERSEDED, 0)
+    assert fold(log(*PATH, Kind.REPLACED, Kind.REINSTATED)).weight_bp == 10_000
+
+
+def test_the_reason_is_that_of_the_latest_decision():
+    assert fold(log(Kind.REFUSED)).reason == "golden failed; load failed"
+    assert fold(log(*PATH)).reason == "every step passed"
+    assert fold(log(*PATH[:7], Kind.TRAFFIC_RESTORED)).reason == "too slow"
+    no_reasons = [*log(*PATH[:7]), (Kind.TRAFFIC_RESTORED, {"desired": [], "cause": "controller_lost"}, AT)]
+    assert fold(no_reasons).reason == "controller_lost"
+
+
+def test_a_new_release_is_a_candidate_since_it_was_created():
+    assert begin(AT) == State(phase=Phase.CANDIDATE, phase_since=AT)

@@ -121,26 +121,28 @@ def claim_of(envelope: bytes) -> dict[str, Any]:
     """
     payload = Envelope.model_validate(strict_json(envelope)).payload_bytes()
     statement = Statement.model_validate(strict_json(payload))
-    claim = statement.predicate
-    if statement.predicate_type == TEST_RESULT:
-        claim = claim.get("sluicegate", {})
-    if set(claim) != {"stream", "act", "kind", "actor", "stated_at", "body"}:
+    is_result = statement.predicate_type == TEST_RESULT
+    claim: Any = statement.predicate.get("sluicegate") if is_result else statement.predicate
+    fields = {"stream", "act", "kind", "actor", "stated_at", "body"}
+    if not isinstance(claim, dict) or set(claim) != fields or not isinstance(claim["body"], dict):
         raise ValueError("the statement's predicate is not one of ours")
     return claim
 
 
-def link(act: str, envelope: bytes, kind: str, position: int, previous: str, recorded_at: datetime, stream: str) -> str:
-    """Return the entry digest: SHA-256 of the canonical JSON of the row (see `schemas.evidence`)."""
-    row = {
-        "act": act,
-        "envelope_sha256": sha256_digest(envelope),
-        "kind": kind,
-        "position": position,
-        "previous": previous,
-        "recorded_at": format_instant(recorded_at),
-        "stream": stream,
+def link(row: EntryRow) -> str:
+    """Return the digest that a row's entry must have: SHA-256 of canonical JSON (see `schemas.evidence`)."""
+    hashed = {
+        "act": row.act,
+        "envelope_sha256": sha256_digest(row.envelope),
+        "id": str(row.id),
+        "kind": row.kind,
+        "position": row.position,
+        "previous": row.previous,
+        "project": str(row.project_id),
+        "recorded_at": format_instant(row.recorded_at),
+        "stream": row.stream,
     }
-    return sha256_digest(canonical_json(row))
+    return sha256_digest(canonical_json(hashed))
 
 
 def find(session: Session, stream: str, act: str) -> EntryRow | None:
@@ -162,7 +164,6 @@ def append(session: Session, project: UUID, signed: Signed) -> tuple[EntryRow, b
         select(EntryRow).where(EntryRow.stream == signed.stream).order_by(EntryRow.position.desc()).limit(1)
     )
     position, previous = (last.position + 1, last.entry_digest) if last else (1, GENESIS)
-    at = db.now(session)
     row = EntryRow(
         id=uuid7(),
         project_id=project,
@@ -171,12 +172,12 @@ def append(session: Session, project: UUID, signed: Signed) -> tuple[EntryRow, b
         act=signed.act,
         kind=signed.kind,
         actor=signed.actor,
-        recorded_at=at,
+        recorded_at=db.now(session),
         envelope=signed.envelope,
         previous=previous,
-        entry_digest=link(signed.act, signed.envelope, signed.kind, position, previous, at, signed.stream),
         key_id=signed.key_id,
     )
+    row.entry_digest = link(row)
     session.add(row)
     session.flush()
     return row, True
@@ -262,6 +263,7 @@ def wire(row: EntryRow, *, with_envelope: bool = False) -> Entry:
     return Entry(
         sequence=row.sequence,
         id=row.id,
+        project=row.project_id,
         stream=row.stream,
         position=row.position,
         act=row.act,

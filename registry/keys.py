@@ -111,6 +111,8 @@ def verify(envelope: Envelope, public_key_pem: str) -> str | None:
         return "the public key cannot be read"
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return "the public key is not an elliptic-curve key"
+    if key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode() != public_key_pem:
+        return "the public key was altered: it is not written as keys are"
     der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     signature = envelope.signatures[0]
     if hashlib.sha256(der).hexdigest() != signature.keyid:

@@ -2,8 +2,8 @@
 
 An entry's `envelope` is a DSSE envelope (payload, payload type, one ECDSA P-256 signature) around an in-toto
 Statement v1. Its `entry_digest` is the SHA-256 of the canonical JSON of
-`{"act","envelope_sha256","kind","position","previous","recorded_at","stream"}`; `previous` is the entry digest
-before it in the same stream, or 64 zeros at position 1.
+`{"act","envelope_sha256","id","kind","position","previous","project","recorded_at","stream"}`; `previous` is the
+entry digest before it in the same stream, or 64 zeros at position 1.
 """
 
 import base64
@@ -305,7 +305,8 @@ class Entry(Wire):
 
     sequence: int = Field(description="Order over all streams.")
     id: UUID = Field(description="Identity.")
-    stream: str = Field(description="release/<id>, bundle/<digest>, target/<id> …")
+    project: UUID = Field(description="Project it belongs to.")
+    stream: str = Field(description="release/<id>, documents/<project>/<digest>, target/<id> …")
     position: int = Field(description="Place in the stream, from 1.")
     act: str = Field(description="Name of the act; unique in the stream.")
     kind: Kind = Field(description="What it records.")

@@ -11,6 +11,7 @@ from gates.gate import GateContext, Rule
 from schemas.runner import EngineIdentity
 from schemas.suite import GoldenSuite
 from tests.support import chain, engine
+from workers.launchers.process import Condition
 
 Chain = Mapping[int, int]
 
@@ -75,7 +76,7 @@ def served(
     launcher, launched = running.launcher, running.launched
 
     def process_id() -> int | None:
-        return running.pid if launcher.state(launched).condition is engine.Condition.RUNNING else None
+        return running.pid if launcher.state(launched).condition is Condition.RUNNING else None
 
     try:
         yield GateContext(

@@ -1,0 +1,250 @@
+"""The compatibility gate: the engine that booted is the one promised, speaks the wire format, and survives misuse.
+
+Nothing here is about what the model says. A healthy `/health` proves nothing, an answer of 200 does not prove that
+a field was understood, and a malformed request may cost its sender an error but never anybody else an answer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gates import malformed, wire
+from gates.gate import MAX_FINDINGS, Gate, Judged, JudgeInput, Records, clip, errored, finding
+from gates.probes import LOGPROBS_TOP, MAX_TOKENS, measure
+from schemas.bundle import Bundle, Feature
+from schemas.policy import CompatibilityRule
+from schemas.result import Finding, Measurement, Severity, Verdict
+
+PROBED = frozenset({Feature.CHAT, Feature.COMPLETIONS, Feature.STREAMING, Feature.LOGPROBS, Feature.SYSTEM_ROLE})
+"""Declared features that this version of the gate proves."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    findings: list[Finding] = field(default_factory=list)
+    doubtful: list[Finding] = field(default_factory=list)
+
+
+def judge(given: JudgeInput) -> Judged:
+    """Judge start-up, wire format, declared features and malformed requests.
+
+    Failed on any finding that blocks. Errored when a probe or a case has no record, when the time to ready is not
+    known, or when the engine's answer alone changes from one request to the next, so that no sentinel can be told
+    from damage.
+    """
+    rule, bundle, records = given.rule, given.bundle, given.records
+    if not isinstance(rule, CompatibilityRule):
+        return errored("The rule is none of this gate.")
+    if Feature.CHAT not in bundle.serving.features:
+        message = "The bundle does not declare chat, through which this gate asks; it cannot be judged."
+        return errored(message, [finding("chat-not-declared", message, expected="chat")])
+    tally = _Tally()
+    _judge_start(rule, bundle, records["start"], tally)
+    tally.findings += _judge_wire(bundle, records)
+    tally.findings += _judge_features(bundle)
+    _judge_malformed(rule, bundle, records, tally)
+    measurements = _measurements(rule, bundle, records)
+    blocking = [one for one in tally.findings if one.severity is Severity.BLOCK]
+    others = [one for one in tally.findings if one.severity is not Severity.BLOCK]
+    findings = (blocking + tally.doubtful + others)[:MAX_FINDINGS]
+    if blocking:
+        more = f" ({len(blocking)} findings block.)" if len(blocking) > 1 else ""
+        return Judged(Verdict.FAILED, clip(blocking[0].message + more), measurements, findings)
+    if tally.doubtful:
+        return errored(tally.doubtful[0].message, findings, measurements)
+    summary = (
+        f"Ready after {records['start']['ready_ms']} ms; {len(records['probes'])} probes keep the wire format, and the "
+        f"engine answered the same after each of {len(records['cases'])} malformed requests."
+    )
+    return Judged(Verdict.PASSED, summary, measurements, findings)
+
+
+def _judge_start(rule: CompatibilityRule, bundle: Bundle, start: Records, tally: _Tally) -> None:
+    served, wanted = start["context_tokens"], bundle.runtime.context_tokens
+    if start["health"] != 200:
+        message = f"/health answers {start['health']}."
+        tally.findings.append(finding("not-healthy", message, pointer="start", found=start["health"], expected=200))
+    if bundle.serving.served_name not in (start["models"] or []):
+        message = f"The engine serves {start['models']}, and the bundle promises {bundle.serving.served_name}."
+        advice = "Set the engine's served name (alias) to serving.served_name."
+        tally.findings.append(
+            finding(
+                "model-id",
+                message,
+                pointer="start",
+                found=start["models"],
+                expected=bundle.serving.served_name,
+                advice=advice,
+            )
+        )
+    if start["ready_ms"] is None:
+        message = "How long the engine took to become ready is not known; boot it again under the runner."
+        tally.doubtful.append(finding("ready-unknown", message, pointer="start"))
+    elif start["ready_ms"] > rule.boot_seconds * 1000:
+        message = f"The engine was ready after {start['ready_ms']} ms; the policy allows {rule.boot_seconds} s."
+        tally.findings.append(finding("boot-slow", message, pointer="start", found=start["ready_ms"]))
+    if not served:
+        message = "The engine does not say how much context a request gets."
+        tally.findings.append(finding("context-unproved", message, severity=Severity.WARN, pointer="start"))
+    elif served < wanted:
+        message = f"A request gets {served} tokens of context; the bundle promises {wanted}."
+        advice = "Raise the engine's context (per sequence), or promise less."
+        tally.findings.append(
+            finding("context-short", message, pointer="start", found=served, expected=wanted, advice=advice)
+        )
+
+
+def _judge_wire(bundle: Bundle, records: Records) -> Iterator[Finding]:
+    model, features, probes = bundle.serving.served_name, bundle.serving.features, records["probes"]
+    chat = probes["chat"]
+    found = wire.plain("chat", chat, model=model, max_tokens=MAX_TOKENS, is_chat=True)
+    yield from found
+    yield from wire.plain("chat-one-token", probes["chat-one-token"], model=model, max_tokens=1, is_chat=True)
+    if not found:
+        yield from _judge_stop(records, chat)
+    if Feature.STREAMING in features:
+        yield from _judge_streams(model, records, chat, is_whole=not found)
+    if Feature.COMPLETIONS in features:
+        plain = probes["completion"]
+        bad = wire.plain("completion", plain, model=model, max_tokens=MAX_TOKENS, is_chat=False)
+        yield from bad
+        if Feature.STREAMING in features:
+            stream = probes["completion-stream"]
+            bad += wire.streamed(
+                "completion-stream", stream, model=model, max_tokens=MAX_TOKENS, is_chat=False, wants_usage=False
+            )
+            yield from bad or wire.same_text("completion-stream", plain, stream, is_chat=False)
+    if Feature.LOGPROBS in features:
+        yield from wire.logprobs("logprobs", probes["logprobs"], top=LOGPROBS_TOP)
+    if Feature.SYSTEM_ROLE in features:
+        yield from wire.plain("system-role", probes["system-role"], model=model, max_tokens=MAX_TOKENS, is_chat=True)
+
+
+def _judge_stop(records: Records, chat: Records) -> Iterator[Finding]:
+    text = wire.text_of(chat["body"], is_chat=True) or ""
+    if len(text) < 2:
+        message = "The probe's answer is too short to try a stop string on."
+        yield finding("stop-not-probed", message, severity=Severity.WARN, pointer="stop", found=repr(text))
+        return
+    exchange = records["probes"]["stop"]
+    stopped = wire.text_of(exchange["body"], is_chat=True)
+    yield from wire.answered("stop", exchange) or wire.stopped(
+        "stop", stopped, whole=text, stop=records["stops"]["stop"]
+    )
+
+
+def _judge_streams(model: str, records: Records, chat: Records, *, is_whole: bool) -> Iterator[Finding]:
+    probes = records["probes"]
+    for name, wants_usage in (("chat-stream", False), ("chat-stream-usage", True)):
+        stream = probes[name]
+        found = wire.streamed(name, stream, model=model, max_tokens=MAX_TOKENS, is_chat=True, wants_usage=wants_usage)
+        yield from found
+        if is_whole and not found:
+            yield from wire.same_text(name, chat, stream, is_chat=True)
+    if is_whole and (stop := records["stops"]["stop-stream"]) is not None:
+        exchange = probes["stop-stream"]
+        whole = wire.text_of(chat["body"], is_chat=True) or ""
+        text = wire.read_stream(exchange["body"], is_chat=True).text
+        yield from wire.answered("stop-stream", exchange) or wire.stopped("stop-stream", text, whole=whole, stop=stop)
+
+
+def _judge_features(bundle: Bundle) -> Iterator[Finding]:
+    for feature in bundle.serving.features:
+        if feature not in PROBED:
+            message = f"The bundle declares {feature}, which this gate does not prove yet."
+            advice = "Leave it out of serving.features, or accept it knowingly."
+            yield finding("feature-not-probed", message, severity=Severity.WARN, pointer=feature.value, advice=advice)
+
+
+def _judge_malformed(rule: CompatibilityRule, bundle: Bundle, records: Records, tally: _Tally) -> None:
+    baseline, engine = records["baseline"], bundle.engine
+    if baseline[0]["state"] is None or baseline[0] != baseline[1]:
+        message = "The same request got two different answers before any malformed one; sentinels prove nothing here."
+        tally.doubtful.append(
+            finding("sentinel-unsteady", message, pointer="sentinel", found=baseline[1], expected=baseline[0])
+        )
+    cases = malformed.cases(
+        bundle.serving.served_name, context_tokens=1, has_completions=Feature.COMPLETIONS in bundle.serving.features
+    )
+    done = {record["case"]: record for record in records["cases"]}
+    limit = float(rule.answer_seconds)
+    if missing := [case.name for case in cases if case.name not in done]:
+        message = f"{len(missing)} malformed requests were not sent, {missing[0]} first; run the gate again."
+        tally.doubtful.append(finding("case-missing", message, pointer=missing[0], found=", ".join(missing)))
+    for case in cases:
+        if case.name not in done:
+            continue
+        record = done[case.name]
+        tally.findings += malformed.judge_answer(
+            case, record["exchange"], engine=engine.name, version=engine.version, limit_seconds=limit
+        )
+        tally.findings += _judge_aftermath(case.name, record, baseline[0], limit, bundle)
+
+
+def _judge_aftermath(
+    name: str, record: Records, baseline: Records, limit_seconds: float, bundle: Bundle
+) -> Iterator[Finding]:
+    advice = "One client can take this engine from all others: do not release it, or filter the request before it."
+    if record["process_id"] is None or not record["is_same_process"]:
+        message = f"The engine died of the malformed request {name}."
+        yield finding("engine-died", message, pointer=name, advice=advice)
+        return
+    if record["is_idle"] is False and bundle.serving.cancellation == "on_disconnect":
+        message = f"{limit_seconds:g} s after the malformed request {name} the engine still works on it."
+        yield finding("request-survives", message, pointer=name, advice=advice)
+    if record["health"] != 200:
+        message = f"/health answers {record['health']} after the malformed request {name}."
+        yield finding("unhealthy-after", message, pointer=name, found=record["health"], expected=200, advice=advice)
+    if record["sentinel"] != baseline:
+        message = f"After the malformed request {name} an ordinary request is no longer answered as before."
+        yield finding(
+            "sentinel-differs", message, pointer=name, found=record["sentinel"], expected=baseline, advice=advice
+        )
+
+
+def _measurements(rule: CompatibilityRule, bundle: Bundle, records: Records) -> list[Measurement]:
+    start, cases = records["start"], records["cases"]
+    seconds = [record["exchange"]["seconds"] for record in cases]
+    refused = sum(1 for record in cases if 400 <= record["exchange"]["status"] < 500)
+    accepted = sum(1 for record in cases if record["exchange"]["status"] == 200)
+    return [
+        Measurement(
+            name="ready",
+            unit="ms",
+            statistic="value",
+            value=start["ready_ms"],
+            n=0 if start["ready_ms"] is None else 1,
+            limit=float(rule.boot_seconds * 1000),
+        ),
+        Measurement(
+            name="context",
+            unit="tokens",
+            statistic="value",
+            value=start["context_tokens"],
+            n=1 if start["context_tokens"] else 0,
+            limit=bundle.runtime.context_tokens,
+        ),
+        Measurement(name="malformed_refused", unit="count", statistic="value", value=refused, n=len(cases), k=refused),
+        Measurement(
+            name="malformed_accepted", unit="count", statistic="value", value=accepted, n=len(cases), k=accepted
+        ),
+        Measurement(
+            name="malformed_answer",
+            unit="seconds",
+            statistic="max",
+            value=max(seconds, default=None),
+            n=len(cases),
+            limit=float(rule.answer_seconds),
+        ),
+    ]
+
+
+GATE = Gate(
+    name="compatibility",
+    version=1,
+    depends_on=(
+        *("weights", "tokenizer", "template", "quantization", "adapters", "draft", "engine", "topology", "hardware"),
+        *("runtime", "serving"),
+    ),
+    measure=measure,
+    judge=judge,
+)

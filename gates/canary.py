@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from decimal import Decimal
 from enum import StrEnum
 from typing import Final, assert_never
 
-from scipy.stats import beta, binom, binomtest
-
+from gates import stats
 from gates.router import ARMS, CANDIDATE, WHOLE_BP, Split
 from schemas.policy import ErrorRatioCondition, Step, StopCondition, TtftCondition
 from schemas.result import Measurement
@@ -30,14 +30,13 @@ its limit is therefore taken back in about one step of ten, one at half its limi
 twice its limit always, three times sooner than by a test that pays for every look. Taking back too readily costs
 a repeat; the reverse costs users.
 """
-PASS_CONFIDENCE: Final = 0.95
-"""Of the one-sided upper bound that must lie within the limit."""
 SPLIT_ALPHA: Final = 0.001
 """Observed and desired weights disagree when a fair draw is this far off so rarely; asked once, before a pass."""
 SPLIT_ALARM_ALPHA: Final = 1e-6
 """The same at every look while the step is still waiting."""
 STALE_SECONDS: Final = 10.0
-"""The controller probes through the gateway at every look, so a log without a line this long is broken."""
+"""The controller probes through the gateway at every look. A log that lacks a probe for so long is broken, and
+nothing passes on a log whose newest line is older."""
 MIN_EVENTS: Final = 2
 """One bad request alone takes nothing back, unless the limit is zero."""
 
@@ -205,12 +204,9 @@ class ArmStats:
         gave_up = sum(waited > max_ms for waited in self.left_after_ms)
         return sum(ttft > max_ms for ttft in self.ttft_ms) + gave_up, len(self.ttft_ms) + gave_up
 
-    def percentile_ms(self, percentile: float) -> float | None:
+    def percentile_ms(self, percentile: Decimal) -> float | None:
         """Return the nearest-rank percentile of TTFT in ms, infinite where failures reach it; None without data."""
-        if not self.ttft_ms:
-            return None
-        ordered = sorted(self.ttft_ms)
-        return ordered[max(0, math.ceil(percentile * len(ordered)) - 1)]
+        return stats.nearest_rank(self.ttft_ms, percentile) if self.ttft_ms else None
 
 
 @dataclass(slots=True)
@@ -233,6 +229,12 @@ class Tally:
     garbled: int = 0
     lost: bool = False
     newest_at: datetime | None = None
+    unanswered_at: datetime | None = None
+
+    def expect(self, at: datetime) -> None:
+        """Note that the gateway was probed, so that a line no older than this must come."""
+        if self.unanswered_at is None:
+            self.unanswered_at = at
 
     def add(self, records: Iterable[LogRecord], *, garbled: int = 0, lost: bool = False) -> None:
         """Count a batch.
@@ -247,6 +249,8 @@ class Tally:
         for record in records:
             if self.newest_at is None or record.ended_at > self.newest_at:
                 self.newest_at = record.ended_at
+            if self.unanswered_at is not None and record.ended_at >= self.unanswered_at:
+                self.unanswered_at = None
             if record.target == self.split.target and record.route in {"split", "pin"}:
                 self._count(record)
 
@@ -269,8 +273,12 @@ class _Share:
     detail: str = ""
 
     @property
+    def lower(self) -> float:
+        return stats.lower_bound(self.k, self.n) if self.n else 0.0
+
+    @property
     def upper(self) -> float:
-        return upper_bound(self.k, self.n)
+        return stats.upper_bound(self.k, self.n) if self.n else 1.0
 
     def is_breached(self, unread: int) -> bool:
         """Unread lines are taken as good requests, so that they never help to condemn."""
@@ -278,7 +286,7 @@ class _Share:
             return self.k > 0
         if self.k < MIN_EVENTS:
             return False
-        return bool(binom.sf(self.k - 1, self.n + unread, self.limit) < STOP_ALPHA)
+        return stats.at_least(self.k, self.n + unread, self.limit) < STOP_ALPHA
 
     def is_proved(self, min_requests: int) -> bool:
         return self.n >= max(1, min_requests) and self.upper <= self.limit
@@ -287,29 +295,17 @@ class _Share:
         return f"{self.name}: {self.k} of {self.n} over, limit {self.limit:g}{self.detail}"
 
 
-def upper_bound(k: int, n: int, *, confidence: float = PASS_CONFIDENCE) -> float:
-    """Return the one-sided upper bound of a share after k events in n requests; 1 without requests.
-
-    Source: Clopper and Pearson (1934): the beta quantile at `confidence` with k + 1 and n − k.
-    """
-    return 1.0 if k >= n else float(beta.ppf(confidence, k + 1, n - k))
-
-
-def lower_bound(k: int, n: int, *, confidence: float = PASS_CONFIDENCE) -> float:
-    """Return the one-sided lower bound of a share after k events in n requests; 0 without events.
-
-    Source: Clopper and Pearson (1934): the beta quantile at 1 − `confidence` with k and n − k + 1.
-    """
-    return 0.0 if k <= 0 else float(beta.ppf(1 - confidence, k, n - k + 1))
-
-
 def limit_ratio(condition: StopCondition) -> float:
     """Return the largest share of requests that a stop condition allows: its ratio, or 1 − its percentile."""
+    return float(_limit(condition))
+
+
+def _limit(condition: StopCondition) -> Decimal:
     match condition:
         case ErrorRatioCondition():
-            return float(condition.max_ratio)
+            return condition.max_ratio
         case TtftCondition():
-            return float(1 - condition.percentile)
+            return 1 - condition.percentile
         case _:
             assert_never(condition)
 
@@ -319,16 +315,11 @@ def least_requests(conditions: Sequence[StopCondition]) -> int | None:
 
     A step that asks for fewer can still only pass at this many. A condition that allows nothing at all can never
     be proved.
-
-    Source: 1 − (1 − limit)^n ≥ `PASS_CONFIDENCE`, the upper bound at k = 0.
     """
-    floors = []
-    for condition in conditions:
-        limit = limit_ratio(condition)
-        if limit <= 0:
-            return None
-        floors.append(1 if limit >= 1 else math.ceil(math.log(1 - PASS_CONFIDENCE) / math.log(1 - limit)))
-    return max(floors, default=None)
+    limits = [_limit(condition) for condition in conditions]
+    if not limits or min(limits) <= 0:
+        return None
+    return max(1 if limit >= 1 else stats.minimum_samples_for_bound(1 - limit) for limit in limits)
 
 
 def judge_step(
@@ -364,6 +355,9 @@ def judge_step(
     elapsed = (now - tally.began_at).total_seconds()
     open_points = [str(share) for share in shares if not share.is_proved(step.min_requests)]
     n = tally.arms[CANDIDATE].n
+    silence = _silence_seconds(tally, now)
+    if silence > STALE_SECONDS:
+        open_points.append(f"the access log has been silent for {silence:.0f} s")
     if not open_points and elapsed >= float(step.hold_seconds):
         mismatch = _mismatch(tally, SPLIT_ALPHA)
         if mismatch:
@@ -414,20 +408,23 @@ def _faults(tally: Tally, conditions: Sequence[StopCondition], now: datetime) ->
         found.append(f"{tally.garbled} lines of the access log could not be read")
     if tally.lost:
         found.append("lines of the access log are missing")
-    seen = tally.began_at if tally.newest_at is None else max(tally.newest_at, tally.began_at)
-    silence = (now - seen).total_seconds()
-    if silence > STALE_SECONDS:
-        found.append(f"the access log has been silent for {silence:.0f} s")
+    if tally.unanswered_at is not None and (silence := (now - tally.unanswered_at).total_seconds()) > STALE_SECONDS:
+        found.append(f"the access log lacks a probe of {silence:.0f} s ago")
     mismatch = _mismatch(tally, SPLIT_ALARM_ALPHA)
     if mismatch:
         found.append(mismatch)
     return tuple(found)
 
 
+def _silence_seconds(tally: Tally, now: datetime) -> float:
+    newest_at = tally.began_at if tally.newest_at is None else max(tally.newest_at, tally.began_at)
+    return (now - newest_at).total_seconds()
+
+
 def _mismatch(tally: Tally, alpha: float) -> str | None:
     """Tell how observed and desired weights disagree, or None.
 
-    Source: exact two-sided binomial test; each request is an independent draw.
+    Source: exact binomial test, twice the smaller tail; each request is an independent draw.
     """
     n = tally.assigned.total()
     if n == 0:
@@ -435,24 +432,25 @@ def _mismatch(tally: Tally, alpha: float) -> str | None:
     desired = tally.split.weight_bp(CANDIDATE) / WHOLE_BP
     k = tally.assigned[CANDIDATE]
     unknown = tally.assigned["unknown"]
-    if not unknown and float(binomtest(k, n, desired).pvalue) >= alpha:
+    p_value = 2 * min(stats.at_most(k, n, desired), stats.at_least(k, n, desired))
+    if not unknown and p_value >= alpha:
         return None
     strange = f", {unknown} to no arm of it" if unknown else ""
     return f"split mismatch: {k} of {n} requests went to the candidate where {desired:.2%} is desired{strange}"
 
 
 def _shares(tally: Tally, conditions: Sequence[StopCondition]) -> list[_Share]:
-    stats = tally.arms[CANDIDATE]
+    seen = tally.arms[CANDIDATE]
     shares = []
     for condition in conditions:
         limit = limit_ratio(condition)
         match condition:
             case ErrorRatioCondition():
-                kinds = [f"{stats.fates[each]} {_WORDS[each]}" for each in ERRORS if stats.fates[each]]
+                kinds = [f"{seen.fates[each]} {_WORDS[each]}" for each in ERRORS if seen.fates[each]]
                 detail = f" ({', '.join(kinds)})" if kinds else ""
-                shares.append(_Share("error_ratio", stats.errors, stats.n, limit, detail))
+                shares.append(_Share("error_ratio", seen.errors, seen.n, limit, detail))
             case TtftCondition():
-                k, n = stats.over(condition.max_ms)
+                k, n = seen.over(condition.max_ms)
                 shares.append(_Share(f"ttft above {condition.max_ms} ms", k, n, limit))
             case _:
                 assert_never(condition)
@@ -462,7 +460,7 @@ def _shares(tally: Tally, conditions: Sequence[StopCondition]) -> list[_Share]:
 def _measurements(
     tally: Tally, conditions: Sequence[StopCondition], shares: Sequence[_Share]
 ) -> tuple[Measurement, ...]:
-    stats = tally.arms[CANDIDATE]
+    seen = tally.arms[CANDIDATE]
     found = []
     for condition, share in zip(conditions, shares, strict=True):
         ratio = share.k / share.n if share.n else None
@@ -475,22 +473,21 @@ def _measurements(
                 value=ratio,
                 n=share.n,
                 k=share.k,
-                low=lower_bound(share.k, share.n),
+                low=share.lower,
                 high=share.upper,
                 limit=share.limit,
             )
         )
         if isinstance(condition, TtftCondition):
-            percentile = float(condition.percentile)
-            value = stats.percentile_ms(percentile)
+            value = seen.percentile_ms(condition.percentile)
             found.append(
                 Measurement(
                     name="ttft",
                     unit="ms",
-                    statistic=f"p{percentile * 100:g}",
+                    statistic=stats.percentile_label(condition.percentile),
                     value=value if value is not None and math.isfinite(value) else None,
-                    n=len(stats.ttft_ms),
-                    infinite=sum(math.isinf(each) for each in stats.ttft_ms),
+                    n=len(seen.ttft_ms),
+                    infinite=sum(math.isinf(each) for each in seen.ttft_ms),
                     limit=float(condition.max_ms),
                 )
             )
@@ -509,10 +506,10 @@ def _measurements(
         )
     )
     for kind in (Fate.CLIENT_LEFT, Fate.REFUSED):
-        n = stats.fates.total()
+        n = seen.fates.total()
         found.append(
             Measurement(
-                name=kind, unit="count", statistic="value", value=float(stats.fates[kind]), n=n, k=stats.fates[kind]
+                name=kind, unit="count", statistic="value", value=float(seen.fates[kind]), n=n, k=seen.fates[kind]
             )
         )
     return tuple(found)

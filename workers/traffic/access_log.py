@@ -6,11 +6,13 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from gates.canary import LogRecord
 
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
+DISORDER_SECONDS: Final = 5.0
+"""How far two lines of the log may be out of order."""
 MAX_LINE_BYTES: Final = 64 * 1024
 """A longer line is garbled: Envoy limits a request's headers to 60 KiB, and no field but the path is the client's."""
 
@@ -58,6 +60,21 @@ class AccessLog:
         newline = tail.rfind(b"\n")
         return _position(inode, start + newline + 1 if newline >= 0 else start)
 
+    def position_at(self, instant: datetime) -> str:
+        """Return a position before every line of a request that ended at an instant or later.
+
+        For a reader that lost its position: the cost grows with the logarithm of the log. Lines of several threads
+        are a little out of order, so it goes back a little further.
+        """
+        wanted = instant - timedelta(seconds=DISORDER_SECONDS)
+        chosen = None
+        for inode, path in self._inodes():
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                first = _ended_at(file, 0)
+                if chosen is None or (first is not None and first < wanted):
+                    chosen = _position(inode, _search(file, wanted))
+        return chosen or ""
+
     def read(self, since: str, *, max_bytes: int = MAX_BATCH_BYTES) -> LogBatch:
         """Read the whole lines after a position.
 
@@ -95,14 +112,14 @@ class AccessLog:
             return LogBatch(records, garbled + cut, is_lost, _position(following, 0), is_more=True)
         return LogBatch(records, garbled, is_lost, until, is_more)
 
-    def _files(self) -> list[Path]:
-        """Return the log's files, oldest first. A rotated file's suffix is a number that grows."""
-        rotated = [each for each in self.path.parent.glob(self.path.name + ".*") if each.suffix[1:].isdecimal()]
-        return [*sorted(rotated, key=lambda each: int(each.suffix[1:])), self.path]
+    def rotated(self) -> list[Path]:
+        """Return the log's old files, oldest first. A rotated file's suffix is a number that grows."""
+        found = [each for each in self.path.parent.glob(self.path.name + ".*") if each.suffix[1:].isdecimal()]
+        return sorted(found, key=lambda each: int(each.suffix[1:]))
 
     def _inodes(self) -> list[tuple[int, Path]]:
         found = []
-        for path in self._files():
+        for path in [*self.rotated(), self.path]:
             with contextlib.suppress(FileNotFoundError):
                 found.append((path.stat().st_ino, path))
         return found
@@ -120,6 +137,30 @@ class AccessLog:
         if inode not in inodes[:-1]:
             return None
         return inodes[inodes.index(inode) + 1]
+
+
+def _search(file: BinaryIO, wanted: datetime) -> int:
+    """Return the start of a line before which every line ended before an instant."""
+    low, high = 0, file.seek(0, os.SEEK_END)
+    while high - low > MAX_LINE_BYTES:
+        middle = (low + high) // 2
+        ended_at = _ended_at(file, middle)
+        low, high = (middle, high) if ended_at is not None and ended_at < wanted else (low, middle)
+    if low == 0:
+        return 0
+    file.seek(low)
+    return low + len(file.readline())
+
+
+def _ended_at(file: BinaryIO, offset: int) -> datetime | None:
+    """Return when the first readable whole line at or after an offset ended."""
+    file.seek(offset)
+    if offset:
+        file.readline()
+    for line in file:
+        with contextlib.suppress(ValueError):
+            return parse_line(line).ended_at
+    return None
 
 
 def _position(inode: int, offset: int) -> str:

@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 DEADLINE_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 60.0
+MAX_LOG_BYTES: Final = 64 * 1024 * 1024
+KEPT_LOGS: Final = 8
 _ROUTES_STATS: Final = f"http.gw.rds.{envoy_config.ROUTES}."
 _CLUSTERS_STATS: Final = "cluster_manager.cds."
 _REFUSALS: Final = ("update_rejected", "update_failure")
@@ -261,11 +263,24 @@ class EnvoyGateway:
         value = answer.getheader(envoy_config.REVISION_HEADER)
         return int(value) if answer.status == 200 and value is not None else None
 
-    def rotate_log(self) -> None:
-        """Start a new access log; readers go on in the old one first. Raises GatewayDown."""
-        with contextlib.suppress(FileNotFoundError):
+    def rotate_log(self, *, max_bytes: int = MAX_LOG_BYTES, keep: int = KEPT_LOGS) -> bool:
+        """Start a new access log when the present one is large; readers go on in the old one first.
+
+        Args:
+            max_bytes: a smaller log is left alone.
+            keep: how many old files stay.
+
+        Raises:
+            GatewayDown: Envoy does not answer; it goes on writing into the old file, and so do readers.
+        """
+        with contextlib.suppress(FileNotFoundError):  # renamed before, and Envoy was not told
+            if self.log.path.stat().st_size < max_bytes:
+                return False
             self.log.path.rename(self.log.path.with_name(f"{self.log.path.name}.{time.time_ns()}"))
         self.admin.call("/reopen_logs", method="POST")
+        for old in self.log.rotated()[:-keep]:
+            old.unlink(missing_ok=True)
+        return True
 
     def take_notice(self) -> dict[str, Any] | None:
         """Return what the dead-man switch left, or None. Traffic may not move until `clear_notice`."""

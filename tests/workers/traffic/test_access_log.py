@@ -2,7 +2,7 @@
 
 import json
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -229,6 +229,29 @@ def test_a_read_costs_the_new_bytes_only(log, monkeypatch):
     inode, _, offset = batch.until.partition(":")
     assert int(offset) == log.path.stat().st_size
     assert int(inode) == log.path.stat().st_ino
+
+
+@pytest.mark.parametrize("second", [-100, 0, 1, 2_999, 3_000, 5_000, 8_999, 20_000])
+def test_a_lost_position_is_found_again_by_time(log, second):
+    began = datetime(2026, 11, 3, 14, tzinfo=UTC)
+    for number in range(3):
+        seconds = range(number * 3_000, (number + 1) * 3_000)
+        stamps = [f"{(began + timedelta(seconds=each)).timestamp():.6f}" for each in seconds]
+        append(log, b"".join(line(ts=ts, code=200 + each % 100) for each, ts in zip(seconds, stamps, strict=True)))
+        if number < 2:
+            rotate(log, number)
+    since = log.position_at(began + timedelta(seconds=second, milliseconds=900))
+    found, garbled, lost, _ = drain(log, since)
+    expected = range(max(0, min(second, 9_000)), 9_000)
+    assert (garbled, lost) == (0, False)
+    assert found[len(found) - len(expected) :] == [200 + each % 100 for each in expected]
+    assert len(found) - len(expected) < 400  # a few more than asked for, not the whole log
+
+
+def test_an_empty_log_has_no_lost_position(log):
+    assert log.position_at(datetime(2026, 11, 3, tzinfo=UTC)) == ""
+    log.path.touch()
+    assert drain(log, log.position_at(datetime(2026, 11, 3, tzinfo=UTC)))[:3] == ([], 0, False)
 
 
 @pytest.mark.parametrize("position", ["x", "1", "1:", ":1", "1:-1", "1:2:3"])

@@ -306,7 +306,8 @@ def test_the_log_is_rotated_without_losing_a_line(running, stable):
     running.gateway.apply(split(1, arm("stable", stable.address, 10_000)))
     since = running.gateway.log.end()
     ask_many(running.url(), 50)
-    running.gateway.rotate_log()
+    assert not running.gateway.rotate_log()  # it is small
+    assert running.gateway.rotate_log(max_bytes=1)
     ask_many(running.url(), 50)
     seen = []
 
@@ -321,6 +322,10 @@ def test_the_log_is_rotated_without_losing_a_line(running, stable):
 
     wait_until(read)
     assert len(seen) == 100
+    for _ in range(3):
+        running.gateway.probe(TARGET)
+        wait_until(lambda: running.gateway.rotate_log(max_bytes=1, keep=2))
+    assert len(running.gateway.log.rotated()) == 2
 
 
 def test_time_to_move_traffic_is_measured(running, stable, candidate):

@@ -19,8 +19,9 @@ def look(control: Control, facts: Facts, gateway: EnvoyGateway, split: Split) ->
     watch = control.watches.get(facts.release)
     if watch is None or watch.tally.split != split or watch.tally.began_at != began_at:
         # A new step begins with nothing counted; lines before it are passed over by their time and revision.
-        watch = Watch(Tally(split, began_at), watch.position if watch else "")
+        watch = Watch(Tally(split, began_at), watch.position if watch else gateway.log.position_at(began_at))
         control.watches[facts.release] = watch
+    watch.tally.expect(control.now())
     gateway.probe(facts.target)
     breach_at: datetime | None = None
     is_more = True
@@ -58,7 +59,7 @@ def observe_restore(control: Control, held: Held, facts: Facts, gateway: EnvoyGa
     began_at = restore.requested_at
     watch = control.watches.get(facts.release)
     if watch is None or watch.tally.split != split:
-        watch = Watch(Tally(split, began_at), watch.position if watch else "")
+        watch = Watch(Tally(split, began_at), watch.position if watch else gateway.log.position_at(began_at))
         control.watches[facts.release] = watch
     first_at: datetime | None = None
     batch = gateway.log.read(watch.position)

@@ -60,7 +60,9 @@ def _closure(name: str, path: list[str]) -> dict[str, metadata.Distribution]:
 
 
 def _recorded(distribution: metadata.Distribution) -> Iterator[_Recorded]:
-    for file in distribution.files or []:
+    if distribution.files is None:
+        raise EnvironmentAltered(f"{distribution.name} has no record of its files")
+    for file in distribution.files:
         if file.name in _IGNORED_NAMES and file.parent.name.endswith(".dist-info"):
             continue
         # Files outside site-packages are scripts; their first line names the interpreter of this machine.

@@ -58,7 +58,11 @@ def conclude(gate_name: str, context: GateContext, records: Records, *, duration
         "duration_ms": duration_ms,
         "records": records,
     }
-    raw = canonical_json(body)
+    try:
+        raw = canonical_json(body)
+    except ValueError as error:
+        # An engine's answer can hold what JSON allows and canonical JSON does not, such as half a character.
+        raw = canonical_json(body | {"records": {"instrument": f"The records cannot be stored: {error}."}})
     # Judged from the bytes that are stored, so that a later recomputation reads the very same values.
     return recompute(raw, context.suite, context.reference, context.bundle), raw
 

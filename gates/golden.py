@@ -34,6 +34,7 @@ class _Tally:
     compared: int = 0
     same_outputs: int = 0
     tokens: int = 0
+    cached: int = 0
     margins: list[Decimal] = field(default_factory=list)
     drifts: list[Decimal] = field(default_factory=list)
 
@@ -142,6 +143,7 @@ def _compare_output(rule: GoldenRule, reference: Recording, record: Records, tal
         tally.failed.append(finding("answer-empty", message, pointer=name, expected=expected))
         return
     tally.compared += 1
+    tally.cached += record["cached_tokens"] or 0
     parting = diverge(reference, output)
     common = len(output) if parting is None else parting.position
     tally.tokens += common
@@ -244,6 +246,7 @@ def _measurements(rule: GoldenRule, total: int, tally: _Tally) -> list[Measureme
         _share("prompts_equal", tally.same_prompts, total),
         _share("outputs_equal", tally.same_outputs, compared),
         Measurement(name="output_tokens_equal", unit="count", statistic="value", value=tally.tokens, n=compared),
+        Measurement(name="cached_prompt_tokens", unit="count", statistic="value", value=tally.cached, n=compared),
         Measurement(
             name="divergence_margin",
             unit="nat",

@@ -16,7 +16,11 @@ from schemas.suite import GoldenSuite, Prompt
 REQUEST_SECONDS = 300.0
 """After so long an answer of at most 4,096 tokens is no longer waited for."""
 _WINDOW = 5
+# Whose fault it is when there is no answer. What cannot be rendered or tokenized in the form that the dialect
+# promises may be the dialect's fault; an answer in another form than the reference got is the candidate's, such as
+# log-probabilities of null, which llama.cpp writes for weights that are not numbers [C19].
 _FAULTS_OF_THE_ENGINE = frozenset({Outcome.HTTP_4XX, Outcome.HTTP_5XX, Outcome.TRUNCATED, Outcome.ERROR_EVENT})
+_FAULTS_OF_AN_ANSWER = _FAULTS_OF_THE_ENGINE | {Outcome.MALFORMED}
 
 
 def measure(context: GateContext) -> Records:
@@ -79,9 +83,9 @@ def greedy(endpoint: Endpoint, messages: Sequence[dict[str, Any]], *, max_tokens
 def _read(answer: Answer) -> Records:
     # A finished answer without text is an answer here: the reference may have been silent too.
     if answer.outcome not in {Outcome.OK, Outcome.EMPTY}:
-        return {"problem": _problem(answer.outcome, answer.detail)}
+        return {"problem": _problem(answer.outcome, answer.detail, _FAULTS_OF_AN_ANSWER)}
     if answer.usage is None:
-        return {"problem": _problem(Outcome.MALFORMED, "the answer has no usage")}
+        return {"problem": _problem(Outcome.MALFORMED, "the answer has no usage", _FAULTS_OF_AN_ANSWER)}
     return {
         "finish_reason": answer.finish_reason,
         "prompt_tokens": answer.usage.prompt_tokens,
@@ -97,8 +101,8 @@ def _token(token: Token) -> Records:
     return {"id": token.id, "text": token.text, "logprob": token.logprob, "top": top}
 
 
-def _problem(outcome: Outcome, detail: str) -> Records:
-    side = "engine" if outcome in _FAULTS_OF_THE_ENGINE else "instrument"
+def _problem(outcome: Outcome, detail: str, of_the_engine: frozenset[Outcome] = _FAULTS_OF_THE_ENGINE) -> Records:
+    side = "engine" if outcome in of_the_engine else "instrument"
     return {"of": side, "outcome": outcome.value, "detail": clip(detail, 1000)}
 
 

@@ -73,3 +73,11 @@ def test_gates_depend_on_components_that_exist():
         assert gate.name == name
         assert set(gate.depends_on) <= {*COMPONENTS}
         assert gate.depends_on
+
+
+@pytest.mark.parametrize("value", ["\ud800", float("nan"), float("inf"), 2**60])
+def test_records_that_cannot_be_stored_are_errored(context, value):
+    result, raw = catalog.conclude("integrity", context, {"passes": [value]}, duration_ms=1)
+    assert result.verdict is Verdict.ERRORED
+    assert "cannot be stored" in result.summary
+    assert catalog.recompute(raw, None, None, context.bundle) == result

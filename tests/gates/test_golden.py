@@ -1,6 +1,7 @@
 """The golden gate tells a good bundle from altered ones on the real engine, and names prompt, place and tokens."""
 
 import json
+import math
 from decimal import Decimal
 
 import pytest
@@ -122,6 +123,13 @@ def test_altered_weights_fail_and_name_the_first_differing_output_token(tmp_path
     first = result.findings[0]
     assert (first.code, first.pointer) == ("output-differs", place)
     assert first.found.startswith(found)
+
+
+def test_weights_that_are_not_numbers_fail(tmp_path, reference):
+    with served.served(tmp_path / "case", RULE, runners_up={(token("H"), token("Q")): math.nan}) as context:
+        result = run(context, reference)
+    assert result.verdict is Verdict.FAILED
+    assert (result.findings[0].code, result.findings[0].pointer) == ("request-failed", "p0")
 
 
 def test_a_changed_sampling_default_fails(tmp_path):

@@ -1,0 +1,275 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from registry import evidence, releases, verification
+from registry.auth import Actor
+from registry.service import Service
+from schemas.api import Act
+from schemas.evidence import Kind
+from schemas.problems import Conflict, TransitionRefused
+from schemas.release import Phase, ReleaseDetail
+from tests.support.gateway import ask_many
+from tests.support.streams import Script, stream_engine
+from tests.support.world import QUICK_CANARY, World, world
+
+
+@pytest.fixture
+def here(service: Service, actor: Actor, tmp_path: Path) -> Iterator[World]:
+    with world(service, actor, tmp_path) as made:
+        yield made
+
+
+def kinds(release: ReleaseDetail) -> list[Kind]:
+    return [entry.kind for entry in release.log]
+
+
+def body(release: ReleaseDetail, kind: Kind) -> dict[str, object]:
+    return next(entry.body for entry in release.log if entry.kind is kind)
+
+
+def assert_verified(here: World) -> None:
+    with here.service.database.transaction() as session:
+        found = verification.verify(session, here.actor.project_id)
+    assert found.verified, found.faults
+
+
+def test_a_first_release_goes_from_nothing_to_everything_and_a_successor_step_by_step(here: World) -> None:
+    policy = here.policy()
+    with stream_engine("one") as one, stream_engine("two") as two:
+        assert ask_many(here.envoy.url(), 2).statuses[404] == 2
+        first = here.live(here.bundle("one", b"1" * 10), policy, one)
+        assert kinds(here.show(first)).count(Kind.TRAFFIC_SHIFTED) == 1
+        assert body(here.show(first), Kind.TRAFFIC_SHIFTED)["desired"][0]["weight_bp"] == 10_000  # type: ignore[index]
+
+        second = here.release(here.bundle("two", b"2" * 10), policy)
+        here.evaluate()
+        here.serve(two, pid=2000)
+        with here.traffic() as answers:
+            shown = here.until_phase(second, Phase.PROMOTED)
+        assert kinds(shown).count(Kind.TRAFFIC_SHIFTED) == 2
+        assert kinds(shown).count(Kind.STEP_PASSED) == 2
+        assert here.show(first).phase is Phase.SUPERSEDED
+        assert sum(each.broken for each in answers) == 0
+        assert set().union(*(each.statuses for each in answers)) == {200}
+
+        here.until(here.is_settled)
+        # The replica of the release before is asked to stop, and the new one serves alone.
+        assert [job.is_wanted for job in here.serving_jobs()] == [False, True]
+        assert set(ask_many(here.envoy.url(), 10).engines) == {"two"}
+    assert_verified(here)
+
+
+def test_a_breach_takes_all_traffic_back_by_itself_and_says_when_and_why(here: World) -> None:
+    policy = here.policy()
+    with stream_engine("one") as one, stream_engine("slow", Script(ttft_ms=600)) as slow:
+        first = here.live(here.bundle("one", b"1" * 10), policy, one)
+        second = here.release(here.bundle("slow", b"2" * 10), policy)
+        here.evaluate()
+        here.serve(slow, pid=2000)
+        with here.traffic() as answers:
+            shown = here.until_phase(second, Phase.ROLLED_BACK)
+            here.until(lambda: Kind.RESTORE_OBSERVED in kinds(here.show(second)))
+        restored = body(shown, Kind.TRAFFIC_RESTORED)
+        assert restored["cause"] == "stop_condition"
+        assert restored["desired"][0]["weight_bp"] == 10_000  # type: ignore[index]
+        assert "ttft above 300 ms" in str(shown.reason)
+        assert restored["breach_at"] <= restored["applied_at"]  # type: ignore[operator]
+        assert 0 <= float(str(body(here.show(second), Kind.RESTORE_OBSERVED)["seconds"])) < 10
+        assert here.show(first).phase is Phase.PROMOTED
+        assert sum(each.broken for each in answers) == 0
+        here.until(lambda: not any(job.is_wanted for job in here.serving_jobs() if job.release_id == second))
+        assert set(ask_many(here.envoy.url(), 10).engines) == {"one"}
+        assert here.target().applied[0].weight_bp == 10_000
+    assert_verified(here)
+
+
+def test_a_stop_on_a_first_release_leaves_no_traffic_rather_than_an_unproved_bundle(here: World) -> None:
+    with stream_engine("bad", Script(fault="503")) as bad:
+        release = here.release(here.bundle("bad", b"3" * 10), here.policy())
+        here.evaluate()
+        here.serve(bad)
+        with here.traffic():
+            here.until_phase(release, Phase.ROLLED_BACK)
+        answers = ask_many(here.envoy.url(), 5)
+        assert answers.statuses[503] == 5
+        assert answers.engines["bad"] == 0
+    assert_verified(here)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "phase", "evaluations"),
+    [("failed", Phase.REJECTED, 1), ("errored", Phase.BOOTED, 3), ("inconclusive", Phase.BOOTED, 1)],
+)
+def test_a_verdict_leads_where_it_should(here: World, verdict: str, phase: Phase, evaluations: int) -> None:
+    release = here.release(here.bundle("one", b"1" * 10), here.policy())
+    for _ in range(evaluations):
+        here.evaluate(compatibility=verdict)
+    here.until(lambda: here.show(release).phase is Phase.REJECTED or bool(here.show(release).held))
+    shown = here.show(release)
+    assert shown.phase is phase
+    assert f"compatibility said {verdict}" in str(shown.reason)
+    assert shown.weight_bp is None
+    assert not here.serving_jobs()
+    if verdict != "failed":
+        with here.service.database.transaction() as session:
+            releases.resume(session, here.service, here.actor, release, Act(reason="look again"))
+        again = here.evaluate()
+        assert again.gates == ["integrity", "compatibility"]
+        here.until(lambda: here.show(release).phase is Phase.APPROVED)
+    assert_verified(here)
+
+
+def test_a_release_waits_for_as_many_managers_as_its_policy_asks_for(here: World) -> None:
+    release = here.release(here.bundle("one", b"1" * 10), here.policy(approval={"required": 2}))
+    here.evaluate()
+    here.until_phase(release, Phase.GATED)
+    for name, phase in (("maria", Phase.GATED), ("maria", Phase.GATED), ("jo", Phase.APPROVED)):
+        manager = Actor(here.actor.project_id, "default", name, "manager")
+        with here.service.database.transaction() as session:
+            releases.approve(session, here.service, manager, release, Act(reason="looks right"))
+        assert here.show(release).phase is phase
+    assert len(body(here.show(release), Kind.APPROVED)["approvals"]) == 2  # type: ignore[arg-type]
+
+
+def test_no_approval_required_is_itself_an_entry(here: World) -> None:
+    release = here.release(here.bundle("one", b"1" * 10), here.policy())
+    here.evaluate()
+    here.until_phase(release, Phase.APPROVED)
+    assert Kind.APPROVAL_NOT_REQUIRED in kinds(here.show(release))
+
+
+def test_a_paused_canary_moves_no_further_but_its_stop_conditions_stay_armed(here: World) -> None:
+    policy = here.policy()
+    with stream_engine("one") as one, stream_engine("two") as two:
+        here.live(here.bundle("one", b"1" * 10), policy, one)
+        second = here.release(here.bundle("two", b"2" * 10), policy)
+        here.evaluate()
+        here.serve(two, pid=2000)
+        here.until_phase(second, Phase.CANARY)
+        with here.service.database.transaction() as session:
+            releases.pause(session, here.service, here.actor, second, Act(reason="lunch"))
+        with here.traffic():
+            here.turn()
+            assert here.show(second).step == 0
+            two.script = Script(fault="503")
+            shown = here.until_phase(second, Phase.ROLLED_BACK)
+        assert shown.is_paused
+        assert Kind.STEP_PASSED not in kinds(shown)
+
+
+def test_no_traffic_holds_and_says_so_and_a_resumed_step_begins_anew(here: World) -> None:
+    steps = [{"weight_bp": 10_000, "hold_seconds": "0", "min_requests": 29, "max_seconds": "1"}]
+    policy = here.policy(canary=QUICK_CANARY | {"steps": steps})
+    with stream_engine("one") as one:
+        release = here.release(here.bundle("one", b"1" * 10), policy)
+        here.evaluate()
+        here.serve(one)
+        here.until(lambda: bool(here.show(release).held))
+        assert "no traffic" in here.show(release).held[0]
+        assert here.show(release).phase is Phase.CANARY
+        with here.traffic():
+            with here.service.database.transaction() as session:
+                releases.resume(session, here.service, here.actor, release, Act(reason="traffic is back"))
+            here.until(lambda: here.show(release).phase is Phase.PROMOTED or bool(here.show(release).held))
+
+
+def test_a_manual_rollback_after_the_soak_boots_the_accepted_bundle_before_traffic_moves(here: World) -> None:
+    policy = here.policy()
+    with stream_engine("one") as one, stream_engine("two") as two:
+        first = here.live(here.bundle("one", b"1" * 10), policy, one)
+        stopped = here.serving_jobs()[0]
+        second = here.release(here.bundle("two", b"2" * 10), policy)
+        here.evaluate()
+        here.serve(two, pid=2000)
+        with here.traffic():
+            here.until_phase(second, Phase.PROMOTED)
+        here.until(here.is_settled)
+        # The runner stops the old replica, as it was asked to.
+        here.complete_by_token(stopped.id, stopped.fencing_token)
+        with here.service.database.transaction() as session:
+            releases.rollback(session, here.service, here.actor, second, Act(reason="answers look odd"))
+        here.turn()
+        assert here.show(second).phase is Phase.PROMOTED
+        assert set(ask_many(here.envoy.url(), 5).engines) == {"two"}
+        here.serve(one, pid=3000)
+        shown = here.until_phase(second, Phase.ROLLED_BACK)
+        assert "answers look odd" in str(shown.reason)
+        assert here.show(first).phase is Phase.PROMOTED
+        assert set(ask_many(here.envoy.url(), 10).engines) == {"one"}
+        with here.service.database.transaction() as session:
+            again = releases.rollback(session, here.service, here.actor, second, Act(reason="again"))
+        assert again.phase == Phase.ROLLED_BACK
+    assert_verified(here)
+
+
+def test_a_dead_candidate_replica_takes_traffic_back(here: World) -> None:
+    policy = here.policy()
+    with stream_engine("one") as one, stream_engine("two") as two:
+        here.live(here.bundle("one", b"1" * 10), policy, one)
+        second = here.release(here.bundle("two", b"2" * 10), policy)
+        here.evaluate()
+        claim = here.serve(two, pid=2000)
+        here.until_phase(second, Phase.CANARY)
+        here.replica(claim, "failed", two, pid=2000)
+        shown = here.until_phase(second, Phase.ROLLED_BACK)
+        assert body(shown, Kind.TRAFFIC_RESTORED)["cause"] == "replica_failed"
+
+
+def test_a_stable_replica_that_moved_is_published_again_and_the_canary_goes_on(here: World) -> None:
+    policy = here.policy()
+    with stream_engine("one") as one, stream_engine("two") as two, stream_engine("moved") as moved:
+        here.live(here.bundle("one", b"1" * 10), policy, one)
+        serving = here.serving_jobs()[0]
+        second = here.release(here.bundle("two", b"2" * 10), policy)
+        here.evaluate()
+        here.serve(two, pid=2000)
+        here.until_phase(second, Phase.CANARY)
+        here.replica_by_token(serving.id, serving.fencing_token, "ready", moved, pid=4000)
+        with here.traffic():
+            here.until_phase(second, Phase.PROMOTED)
+        engines = set(ask_many(here.envoy.url(), 10).engines)
+        assert engines == {"two"}
+
+
+def test_two_releases_on_one_target_the_second_is_told_who_holds_it(here: World) -> None:
+    policy = here.policy()
+    first = here.release(here.bundle("one", b"1" * 10), policy)
+    with pytest.raises(Conflict) as refused:
+        here.release(here.bundle("two", b"2" * 10), policy)
+    assert refused.value.members["holder"] == str(first)
+
+
+def test_acts_out_of_place_are_refused_and_leave_nothing(here: World) -> None:
+    release = here.release(here.bundle("one", b"1" * 10), here.policy())
+    before = len(here.show(release).log)
+    for act in (releases.approve, releases.promote, releases.rollback, releases.resume):
+        with (
+            pytest.raises((TransitionRefused, Conflict, releases.NotEligible)),
+            here.service.database.transaction() as session,
+        ):
+            act(session, here.service, here.actor, release, Act(reason="too early"))
+    assert len(here.show(release).log) == before
+    with here.service.database.transaction() as session:
+        rejected = releases.reject(session, here.service, here.actor, release, Act(reason="wrong weights"))
+        assert rejected.phase == Phase.REJECTED
+    assert evidence.release_stream(release) in {entry.stream for entry in here.show(release).log}
+
+
+def test_a_manager_may_skip_the_remaining_steps(here: World) -> None:
+    steps = [
+        {"weight_bp": 100, "hold_seconds": "600", "min_requests": 29, "max_seconds": "6000"},
+        {"weight_bp": 10_000, "hold_seconds": "600", "min_requests": 29, "max_seconds": "6000"},
+    ]
+    policy = here.policy("slow", canary=QUICK_CANARY | {"steps": steps})
+    with stream_engine("one") as one, stream_engine("two") as two:
+        here.live(here.bundle("one", b"1" * 10), here.policy(), one)
+        second = here.release(here.bundle("two", b"2" * 10), policy)
+        here.evaluate()
+        here.serve(two, pid=2000)
+        here.until_phase(second, Phase.CANARY)
+        with here.service.database.transaction() as session:
+            releases.promote(session, here.service, here.actor, second, Act(reason="hotfix"))
+        here.until_phase(second, Phase.PROMOTED)
+        assert set(ask_many(here.envoy.url(), 5).engines) == {"two"}

@@ -34,13 +34,13 @@ RETRY_SECONDS = 2.0
 Step = Callable[[Control, Held], float | None]
 
 
-def reconcile(control: Control, release_id: UUID) -> None:
+def reconcile(control: Control, release_id: UUID, *, turn_seconds: float = TURN_SECONDS) -> None:
     """Take a release on until it waits for something, or its turn is over."""
     held = control.claim(release_id)
     if held is None:
         return
     due_in: float | None = RETRY_SECONDS
-    ends = time.monotonic() + TURN_SECONDS
+    ends = time.monotonic() + turn_seconds
     try:
         while True:
             due_in = _step(control, held)

@@ -82,7 +82,7 @@ class World:
         found: list[UUID] = []
         sweep(self.control, found.append)
         for release in found:
-            reconcile(self.control, release)
+            reconcile(self.control, release, turn_seconds=0.3)
 
     def until(self, condition: Callable[[], bool], *, seconds: float = 30.0) -> None:
         """Take turns until something holds."""

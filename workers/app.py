@@ -4,7 +4,7 @@ A lost message costs a second, the time to the next sweep; a doubled one changes
 no countdowns and no results.
 """
 
-import os
+import logging
 from typing import Any
 
 import structlog
@@ -39,6 +39,9 @@ def configure(app: Celery, *, queue: str) -> None:
         broker_transport_options={"visibility_timeout": 120},
         timezone="UTC",
     )
+    # Two lines for every sweep, of which there is one a second. Errors stay.
+    for name in ("celery.worker.strategy", "celery.app.trace"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 settings = Settings()  # the process is this application; nothing imports it for anything else
@@ -47,7 +50,7 @@ configure(app, queue=CONTROL_QUEUE)
 app.conf.beat_schedule = {
     "sweep": {"task": "workers.tasks.sweep", "schedule": SWEEP_SECONDS, "options": {"expires": 5}},
 }
-app.conf.beat_schedule_filename = os.devnull
+app.conf.beat_scheduler = "celery.beat:Scheduler"  # what is due every second needs no file of what was done when
 
 _control: Control | None = None
 

@@ -1,0 +1,95 @@
+"""The embedded stack as a process of its own, as `sluicegate up` runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from workers.launchers.process import start_time
+
+ROOT = Path(__file__).parents[2]
+
+
+class Stack:
+    """One stack on one data directory. Starting does not wait."""
+
+    def __init__(self, data: Path, *arguments: str) -> None:
+        """Start it."""
+        self.data = data
+        command = [sys.executable, "-P", "-m", "workers.embedded", "--data", str(data), "--json", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        self.facts: dict[str, Any] = {}
+
+    def wait_ready(self) -> dict[str, Any]:
+        """Return what it prints when it is ready."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.complaint()
+        self.facts = json.loads(line)
+        return self.facts
+
+    def get(self, path: str) -> httpx.Response:
+        """Ask the API, with the token."""
+        headers = {"authorization": f"Bearer {self.facts['token']}"}
+        return httpx.get(f"{self.facts['url']}{path}", headers=headers, trust_env=False)
+
+    def running(self) -> dict[str, int]:
+        """Return the process ids by part."""
+        return {each["name"]: each["pid"] for each in json.loads((self.data / "processes.json").read_bytes())}
+
+    def stop(self) -> int:
+        """Ask it to stop. Returns its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        self.complaint()
+        return self.process.returncode
+
+    def kill(self) -> None:
+        """Kill the supervisor alone."""
+        self.process.kill()
+        self.complaint()
+
+    def complaint(self) -> str:
+        """Return what it said to people, once it has ended."""
+        return self.process.communicate(timeout=60)[1]
+
+
+def until(claim: Callable[[], bool], *, seconds: float = 20.0) -> None:
+    """Return when a claim has come true."""
+    deadline = time.monotonic() + seconds
+    while not claim():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def runs(pid: int) -> bool:
+    """Tell whether a process runs."""
+    return start_time(pid) is not None
+
+
+def beneath(data: Path) -> list[str]:
+    """Return the command lines of processes that work in a data directory or name it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                place = str((entry / "cwd").readlink())
+            except OSError:
+                continue
+            if str(data) in line or place.startswith(str(data)):
+                found.append(f"{entry.name} {line}")
+    return found

@@ -1,0 +1,1 @@
+"""The whole product on one machine, from one data directory: `sluicegate up`."""

@@ -1,0 +1,37 @@
+"""Makes the database ready for the other parts: `python -m workers.embedded.prepare PROJECT ADMIN_FILE RUNNER_FILE`.
+
+It makes the database, migrates it, and makes the project with its first tokens. Settings come from the environment.
+Repeating it changes nothing.
+"""
+
+import sys
+
+from sqlalchemy import create_engine, make_url, text
+
+from migrations.__main__ import upgrade
+from registry import bootstrap
+from registry.settings import Settings
+
+
+def create_database(url: str) -> None:
+    """Make the database that an address names, unless it exists."""
+    sought = make_url(url)
+    engine = create_engine(sought.set(database="postgres"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        known = connection.scalar(text("SELECT true FROM pg_database WHERE datname = :name"), {"name": sought.database})
+        if not known:
+            connection.execute(text(f'CREATE DATABASE "{sought.database}"'))
+    engine.dispose()
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command. Returns the exit status."""
+    project, admin_file, runner_file = arguments
+    url = Settings().database_url.get_secret_value()
+    create_database(url)
+    upgrade(url)
+    return bootstrap.main(["--project", project, "--admin-token-file", admin_file, "--runner-token-file", runner_file])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

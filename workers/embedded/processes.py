@@ -1,0 +1,88 @@
+"""Who runs for a data directory, written down so that the next start finds what a killed one left behind."""
+
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from workers.launchers.process import Condition, Launched, ProcessLauncher, ProcessState
+from workers.traffic.desired import write_atomically
+
+GRACE_SECONDS: Final = 10.0
+ENGINE_GRACE_SECONDS: Final = 30.0
+_AT_ONCE: Final = 16
+
+Say = Callable[[str], None]
+
+
+def record(path: Path, running: Iterable[tuple[str, Launched]]) -> None:
+    """Write down the processes of a stack, in the order in which they should be ended."""
+    items = [
+        {"name": name, "pid": each.pid, "start_time": each.start_time, "boot_id": each.boot_id}
+        for name, each in running
+    ]
+    write_atomically(path, json.dumps(items, indent=1).encode() + b"\n")
+
+
+def end_leftovers(path: Path, say: Say) -> None:
+    """End what an earlier supervisor of this data directory left running, in its order. Repeating is harmless.
+
+    Only a process that is provably the recorded one is touched: same pid, start time and boot.
+    """
+    try:
+        items = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return
+    except ValueError:
+        say(f"{path.name} is damaged and was ignored")
+        path.unlink()
+        return
+    for item in items:
+        state = _end(item, grace_seconds=GRACE_SECONDS)
+        if state is not None:
+            say(f"ended {item.get('name')} (pid {item['pid']}), left by an earlier start: {state}")
+    path.unlink(missing_ok=True)
+
+
+def end_engines(replicas: Path, say: Say, *, grace_seconds: float = ENGINE_GRACE_SECONDS) -> None:
+    """End the engines that the runner has written down: it leaves them serving when it stops, a stack does not."""
+    items = [item for path in sorted(replicas.glob("*.json")) if (item := _read(path, say)) is not None]
+    if not items:
+        return
+    with ThreadPoolExecutor(min(_AT_ONCE, len(items))) as pool:
+        for item, state in zip(
+            items, pool.map(lambda item: _end(item, grace_seconds=grace_seconds), items), strict=True
+        ):
+            if state is not None:
+                say(f"engine (pid {item['pid']}): {state}")
+
+
+def end_all(processes: Iterable[Launched], *, grace_seconds: float) -> None:
+    """End processes one after the other: SIGTERM, then SIGKILL."""
+    launcher = ProcessLauncher()
+    for each in processes:
+        launcher.stop(each, grace_seconds=grace_seconds)
+
+
+def _read(path: Path, say: Say) -> dict[str, object] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        say(f"{path} is damaged and was ignored")
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _end(item: dict[str, object], *, grace_seconds: float) -> ProcessState | None:
+    """End a recorded process. Returns None when it does not run any more, or is no such record."""
+    pid, started, boot = item.get("pid"), item.get("start_time"), item.get("boot_id")
+    if not isinstance(pid, int) or not isinstance(started, str) or not isinstance(boot, str):
+        return None
+    launcher = ProcessLauncher()
+    found = launcher.adopt(pid, started, boot)
+    if found is None or launcher.state(found).condition is not Condition.RUNNING:
+        return None
+    return launcher.stop(found, grace_seconds=grace_seconds)

@@ -288,8 +288,9 @@ class _Share:
             return False
         return stats.at_least(self.k, self.n + unread, self.limit) < STOP_ALPHA
 
-    def is_proved(self, min_requests: int) -> bool:
-        return self.n >= max(1, min_requests) and self.upper <= self.limit
+    @property
+    def is_proved(self) -> bool:
+        return self.n > 0 and self.upper <= self.limit
 
     def __str__(self) -> str:
         return f"{self.name}: {self.k} of {self.n} over, limit {self.limit:g}{self.detail}"
@@ -353,8 +354,11 @@ def judge_step(
         return verdict
     shares = _shares(tally, conditions)
     elapsed = (now - tally.began_at).total_seconds()
-    open_points = [str(share) for share in shares if not share.is_proved(step.min_requests)]
+    open_points = [str(share) for share in shares if not share.is_proved]
     n = tally.arms[CANDIDATE].n
+    if n < step.min_requests:
+        refused = tally.arms[CANDIDATE].fates[Fate.REFUSED]
+        open_points.insert(0, f"{n} of {step.min_requests} requests, {refused} refused, {in_flight} in flight")
     silence = _silence_seconds(tally, now)
     if silence > STALE_SECONDS:
         open_points.append(f"the access log has been silent for {silence:.0f} s")
@@ -364,9 +368,6 @@ def judge_step(
             return StepJudgement(StepOutcome.ERRORED, (mismatch,), verdict.measurements)
         held = f"{n} requests in {elapsed:.1f} s, every stop condition within its limit"
         return StepJudgement(StepOutcome.PASSED, (held,), verdict.measurements)
-    if n < step.min_requests:
-        refused = tally.arms[CANDIDATE].fates[Fate.REFUSED]
-        open_points.insert(0, f"{n} of {step.min_requests} requests, {refused} refused, {in_flight} in flight")
     if elapsed < float(step.hold_seconds):
         open_points.append(f"held {elapsed:.1f} of {step.hold_seconds} s")
     if elapsed < float(step.max_seconds):

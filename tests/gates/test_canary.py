@@ -169,6 +169,14 @@ def test_requests_that_generate_nothing_dilute_nothing():
     assert seen.over(400) == (0, 0)
 
 
+def test_few_streams_among_many_requests_may_prove_the_ttft():
+    whole = replace(GOOD, is_event_stream=False)
+    assert judge(tally((GOOD, 30), (whole, 50), (ON_STABLE, 240)), 60).outcome is StepOutcome.PASSED
+    judgement = judge(tally((GOOD, 20), (whole, 60), (ON_STABLE, 240)), 60)
+    assert judgement.outcome is StepOutcome.WAITING
+    assert judgement.reasons == ("ttft above 400 ms: 0 of 20 over, limit 0.1",)
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [

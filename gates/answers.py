@@ -39,7 +39,8 @@ class Answer:
 
     `first_token_ns` is the first event with text, reasoning or a tool call, not the role-only event before it.
     `output_ns` holds the instant of every such event, first to last: the gaps are those between events, of which
-    one may carry several tokens. `tokens` are those the engine told, with ids and log-probabilities, when asked.
+    one may carry several tokens. `finish_ns` is the event with the finish reason, which stands for the end-of-turn
+    token that carries no text. `tokens` are those the engine told, with ids and log-probabilities, when asked.
     """
 
     outcome: Outcome
@@ -49,6 +50,7 @@ class Answer:
     headers_ns: int | None = None
     first_event_ns: int | None = None
     output_ns: tuple[int, ...] = ()
+    finish_ns: int | None = None
     done_ns: int = 0
     text: str = ""
     reasoning: str = ""
@@ -164,6 +166,7 @@ class Stream:
             detail=detail,
             first_event_ns=self._events[0][0] if self._events else None,
             output_ns=tuple(now_ns for now_ns, piece in pieces if piece.carries_output),
+            finish_ns=next((now_ns for now_ns, piece in pieces if piece.finish_reason is not None), None),
             events=len(self._events),
         )
 
@@ -207,4 +210,5 @@ def read_plain(dialect: Dialect, body: bytes, done_ns: int) -> Answer:
         detail=detail,
         first_event_ns=done_ns,
         output_ns=(done_ns,) if piece.carries_output else (),
+        finish_ns=done_ns if piece.finish_reason is not None else None,
     )

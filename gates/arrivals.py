@@ -126,16 +126,23 @@ def plan_faults(suite: LoadSuite) -> list[str]:
     return faults
 
 
-def gap_faults(gaps: list[float], process: ArrivalProcess, tolerance_seconds: float = 0.000_002) -> list[str]:
+def gap_faults(
+    gaps: list[float],
+    process: ArrivalProcess,
+    *,
+    resolution_seconds: float = 0.000_001,
+    tolerance_seconds: float = 0.000_002,
+) -> list[str]:
     """Return how gaps in seconds disagree with a process, as the ends of sentences, or nothing.
 
     Args:
         gaps: at least one.
         process: what they should follow.
+        resolution_seconds: how far any gap of a gamma process may be off.
         tolerance_seconds: how far one gap of a constant process may be off, for 99 in 100 of them.
     """
     if process.distribution == "gamma":
-        p_value = stats.gap_fit(gaps, **gamma_of(process))
+        p_value = stats.gap_fit(gaps, **gamma_of(process), resolution_seconds=resolution_seconds)
         if p_value > LEAST_GAP_FIT:
             return []
         declared = f"a gamma of shape {process.shape} at {process.rate_per_second} requests a second"

@@ -4,7 +4,7 @@ import time
 
 from pydantic import TypeAdapter
 
-from gates import compatibility, golden, integrity
+from gates import compatibility, golden, integrity, load
 from gates.errors import InstrumentError
 from gates.gate import Gate, GateContext, Judged, JudgeInput, Records, Rule, clip, errored
 from schemas.bundle import Bundle
@@ -14,7 +14,8 @@ from schemas.reference import Reference
 from schemas.result import GateResult
 from schemas.suite import GoldenSuite, LoadSuite
 
-CATALOG: dict[str, Gate] = {gate.name: gate for gate in (integrity.GATE, compatibility.GATE, golden.GATE)}
+GATES = (integrity.GATE, compatibility.GATE, golden.GATE, load.GATE)
+CATALOG: dict[str, Gate] = {gate.name: gate for gate in GATES}
 """Every gate that a policy may name."""
 
 MAX_RECORD_BYTES = 512 * 1024 * 1024

@@ -88,14 +88,14 @@ class Endpoint:
         self.base_url = base_url.rstrip("/")
         self.model = model
         self.dialect = dialect
-        self._headers = dict(headers or {})
+        self.headers = dict(headers or {})
         self._reuse_connections = reuse_connections
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=not self._reuse_connections),
-            headers=self._headers,
+            headers=self.headers,
             read_bufsize=_READ_BUFFER_BYTES,
             trust_env=False,
             auto_decompress=False,

@@ -16,9 +16,9 @@ from registry import auth, db, releases
 from registry.api.deps import ServiceDep, SessionDep, identify
 from registry.auth import Actor
 from registry.web.chart import split_over_time
-from registry.web.stories import TONES, tell
 from schemas.problems import NotFound, Problem, Unauthenticated
 from schemas.release import LIVE, TERMINAL, Phase, ReleaseDetail
+from schemas.stories import TONES, tell
 
 COOKIE = "sluicegate_session"
 PHASE_TONES = {

@@ -1,4 +1,4 @@
-"""One sentence and one tone for each entry of a log, as the page shows it. Pure."""
+"""One sentence and one tone for each entry of a log, as page and command line show it. Pure."""
 
 from collections.abc import Callable
 from typing import Any

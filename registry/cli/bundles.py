@@ -1,0 +1,323 @@
+"""`sluicegate bundle`: make one from a directory, look at one, list them."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from gates.directory import Contents, DirectoryRefused, Found, read_directory
+from gates.inference import EngineChoice, bundle_document, merge
+from registry.cli.documents import read_file, resolve
+from registry.cli.failures import Exit, Usage, invalid
+from registry.cli.memory import HashMemory
+from registry.cli.options import Json, Limit, examples, group
+from registry.cli.output import Clock, Output, size
+from registry.cli.profile import connect, folder
+from registry.client import Client
+from schemas.api import Registered
+from schemas.bundle import Bundle, Role
+from schemas.problems import InvalidDocument
+
+app = group("Bundles: everything that decides what is served, named by one digest.")
+
+BundleName = Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, or 8 or more of its hexadecimal digits.")]
+# Distribution whose files are the engine, where it runs from a Python environment on this machine.
+_DISTRIBUTIONS = {"llamacpp": "xllamacpp"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the command line and the file of `-f` say."""
+
+    directory: Path
+    name: str | None
+    engine: EngineChoice
+    overlay: Mapping[str, Any]
+    roles: Mapping[str, Role]
+    exclude: tuple[str, ...]
+
+
+@app.command(
+    epilog=examples(
+        "sluicegate bundle create ./gemma --name gemma-270m",
+        "sluicegate bundle create ./gemma --name gemma-270m --arg --threads --arg 2 --licence LicenseRef-gemma",
+        "sluicegate bundle create ./qwen -f bundle.toml --exclude 'original/*' --json",
+        "sluicegate bundle create ./gemma --name gemma-270m --dry-run --json > bundle.json",
+    )
+)
+def create(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory with the files.")],
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Family name; otherwise the weights' own.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="JSON or TOML file with what the files cannot tell.")
+    ] = None,
+    engine: Annotated[str, typer.Option("--engine", help="Engine that shall serve.")] = "llamacpp",
+    arg: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="WORD", help="One launch argument, as it stands; repeat it for each word."),
+    ] = None,
+    engine_version: Annotated[str | None, typer.Option("--engine-version", help="Version of the engine.")] = None,
+    engine_environment: Annotated[
+        str | None,
+        typer.Option(
+            "--engine-environment",
+            metavar="DIGEST",
+            help="Digest of the engine's environment; otherwise the one installed here.",
+        ),
+    ] = None,
+    engine_image: Annotated[
+        str | None,
+        typer.Option("--engine-image", metavar="IMAGE", help="Image that holds the engine, as NAME@sha256:…."),
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--licence", "--license", help="SPDX identifier, or LicenseRef-….")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="PATTERN", help="Pattern of paths to leave out, such as 'original/*'."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the document; send nothing.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Register the bundle that a directory holds.
+
+    Files are hashed here, and only those that the service lacks are sent. What the files do not tell comes from
+    the options, or from -f: a document that is merged into what was found (JSON Merge Patch), with one more key,
+    "roles", that maps paths to roles. The same directory is the same bundle, on any machine.
+    """
+    output = Output(as_json=as_json)
+    overlay, roles = _overlay(file)
+    choice = EngineChoice(engine, engine_version, engine_environment, engine_image, tuple(arg or ()))
+    # The file of -f may lie beside the weights; it is no part of them.
+    beside = [_relative(file, directory)] if file is not None else []
+    left_out = (*(exclude or ()), *(path for path in beside if path))
+    if licence is not None:
+        overlay = merge(overlay, {"licence": {"identifier": licence}})
+    asked = _Asked(directory, name, choice, overlay, roles, left_out)
+    contents = _read(asked, output)
+    bundle = _describe(asked, contents)
+    if dry_run:
+        document = bundle.model_dump(mode="json", by_alias=True, exclude_none=True)
+        output.result(document, lambda out: _show_local(out, bundle))
+        return Exit.DONE
+    with connect() as client:
+        sent = _send(client, contents, output)
+        registered, is_new = client.bundles.register(bundle)
+    _note_licence(bundle, output)
+    told = {
+        "digest": registered.digest,
+        "name": registered.name,
+        "is_new": is_new,
+        "serving_digest": registered.serving_digest,
+        "components": registered.components,
+        "files": len(contents.files),
+        "bytes": sum(found.size for found in contents.files),
+        "bytes_read": sum(found.size for found in contents.files if found.was_read),
+        "bytes_sent": sent,
+        "left_out": contents.left_out,
+    }
+    output.result(told, lambda out: _say_created(out, registered, told))
+    return Exit.DONE
+
+
+def _overlay(file: Path | None) -> tuple[dict[str, Any], dict[str, Role]]:
+    if file is None:
+        return {}, {}
+    overlay = read_file(file)
+    if not isinstance(overlay, dict):
+        raise InvalidDocument(f"{file} is not an object")
+    roles = overlay.pop("roles", {})
+    if "files" in overlay:
+        detail = "files are what the directory holds; use --exclude, or give them roles under /roles"
+        raise InvalidDocument(f"{file} names files", errors=[{"pointer": "/files", "detail": detail}])
+    known = set(Role)
+    wrong = (
+        {path: role for path, role in roles.items() if role not in known} if isinstance(roles, dict) else {"": roles}
+    )
+    if wrong:
+        detail = f"is none of {', '.join(sorted(known))}"
+        errors = [{"pointer": f"/roles/{path}".rstrip("/"), "detail": detail} for path in wrong]
+        raise InvalidDocument(f"{file} gives roles that there are not", errors=errors)
+    return overlay, {path: Role(role) for path, role in roles.items()}
+
+
+def _relative(file: Path, directory: Path) -> str | None:
+    try:
+        return file.resolve().relative_to(directory.resolve()).as_posix()
+    except ValueError:
+        return None
+
+
+def _read(asked: _Asked, output: Output) -> Contents:
+    clock = Clock()
+    with HashMemory(folder("cache") / "hashes.sqlite") as memory, output.moving("hashing") as moved:
+        try:
+            contents = read_directory(
+                asked.directory, exclude=asked.exclude, roles=asked.roles, memory=memory, progress=moved
+            )
+        except DirectoryRefused as refused:
+            raise _refused(asked.directory, refused) from None
+    if memory.trouble:
+        output.note(memory.trouble, "warn")
+    read = sum(found.size for found in contents.files if found.was_read)
+    total = sum(found.size for found in contents.files)
+    output.note(
+        f"{len(contents.files)} files, {size(total)}: {size(read)} read in {clock.seconds:.1f} s, "
+        f"{size(total - read)} known and unchanged"
+    )
+    for path in contents.left_out:
+        output.note(f"left out: {path}")
+    return contents
+
+
+def _refused(directory: Path, refused: DirectoryRefused) -> InvalidDocument:
+    errors = [
+        {
+            "pointer": one.path or ".",
+            "detail": one.message + (f"; {one.advice}" if one.advice else ""),
+        }
+        for one in refused.complaints
+    ]
+    return InvalidDocument(f"{directory} cannot become a bundle", errors=errors)
+
+
+def _describe(asked: _Asked, contents: Contents) -> Bundle:
+    engine = asked.engine
+    told = asked.overlay.get("engine")
+    identified = isinstance(told, dict) and (told.get("environment") or told.get("image"))
+    if not engine.environment and not engine.image and not identified:
+        engine = _installed(engine)
+    try:
+        document = bundle_document(contents, name=asked.name, engine=engine)
+    except DirectoryRefused as refused:
+        raise _refused(asked.directory, refused) from None
+    document = merge(document, asked.overlay)
+    # A name that only -f gives is also what requests will call the model.
+    if "name" in document and "served_name" not in document["serving"]:
+        document = merge(document, {"serving": {"served_name": document["name"]}})
+    try:
+        return Bundle.model_validate(document)
+    except ValidationError as error:
+        raise invalid(
+            "the bundle is not complete or not valid; give what is missing with options or -f", error
+        ) from None
+
+
+def _installed(engine: EngineChoice) -> EngineChoice:
+    distribution = _DISTRIBUTIONS.get(engine.name)
+    if distribution is None:
+        raise Usage(
+            f"name the {engine.name} that shall serve: --engine-image, or --engine-environment and --engine-version"
+        )
+    # Only where it is asked for: it brings in what reads requirements, and takes a moment.
+    from gates.environment import EnvironmentAltered, NotInstalled, environment
+
+    try:
+        found = environment(distribution)
+    except (NotInstalled, EnvironmentAltered) as error:
+        advice = "name what shall serve with --engine-environment and --engine-version"
+        raise Usage(f"the engine {engine.name} here cannot be named: {error}; {advice}") from None
+    return EngineChoice(engine.name, engine.version or found.version, found.digest, None, arguments=engine.arguments)
+
+
+def _send(client: Client, contents: Contents, output: Output) -> int:
+    """Send the files that the service lacks; each once, also when it lies at several places. Returns bytes sent."""
+    by_digest: dict[str, Found] = {found.sha256: found for found in contents.files}
+    missing = [by_digest[digest] for digest in client.blobs.missing(by_digest)]
+    total = sum(found.size for found in missing)
+    with output.moving("sending", total) as moved:
+        for found in missing:
+            clock = Clock()
+            try:
+                client.blobs.upload(found.sha256, found.place, progress=lambda count: moved(count, None))
+            except OSError as error:
+                raise InvalidDocument(f"{found.path} cannot be read any more: {error.strerror}") from None
+            output.note(f"sent {found.path} ({size(found.size)} in {clock.seconds:.1f} s)")
+    return total
+
+
+def _note_licence(bundle: Bundle, output: Output) -> None:
+    if bundle.licence.identifier == "NOASSERTION":
+        output.note("no file tells the weights' licence; state it with --licence", "warn")
+
+
+def _say_created(out: Output, registered: Registered, told: Mapping[str, Any]) -> None:
+    out.say(f"{'registered' if told['is_new'] else 'was there already'}: {registered.name}", "good")
+    out.fields([("digest", registered.digest), ("serving", registered.serving_digest)])
+
+
+def _show_local(out: Output, bundle: Bundle) -> None:
+    out.fields([("name", bundle.name), ("digest", bundle.digest), ("serving", bundle.serving_digest)])
+    _show_body(out, bundle)
+
+
+def _show_body(out: Output, bundle: Bundle) -> None:
+    engine, runtime, model = bundle.engine, bundle.runtime, bundle.model
+    parameters = f", {model.parameters:,} parameters" if model.parameters else ""
+    out.fields(
+        [
+            ("description", bundle.description),
+            ("model", f"{model.architecture} in {model.format}{parameters}"),
+            ("quantization", bundle.quantization.method),
+            ("tokenizer", f"in {bundle.tokenizer.origin}"),
+            ("template", bundle.template.file or bundle.template.origin),
+            ("engine", f"{engine.name} {engine.version}"),
+            ("identified by", engine.image or engine.environment),
+            ("arguments", " ".join(engine.arguments)),
+            ("hardware", f"{bundle.hardware.count or ''} {bundle.hardware.accelerator}".strip()),
+            ("context", f"{runtime.context_tokens} tokens for each of {runtime.max_sequences} requests at once"),
+            ("served as", bundle.serving.served_name),
+            ("features", ", ".join(bundle.serving.features)),
+            ("licence", bundle.licence.identifier),
+        ]
+    )
+    out.say("")
+    out.table(
+        ["FILE", "ROLE", "SIZE", "SHA-256"],
+        ([file.path, file.role, size(file.size), file.sha256[7:]] for file in bundle.files),
+    )
+
+
+@app.command(epilog=examples("sluicegate bundle show 3c3aff2a", "sluicegate bundle show 3c3aff2a --json"))
+def show(bundle: BundleName, as_json: Json = False) -> int:
+    """Show a bundle: its sections, files and component digests."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = client.bundles.get(resolve(bundle, client.bundles, Bundle.model_validate, "bundle"))
+
+    def human(out: Output) -> None:
+        out.fields([("name", found.name), ("digest", found.digest), ("serving", found.serving_digest)])
+        _show_body(out, Bundle.model_validate(found.document))
+        out.say("")
+        out.table(["COMPONENT", "DIGEST"], (found.components or {}).items())
+        out.say("")
+        out.say(f"registered {found.created_at:%Y-%m-%d %H:%M:%S}Z by {found.created_by}")
+
+    output.result(found, human)
+    return Exit.DONE
+
+
+@app.command("list", epilog=examples("sluicegate bundle list", "sluicegate bundle list --name gemma-270m --json"))
+def list_(
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Only of this family.")] = None,
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> int:
+    """List bundles, newest first."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = list(itertools.islice(client.bundles.list(name), limit))
+    output.result({"items": found}, lambda out: show_documents(out, found))
+    return Exit.DONE
+
+
+def show_documents(out: Output, found: list[Registered]) -> None:
+    """Print a list of documents."""
+    out.table(
+        ["NAME", "DIGEST", "REGISTERED", "BY"],
+        ([one.name, one.digest, f"{one.created_at:%Y-%m-%d %H:%M:%S}Z", one.created_by] for one in found),
+    )

@@ -1,0 +1,83 @@
+"""`sluicegate evidence`: read the log, have it verified."""
+
+import itertools
+from typing import Annotated
+
+import typer
+
+from registry.cli.documents import resolve_release
+from registry.cli.failures import Exit, Usage
+from registry.cli.follow import line
+from registry.cli.options import Json, Limit, examples, group
+from registry.cli.output import Output
+from registry.cli.profile import connect
+from registry.client import Client
+from schemas.evidence import Verification
+
+app = group("Evidence: signed, hash-chained entries of what happened.")
+
+Stream = Annotated[str | None, typer.Option("--stream", help="Only this stream, as `evidence list` shows it.")]
+OfRelease = Annotated[str | None, typer.Option("--release", help="Only of this release.")]
+
+
+def _stream(client: Client, stream: str | None, release: str | None) -> str | None:
+    if stream is not None and release is not None:
+        raise Usage("name a stream or a release, not both")
+    return stream if release is None else f"release/{resolve_release(release, client)}"
+
+
+@app.command(
+    "list",
+    epilog=examples(
+        "sluicegate evidence list --release 01a2289b-8894",
+        "sluicegate evidence list --after 1200 --envelopes --json > evidence.json",
+    ),
+)
+def list_(
+    stream: Stream = None,
+    release: OfRelease = None,
+    after: Annotated[int, typer.Option("--after", min=0, help="Only entries with a higher sequence.")] = 0,
+    envelopes: Annotated[bool, typer.Option("--envelopes", help="With the signed envelopes, for --json.")] = False,
+    limit: Limit = 200,
+    as_json: Json = False,
+) -> int:
+    """List entries, oldest first."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        asked = _stream(client, stream, release)
+        entries = client.evidence.list(stream=asked, after=after, envelopes=envelopes)
+        found = list(itertools.islice(entries, limit))
+
+    def human(out: Output) -> None:
+        for entry in found:
+            text, tone = line(entry)
+            out.say(
+                f"{entry.sequence:>6}  {entry.recorded_at:%Y-%m-%d} {text}  [{entry.stream} {entry.position}]", tone
+            )
+        if not found:
+            out.say("none")
+
+    output.result({"items": found}, human)
+    return Exit.DONE
+
+
+@app.command(epilog=examples("sluicegate evidence verify", "sluicegate evidence verify --release 01a2289b-8894 --json"))
+def verify(stream: Stream = None, release: OfRelease = None, as_json: Json = False) -> int:
+    """Have chains, signatures and phases recomputed from what is stored.
+
+    Exit status: 0 everything is as it was signed; 1 it is not, or there was nothing to verify.
+    """
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = client.evidence.verify(stream=_stream(client, stream, release))
+    output.result(found, lambda out: _show(out, found))
+    return Exit.DONE if found.verified else Exit.FAILED
+
+
+def _show(out: Output, found: Verification) -> None:
+    read = f"{found.entries} entries in {found.streams} streams"
+    if found.verified:
+        out.say(f"verified: {read}", "good")
+        return
+    out.say(f"not verified: {read}, {len(found.faults)} faults", "bad")
+    out.table(["STREAM", "POSITION", "WHAT IS WRONG"], ([f.stream, f.position, f.problem] for f in found.faults))

@@ -1,0 +1,176 @@
+"""Follows releases and runs until they are decided, and says what happens while it happens."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import UUID
+
+from registry.cli.failures import Exit
+from registry.cli.options import Until
+from registry.cli.output import Clock, Output, plain
+from registry.client import Client
+from schemas.api import Run
+from schemas.evidence import Entry
+from schemas.problems import Unavailable
+from schemas.release import Phase, ReleaseDetail
+from schemas.stories import TONES, tell
+
+INTERVAL_SECONDS = 0.5
+
+_AT_LEAST_GATED = {Phase.GATED, Phase.APPROVED, Phase.CANARY, Phase.PROMOTED, Phase.SUPERSEDED}
+_REACHED: dict[Until, set[Phase]] = {
+    Until.GATED: _AT_LEAST_GATED,
+    Until.APPROVED: _AT_LEAST_GATED - {Phase.GATED},
+    Until.PROMOTED: {Phase.PROMOTED, Phase.SUPERSEDED},
+    Until.ENDED: {Phase.SUPERSEDED},
+}
+_BEFORE_TRAFFIC = {Phase.CANDIDATE, Phase.STAGED, Phase.BOOTED, Phase.GATED, Phase.APPROVED}
+
+SeenT = TypeVar("SeenT")
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """How it came out: `exit_status`, in one word, and why."""
+
+    exit_status: Exit
+    outcome: str
+    why: str
+
+
+def follow_release(
+    client: Client, output: Output, release: UUID, *, until: Until, timeout_seconds: float, entries_seen: int = 0
+) -> int:
+    """Follow a release, print each new entry of its log, and end with the release and what became of it.
+
+    A release that holds before it has traffic ends the wait: it goes on only when a person lets it. One that holds
+    in its canary may still go on by itself, so the wait goes on too.
+
+    Args:
+        client: of the service.
+        output: of the command.
+        release: its id.
+        until: how far.
+        timeout_seconds: longest wait.
+        entries_seen: sequence of the last entry that need not be printed.
+
+    Returns:
+        The exit status.
+    """
+    seen = entries_seen
+
+    def look() -> tuple[ReleaseDetail, Decided | None]:
+        nonlocal seen
+        found = client.releases.get(release)
+        for entry in found.log:
+            if entry.sequence > seen:
+                output.follow(*line(entry))
+                seen = entry.sequence
+        return found, decided(found, until)
+
+    found, verdict = _wait(look, output, timeout_seconds, lambda release: f"it is {release.phase}")
+    told = {**plain(found), "outcome": verdict.outcome, "why": verdict.why}
+    output.result(told, lambda out: out.say(f"{verdict.outcome}: {verdict.why}", _tone(verdict)))
+    return verdict.exit_status
+
+
+def decided(release: ReleaseDetail, until: Until) -> Decided | None:
+    """Return what became of a release, or None while it is under way. Pure."""
+    reason = release.reason or ""
+    if release.phase is Phase.REJECTED or release.phase is Phase.ROLLED_BACK:
+        return Decided(Exit.FAILED, str(release.phase), reason or f"the release was {release.phase}")
+    if release.phase in _REACHED[until]:
+        return Decided(Exit.DONE, str(release.phase), reason or f"the release is {release.phase}")
+    if release.held and release.phase in _BEFORE_TRAFFIC and not release.is_paused:
+        advice = f"look into it, then: sluicegate release resume {release.id} --reason …"
+        return Decided(Exit.UNDECIDED, "held", f"{'; '.join(release.held)}; {advice}")
+    return None
+
+
+def line(entry: Entry) -> tuple[str, str]:
+    """Return an entry as one line, and its tone."""
+    tone, story = tell(entry)
+    actor = "" if entry.actor in ("controller", "runner") else f" ({entry.actor})"
+    return f"{entry.recorded_at:%H:%M:%S}Z  {entry.kind}{actor}: {story}".rstrip(": "), tone
+
+
+def follow_run(client: Client, output: Output, run: Run, *, timeout_seconds: float) -> int:
+    """Follow a run, print its progress and each gate's result, and end with the run. Returns the exit status."""
+    told: set[str] = set()
+    progress: str | None = None
+
+    def look() -> tuple[Run, Decided | None]:
+        nonlocal progress
+        found = client.runs.get(run.id)
+        for result in found.results:
+            gate = str(result.get("gate"))
+            if gate not in told:
+                told.add(gate)
+                verdict = str(result.get("verdict"))
+                output.follow(f"{gate} {verdict}: {result.get('summary')}", TONES.get(verdict, "plain"))
+        if found.progress and found.progress != progress and found.state == "claimed":
+            progress = found.progress
+            output.note(f"  {progress}")
+        return found, run_decided(found)
+
+    found, verdict = _wait(look, output, timeout_seconds, lambda run: f"it is {run.state}")
+    outcome = {**plain(found), "outcome": found.outcome or verdict.outcome, "why": verdict.why}
+    output.result(outcome, lambda out: out.say(f"{verdict.outcome}: {verdict.why}", _tone(verdict)))
+    return verdict.exit_status
+
+
+def run_result(output: Output, run: Run) -> int:
+    """Print a run that is not followed. Returns the exit status."""
+    output.result(run, lambda out: out.fields([("run", run.id), ("kind", run.kind), ("state", run.state)]))
+    return Exit.DONE
+
+
+def run_decided(run: Run) -> Decided | None:
+    """Return what became of a run, or None while it is under way. Pure."""
+    if run.state not in ("done", "cancelled"):
+        return None
+    why = run.problem or f"run {run.id}"
+    if run.state == "cancelled":
+        return Decided(Exit.UNDECIDED, "cancelled", why)
+    if run.reference is not None:
+        return Decided(Exit.DONE, "recorded", f"reference {run.reference}")
+    verdicts = [(str(result.get("gate")), str(result.get("verdict"))) for result in run.results]
+    if run.outcome == "passed":
+        return Decided(Exit.DONE, "passed", f"{len(verdicts)} gates passed")
+    if run.outcome == "failed":
+        failed = ", ".join(gate for gate, verdict in verdicts if verdict == "failed")
+        return Decided(Exit.FAILED, "failed", failed or why)
+    open_ones = ", ".join(f"{gate} {verdict}" for gate, verdict in verdicts if verdict != "passed")
+    return Decided(Exit.UNDECIDED, "undecided", open_ones or why)
+
+
+def _tone(verdict: Decided) -> str:
+    return {Exit.DONE: "good", Exit.FAILED: "bad"}.get(verdict.exit_status, "warn")
+
+
+def _wait(
+    look: Callable[[], tuple[SeenT, Decided | None]],
+    output: Output,
+    timeout_seconds: float,
+    where: Callable[[SeenT], str],
+) -> tuple[SeenT, Decided]:
+    """Look again and again until it is decided or time is up. A service that is away for a while is waited for."""
+    clock = Clock()
+    found: Any = None
+    is_away = False
+    while True:
+        try:
+            found, verdict = look()
+            is_away = False
+            if verdict is not None:
+                return found, verdict
+        except Unavailable as problem:
+            if found is None or clock.seconds >= timeout_seconds:
+                raise
+            if not is_away:
+                output.note(f"{problem.detail}; waiting for it", "warn")
+            is_away = True
+        if clock.seconds >= timeout_seconds and found is not None:
+            return found, Decided(Exit.UNDECIDED, "time-out", f"{where(found)} after {timeout_seconds:g} s")
+        time.sleep(min(INTERVAL_SECONDS, max(0.0, timeout_seconds - clock.seconds)))

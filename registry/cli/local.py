@@ -1,0 +1,90 @@
+"""`sluicegate login`, `sluicegate up`, `sluicegate demo`."""
+
+import os
+import subprocess
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from registry.cli.failures import Exit, Usage
+from registry.cli.options import Json, examples
+from registry.cli.output import Output
+from registry.cli.profile import TOKEN_VARIABLE, Profile, client_for, load, save
+
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""The started program reads its own options, `--help` among them."""
+
+LOGIN_EXAMPLES = examples(
+    "sluicegate login http://127.0.0.1:8080 --token slg_…",
+    "sluicegate login https://sluicegate.example --token - < token",
+    "sluicegate login",
+)
+
+
+def login(
+    url: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="Address of the service. Only asks who you are when absent.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option("--token", help=f"The token; `-` reads it. Asked for when absent; or {TOKEN_VARIABLE}."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Keep a service and a token for later commands, once the service has accepted the token."""
+    output = Output(as_json=as_json)
+    profile = load() if url is None else Profile(url.rstrip("/"), _secret(token))
+    with client_for(profile) as client:
+        identity = client.me()
+    told = {"url": profile.url, "project": identity.project, "name": identity.name, "role": identity.role}
+    if url is not None:
+        told["file"] = str(save(profile))
+    output.result(
+        told,
+        lambda out: out.say(f"{identity.name}, {identity.role} of project {identity.project} at {profile.url}", "good"),
+    )
+    return Exit.DONE
+
+
+def _secret(token: str | None) -> str:
+    if token == "-":  # noqa: S105 - the sign for standard input
+        return sys.stdin.readline().strip()
+    found = token or os.environ.get(TOKEN_VARIABLE)
+    if found is None and sys.stdin.isatty():
+        found = str(typer.prompt("Token", hide_input=True))
+    if not found:
+        raise Usage(f"give the token with --token, as `--token -` on standard input, or in {TOKEN_VARIABLE}")
+    return found
+
+
+UP_EXAMPLES = examples("sluicegate up", "sluicegate up --data ./sluicegate-data --port 8080")
+DEMO_EXAMPLES = examples("sluicegate demo", "sluicegate demo --keep", "sluicegate demo --json result.json")
+
+
+def up(context: typer.Context) -> int:
+    """Start everything on this machine from one directory, watch over it, and stop it on Ctrl-C."""
+    return _run("workers.embedded", context.args, UP_EXAMPLES)
+
+
+def demo(context: typer.Context) -> int:
+    """Release a real model four times on a stack of its own: promoted, replaced, refused, taken back."""
+    return _run("workers.demo", context.args, DEMO_EXAMPLES)
+
+
+def _run(module: str, arguments: list[str], epilog: str) -> int:
+    # -P: a folder `workers` where the command is called is not ours.
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    if "--help" not in arguments:
+        become(command)
+    # Only its help runs beside this program, to add the examples to it.
+    status = subprocess.run(command, check=False).returncode
+    sys.stdout.write(epilog.replace("\b", "") + "\n")
+    return status
+
+
+def become(command: list[str]) -> NoReturn:
+    """Put another program in this one's place: signals, terminal and exit status are then its own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)  # noqa: S606 - no shell is wanted

@@ -1,0 +1,36 @@
+"""Options that several commands have, and the way help shows examples."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output; all else goes to standard error.")
+]
+Reason = Annotated[str, typer.Option("--reason", "-r", help="Why; kept in evidence.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Follow it until it is decided.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Longest wait in seconds; then the exit status is 3.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="Most items to show.")]
+ReleaseId = Annotated[
+    str, typer.Argument(metavar="RELEASE", help="Id of the release, or its first 8 or more characters.")
+]
+
+
+class Until(StrEnum):
+    """How far a release is followed."""
+
+    GATED = "gated"
+    APPROVED = "approved"
+    PROMOTED = "promoted"
+    ENDED = "ended"
+
+
+def examples(*lines: str) -> str:
+    """Return an epilog with command lines that are shown as they are."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def group(help_text: str) -> typer.Typer:
+    """Return an empty group of commands."""
+    return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None, add_completion=False)

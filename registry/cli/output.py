@@ -1,0 +1,161 @@
+"""What a command says: results on standard output, everything else on standard error."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+from registry.cli.failures import Exit, exit_of, places
+from schemas.problems import Problem
+
+_TONES = {"good": "green", "bad": "red", "warn": "yellow", "plain": ""}
+_WIDE = 250
+"""Columns when nobody looks: nothing is cut or wrapped for whoever reads a pipe."""
+
+
+class Output:
+    """Standard output and standard error of one command, for a person or, as JSON, for a program."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._out = _console(stderr=False)
+        self._err = _console(stderr=True)
+
+    def result(self, value: Any, human: Callable[["Output"], None]) -> None:
+        """Say what the command found: as one JSON object, or as `human` says it."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+        else:
+            human(self)
+
+    def say(self, text: str, tone: str = "plain") -> None:
+        """Print a line for a person."""
+        self._out.print(Text(clean(text), style=_TONES[tone]), soft_wrap=True)
+
+    def note(self, text: str, tone: str = "plain") -> None:
+        """Print a line about the way there, on standard error."""
+        self._err.print(Text(clean(text), style=_TONES[tone]), soft_wrap=True)
+
+    def follow(self, text: str, tone: str = "plain") -> None:
+        """Print a line of something that happens now; on standard error when a program reads the result."""
+        (self.note if self.as_json else self.say)(text, tone)
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "none") -> None:
+        """Print rows under headings; nothing in them is interpreted."""
+        table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        count = 0
+        for row in rows:
+            table.add_row(*(_cell(value) for value in row))
+            count += 1
+        self._out.print(table if count else Text(empty))
+
+    def fields(self, pairs: Iterable[tuple[str, object]]) -> None:
+        """Print names and values; those without a value are left out."""
+        table = Table(box=None, pad_edge=False, show_header=False, show_edge=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in pairs:
+            if value is not None and value not in ("", []):
+                table.add_row(name, _cell(value))
+        self._out.print(table)
+
+    def refuse(self, problem: Problem) -> Exit:
+        """Say what went wrong and where, and return the exit status that it means."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(plain(problem.body()), indent=2, ensure_ascii=False) + "\n")
+        else:
+            self.note(f"error: {problem.title}: {problem.detail}", "bad")
+            for place, detail in places(problem):
+                self.note(f"  {place}: {detail}" if place else f"  {detail}")
+            if problem.status >= 500 and "request_id" in problem.members:
+                self.note(f"  request id {problem.members['request_id']}")
+        return exit_of(problem)
+
+    @contextmanager
+    def moving(self, what: str, total_bytes: int | None = None) -> Iterator[Callable[[int, int | None], None]]:
+        """Show how bytes move. Yields a function of (bytes that moved, bytes in all if they are known now)."""
+        if not self._err.is_terminal:
+            yield _unseen
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=self._err, transient=True) as progress:
+            task = progress.add_task(clean(what), total=total_bytes)
+
+            def step(moved: int, total: int | None = None) -> None:
+                if total is not None:
+                    progress.update(task, total=total)
+                progress.advance(task, moved)
+
+            yield step
+
+
+def _unseen(_moved: int, _total: int | None) -> None:
+    """Show nothing: nobody looks."""
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _WIDE
+    return console
+
+
+def clean(text: str) -> str:
+    """Return text without what could move a terminal's cursor or hide words: another person may have written it."""
+    return "".join(
+        character if character.isprintable() else " " if character.isspace() else "\ufffd" for character in text
+    )
+
+
+def _cell(value: object) -> Text:
+    return Text(clean("" if value is None else str(value)))
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON can hold."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def size(count: int) -> str:
+    """Return a count of bytes for a person."""
+    if count < 1000:
+        return f"{count} B"
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.1f} {unit}"
+
+
+def percent(basis_points: int | None) -> str:
+    """Return a weight for a person."""
+    return "" if basis_points is None else f"{basis_points / 100:g} %"
+
+
+class Clock:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until now."""
+        return time.monotonic() - self._start

@@ -1,0 +1,139 @@
+"""`sluicegate policy`: push one, look at one."""
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from registry.cli.documents import read_document, resolve
+from registry.cli.failures import Exit
+from registry.cli.options import Json, examples, group
+from registry.cli.output import Output, percent
+from registry.cli.profile import connect
+from registry.client import Client
+from schemas.api import Registered
+from schemas.policy import GoldenRule, LoadRule, Policy, StopCondition, TtftCondition
+from schemas.problems import NotFound, PolicyTooWeak
+from schemas.suite import SUITE, GoldenSuite, LoadSuite
+
+app = group("Policies: which gates with which limits, how traffic moves, who approves.")
+
+
+@app.command(epilog=examples("sluicegate policy push policy.json", "sluicegate policy push policy.toml --json"))
+def push(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy, in JSON or TOML.")], as_json: Json = False
+) -> int:
+    """Register a policy. It is checked here first, and frozen from then on."""
+    output = Output(as_json=as_json)
+    policy = read_document(file, Policy.model_validate)
+    with connect() as client:
+        _check_power(client, policy)
+        registered, is_new = client.policies.register(policy)
+    say_pushed(output, registered, is_new=is_new)
+    return Exit.DONE
+
+
+def _check_power(client: Client, policy: Policy) -> None:
+    """Refuse a policy that could never decide, as the service will, but with the suites at hand."""
+    # Statistics take a second to load, and only this command needs them.
+    from gates.policy import plan_problems
+
+    suites: dict[str, GoldenSuite | LoadSuite] = {}
+    for rule in policy.gates:
+        if isinstance(rule, GoldenRule | LoadRule):
+            try:
+                suites[rule.suite] = SUITE.validate_python(client.suites.get(rule.suite).document)
+            except NotFound:
+                continue  # the planner says so, at its place
+    problems = [problem.partition(": ") for problem in plan_problems(policy, suites)]
+    if problems:
+        errors = [{"pointer": pointer, "detail": detail} for pointer, _, detail in problems]
+        raise PolicyTooWeak("the policy cannot decide with the samples that it asks for", errors=errors)
+
+
+def say_pushed(output: Output, registered: Registered, *, is_new: bool) -> None:
+    """Say that a document is registered."""
+    told = {"digest": registered.digest, "name": registered.name, "is_new": is_new}
+
+    def human(out: Output) -> None:
+        out.say(f"{'registered' if is_new else 'was there already'}: {registered.name}", "good")
+        out.fields([("digest", registered.digest)])
+
+    output.result(told, human)
+
+
+@app.command(epilog=examples("sluicegate policy show 9c1d77aa", "sluicegate policy show 9c1d77aa --json"))
+def show(
+    policy: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[POLICY]", help="Digest, 8 or more of its digits, or a file. All policies when absent."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show a policy, or list all of them."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        if policy is None:
+            everything = list(itertools.islice(client.policies.list(), 200))
+            output.result({"items": everything}, lambda out: show_list(out, everything))
+            return Exit.DONE
+        found = client.policies.get(resolve(policy, client.policies, Policy.model_validate, "policy"))
+    output.result(found, lambda out: _show(out, found))
+    return Exit.DONE
+
+
+def show_list(out: Output, found: list[Registered]) -> None:
+    """Print a list of policies or suites."""
+    out.table(
+        ["NAME", "KIND", "DIGEST", "REGISTERED", "BY"],
+        (
+            [
+                one.name,
+                one.schema_id.removeprefix("sluicegate.dev/").removesuffix("/v1"),
+                one.digest,
+                f"{one.created_at:%Y-%m-%d %H:%M:%S}Z",
+                one.created_by,
+            ]
+            for one in found
+        ),
+    )
+
+
+def _show(out: Output, found: Registered) -> None:
+    policy = Policy.model_validate(found.document)
+    out.fields(
+        [
+            ("name", policy.name),
+            ("digest", found.digest),
+            ("description", policy.description),
+            ("approvals", f"{policy.approval.required} by different managers" if policy.approval.required else "none"),
+            ("soak", f"{policy.canary.soak_seconds} s"),
+            ("evidence", f"counts for {policy.evidence_seconds} s"),
+        ]
+    )
+    out.say("")
+    out.table(["GATE", "LIMITS"], ([rule.gate, _limits(rule)] for rule in policy.gates))
+    out.say("")
+    out.table(
+        ["STEP", "WEIGHT", "AT LEAST", "REQUESTS", "AT MOST"],
+        (
+            [place, percent(step.weight_bp), f"{step.hold_seconds} s", step.min_requests, f"{step.max_seconds} s"]
+            for place, step in enumerate(policy.canary.steps, start=1)
+        ),
+    )
+    out.say("")
+    out.table(["TAKEN BACK WHEN"], ([_condition(condition)] for condition in policy.canary.stop_conditions))
+
+
+def _limits(rule: Any) -> str:
+    limits = rule.model_dump(mode="json", exclude={"gate"})
+    return ", ".join(f"{name} {str(value)[:19] if name == 'suite' else value}" for name, value in limits.items())
+
+
+def _condition(condition: StopCondition) -> str:
+    if isinstance(condition, TtftCondition):
+        return f"TTFT p{float(condition.percentile) * 100:g} above {condition.max_ms} ms"
+    return f"error ratio above {condition.max_ratio}"

@@ -1,0 +1,247 @@
+"""`sluicegate release`: start one, follow it, and what people do to it."""
+
+import itertools
+from collections.abc import Callable
+from typing import Annotated
+from uuid import UUID
+
+import typer
+from pydantic import ValidationError
+
+from registry.cli.documents import resolve, resolve_release
+from registry.cli.failures import Exit, invalid
+from registry.cli.follow import follow_release, line
+from registry.cli.options import Json, Limit, Reason, ReleaseId, Timeout, Until, Wait, examples, group
+from registry.cli.output import Output, percent
+from registry.cli.profile import connect
+from registry.client import Client
+from schemas.api import ReleaseCreate
+from schemas.bundle import Bundle
+from schemas.policy import Policy
+from schemas.release import Phase, Release, ReleaseDetail
+from schemas.stories import TONES
+
+app = group("Releases: one attempt to take a bundle live on a target under a policy.")
+
+
+@app.command(
+    epilog=examples(
+        "sluicegate release create --target chat@prod --bundle 3c3aff2a --policy 9c1d77aa",
+        "sluicegate release create -t chat@prod -b 3c3aff2a -p policy.json --wait --until gated --timeout 900",
+    )
+)
+def create(
+    target: Annotated[str, typer.Option("--target", "-t", help="Where it shall serve, as NAME@ENVIRONMENT.")],
+    bundle: Annotated[
+        str, typer.Option("--bundle", "-b", help="What shall serve: digest, or 8 or more of its digits.")
+    ],
+    policy: Annotated[
+        str, typer.Option("--policy", "-p", help="Under which rules: digest, 8 or more of its digits, or a file.")
+    ],
+    reason: Annotated[str | None, typer.Option("--reason", "-r", help="Why; kept in evidence.")] = None,
+    wait: Wait = False,
+    until: Annotated[Until | None, typer.Option("--until", help="How far to follow it; implies --wait.")] = None,
+    timeout: Timeout = 3600.0,
+    as_json: Json = False,
+) -> int:
+    """Start a release, and with --wait follow it until it is promoted.
+
+    Exit status with --wait: 0 it came as far as --until says; 1 it was rejected or rolled back; 3 it holds for a
+    person, or time is up.
+    """
+    output = Output(as_json=as_json)
+    with connect() as client:
+        try:
+            body = ReleaseCreate(
+                target=target,
+                bundle=resolve(bundle, client.bundles, Bundle.model_validate, "bundle"),
+                policy=resolve(policy, client.policies, Policy.model_validate, "policy"),
+                reason=reason,
+            )
+        except ValidationError as error:
+            raise invalid("the release", error) from None
+        release = client.releases.create(body)
+        if not wait and until is None:
+            output.result(release, lambda out: _head(out, release))
+            return Exit.DONE
+        output.note(f"release {release.id}")
+        return follow_release(client, output, release.id, until=until or Until.PROMOTED, timeout_seconds=timeout)
+
+
+@app.command(
+    epilog=examples(
+        "sluicegate release watch 01a2289b-8894-74d9-8d4f-da769c0550b2",
+        "sluicegate release watch 01a2289b-8894 --until ended --timeout 86400 --json",
+    )
+)
+def watch(
+    release: ReleaseId,
+    until: Annotated[
+        Until, typer.Option("--until", help="How far to follow it; `ended` goes on until another release replaces it.")
+    ] = Until.PROMOTED,
+    timeout: Timeout = 3600.0,
+    as_json: Json = False,
+) -> int:
+    """Follow a release: its log so far, and each new entry as it happens."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        identity = resolve_release(release, client)
+        return follow_release(client, output, identity, until=until, timeout_seconds=timeout)
+
+
+@app.command(epilog=examples("sluicegate release show 01a2289b-8894", "sluicegate release show 01a2289b-8894 --json"))
+def show(release: ReleaseId, as_json: Json = False) -> int:
+    """Show a release: its gates, split, log and reasons."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = client.releases.get(resolve_release(release, client))
+    output.result(found, lambda out: _show(out, found))
+    return Exit.DONE
+
+
+def _head(out: Output, release: Release) -> None:
+    out.fields(
+        [
+            ("release", release.id),
+            ("target", release.target),
+            ("bundle", f"{release.bundle_name} {release.bundle}"),
+            ("policy", release.policy),
+            ("phase", f"{release.phase} since {release.phase_since:%Y-%m-%d %H:%M:%S}Z"),
+            ("paused", "yes" if release.is_paused else None),
+            ("holds", "; ".join(release.held)),
+            ("reason", release.reason),
+            ("created", f"{release.created_at:%Y-%m-%d %H:%M:%S}Z by {release.created_by}"),
+            ("replaces", release.predecessor),
+        ]
+    )
+
+
+def _show(out: Output, release: ReleaseDetail) -> None:
+    _head(out, release)
+    out.say("")
+    out.table(
+        ["GATE", "VERDICT", "TOOK", "WHY"],
+        (
+            [
+                gate.gate,
+                gate.verdict or "not run",
+                "" if gate.duration_ms is None else f"{gate.duration_ms / 1000:.1f} s",
+                gate.summary,
+            ]
+            for gate in release.gates
+        ),
+    )
+    out.say("")
+    if release.weight_bp is None:
+        out.say("split: no traffic has moved")
+    else:
+        step = "" if release.step is None else f", step {release.step + 1}"
+        out.say(f"split: {percent(release.weight_bp)} on this release{step}")
+    _findings(out, release)
+    out.say("")
+    for entry in release.log:
+        out.say(*line(entry))
+
+
+def _findings(out: Output, release: ReleaseDetail) -> None:
+    """Print what gates found on the way to anything but a pass."""
+    for entry in release.log:
+        for finding in entry.body.get("findings") or []:
+            if finding.get("severity") == "info":
+                continue
+            places = [finding.get("file"), finding.get("pointer")]
+            where = " ".join(str(place) for place in places if place)
+            out.say("")
+            gate = entry.body.get("gate", entry.kind)
+            out.say(f"{gate}: {finding.get('message')}", TONES.get(str(entry.body.get("verdict")), "warn"))
+            out.fields(
+                [
+                    ("  at", where),
+                    ("  found", finding.get("found")),
+                    ("  expected", finding.get("expected")),
+                    ("  advice", finding.get("advice")),
+                ]
+            )
+
+
+@app.command(
+    "list",
+    epilog=examples("sluicegate release list --target chat@prod", "sluicegate release list --phase canary --json"),
+)
+def list_(
+    target: Annotated[str | None, typer.Option("--target", "-t", help="Only of this target.")] = None,
+    phase: Annotated[list[Phase] | None, typer.Option("--phase", help="Only in this phase; repeatable.")] = None,
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> int:
+    """List releases, newest first."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = list(itertools.islice(client.releases.list(target=target, phases=phase or ()), limit))
+
+    def human(out: Output) -> None:
+        out.table(
+            ["RELEASE", "TARGET", "BUNDLE", "PHASE", "WEIGHT", "CREATED", "REASON"],
+            (
+                [
+                    one.id,
+                    one.target,
+                    f"{one.bundle_name} {one.bundle[7:19]}",
+                    f"{one.phase} (paused)" if one.is_paused else one.phase,
+                    percent(one.weight_bp),
+                    f"{one.created_at:%Y-%m-%d %H:%M:%S}Z",
+                    one.reason,
+                ]
+                for one in found
+            ),
+        )
+
+    output.result({"items": found}, human)
+    return Exit.DONE
+
+
+# ------------------------------------------------------------------------------------------ what people do to it
+
+
+def _act(release: str, reason: str, as_json: bool, act: Callable[[Client, UUID, str], Release]) -> int:
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = act(client, resolve_release(release, client), reason)
+    output.result(found, lambda out: _head(out, found))
+    return Exit.DONE
+
+
+@app.command(epilog=examples('sluicegate release approve 01a2289b-8894 --reason "answers read, latency as before"'))
+def approve(release: ReleaseId, reason: Reason, as_json: Json = False) -> int:
+    """Approve a release whose gates have passed."""
+    return _act(release, reason, as_json, lambda client, identity, why: client.releases.approve(identity, why))
+
+
+@app.command(epilog=examples('sluicegate release reject 01a2289b-8894 --reason "wrong template for this customer"'))
+def reject(release: ReleaseId, reason: Reason, as_json: Json = False) -> int:
+    """Reject a release that has no traffic yet."""
+    return _act(release, reason, as_json, lambda client, identity, why: client.releases.reject(identity, why))
+
+
+@app.command(epilog=examples('sluicegate release pause 01a2289b-8894 --reason "looking into a complaint"'))
+def pause(release: ReleaseId, reason: Reason, as_json: Json = False) -> int:
+    """Stop a release from moving on. Its stop conditions stay armed."""
+    return _act(release, reason, as_json, lambda client, identity, why: client.releases.pause(identity, why))
+
+
+@app.command(epilog=examples('sluicegate release resume 01a2289b-8894 --reason "complaint was about another model"'))
+def resume(release: ReleaseId, reason: Reason, as_json: Json = False) -> int:
+    """Let a paused release go on, or one that holds try again."""
+    return _act(release, reason, as_json, lambda client, identity, why: client.releases.resume(identity, why))
+
+
+@app.command(epilog=examples('sluicegate release promote 01a2289b-8894 --reason "seen enough at 50 %"'))
+def promote(release: ReleaseId, reason: Reason, as_json: Json = False) -> int:
+    """Skip the rest of a canary."""
+    return _act(release, reason, as_json, lambda client, identity, why: client.releases.promote(identity, why))
+
+
+@app.command(epilog=examples('sluicegate release rollback 01a2289b-8894 --reason "answers in the wrong language"'))
+def rollback(release: ReleaseId, reason: Reason, as_json: Json = False) -> int:
+    """Take all traffic back from a release, to the last accepted bundle."""
+    return _act(release, reason, as_json, lambda client, identity, why: client.releases.roll_back(identity, why))

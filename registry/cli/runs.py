@@ -1,0 +1,69 @@
+"""`sluicegate gate`: run gates on a bundle without a release."""
+
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from registry.cli.documents import resolve
+from registry.cli.failures import invalid
+from registry.cli.follow import follow_run, run_result
+from registry.cli.options import Json, Timeout, Wait, examples, group
+from registry.cli.output import Output
+from registry.cli.profile import connect
+from registry.cli.targets import only_class
+from schemas.api import RunCreate
+from schemas.bundle import Bundle
+from schemas.policy import Policy
+
+app = group("Gates: measurements with a rule.")
+
+
+@app.callback()
+def _gates() -> None:
+    """Gates: measurements with a rule."""
+
+
+@app.command(
+    epilog=examples(
+        "sluicegate gate run 3c3aff2a --policy 9c1d77aa --wait",
+        "sluicegate gate run 3c3aff2a --policy policy.json --gate golden --gate load --target chat@prod --wait --json",
+    )
+)
+def run(
+    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, or 8 or more of its hexadecimal digits.")],
+    policy: Annotated[
+        str, typer.Option("--policy", "-p", help="Whose rules apply: digest, 8 or more of its digits, or a file.")
+    ],
+    gate: Annotated[list[str] | None, typer.Option("--gate", "-g", help="Only this gate; repeatable.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="Target whose references and runners are used.")
+    ] = None,
+    runner_class: Annotated[str | None, typer.Option("--runner-class", help="Runners that shall run it.")] = None,
+    wait: Wait = False,
+    timeout: Timeout = 3600.0,
+    as_json: Json = False,
+) -> int:
+    """Run a policy's gates on a bundle. Nothing is released.
+
+    Exit status with --wait: 0 all passed; 1 one failed; 3 one is inconclusive or errored, or time is up.
+    """
+    output = Output(as_json=as_json)
+    with connect() as client:
+        if runner_class is None:
+            runner_class = client.targets.get(target).runner_class if target is not None else only_class(client)
+        try:
+            body = RunCreate(
+                bundle=resolve(bundle, client.bundles, Bundle.model_validate, "bundle"),
+                policy=resolve(policy, client.policies, Policy.model_validate, "policy"),
+                runner_class=runner_class,
+                gates=gate or None,
+                target=target,
+            )
+        except ValidationError as error:
+            raise invalid("the run", error) from None
+        started = client.runs.create(body)
+        if not wait:
+            return run_result(output, started)
+        output.note(f"run {started.id}")
+        return follow_run(client, output, started, timeout_seconds=timeout)

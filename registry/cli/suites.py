@@ -1,0 +1,142 @@
+"""`sluicegate suite`: push one, look at one, record what an accepted bundle answers to it."""
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from registry.cli.documents import read_file, resolve
+from registry.cli.failures import Exit, invalid
+from registry.cli.follow import follow_run, run_result
+from registry.cli.options import Json, Reason, Timeout, Wait, examples, group
+from registry.cli.output import Output
+from registry.cli.policies import say_pushed, show_list
+from registry.cli.profile import connect
+from schemas.api import RecordCreate, Registered
+from schemas.bundle import Bundle
+from schemas.problems import InvalidDocument
+from schemas.suite import SUITE, GoldenSuite, LoadSuite
+
+app = group("Suites: prompts and arrival plans that gates run.")
+
+SuiteName = Annotated[str, typer.Argument(metavar="SUITE", help="Digest, 8 or more of its digits, or a file.")]
+
+
+@app.command(epilog=examples("sluicegate suite push golden.json", "sluicegate suite push load-spec.json --json"))
+def push(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A suite, or a load spec, in JSON or TOML.")],
+    as_json: Json = False,
+) -> int:
+    """Register a golden suite or a load suite.
+
+    A load spec (rate, requests, distribution, seed) is drawn into a plan of arrivals here. The same spec gives
+    the same plan.
+    """
+    output = Output(as_json=as_json)
+    suite = read_suite(file)
+    with connect() as client:
+        registered, is_new = client.suites.register(suite)
+    say_pushed(output, registered, is_new=is_new)
+    return Exit.DONE
+
+
+def read_suite(file: Path) -> GoldenSuite | LoadSuite:
+    """Return a file's suite, drawn when it is a load spec. Raises Usage, InvalidDocument."""
+    value = read_file(file)
+    try:
+        return suite_of(value)
+    except ValidationError as error:
+        raise invalid(str(file), error, value) from None
+    except ValueError as error:
+        raise InvalidDocument(f"{file}: {error}") from None
+
+
+def suite_of(value: Any) -> GoldenSuite | LoadSuite:
+    """Return a suite from JSON, drawn when it is a load spec. Raises ValueError."""
+    if isinstance(value, dict) and "schema" not in value and "rate_per_second" in value:
+        # Statistics take a second to load, and only a spec needs them.
+        from gates.arrivals import LoadSpec, make_suite
+
+        return make_suite(LoadSpec.model_validate(value))
+    return SUITE.validate_python(value)
+
+
+@app.command(epilog=examples("sluicegate suite show 51ab00c2", "sluicegate suite show golden.json --json"))
+def show(
+    suite: Annotated[
+        str | None,
+        typer.Argument(metavar="[SUITE]", help="Digest, 8 or more of its digits, or a file. All suites when absent."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show a suite, or list all of them."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        if suite is None:
+            everything = list(itertools.islice(client.suites.list(), 200))
+            output.result({"items": everything}, lambda out: show_list(out, everything))
+            return Exit.DONE
+        found = client.suites.get(resolve(suite, client.suites, suite_of, "suite"))
+    output.result(found, lambda out: _show(out, found))
+    return Exit.DONE
+
+
+def _show(out: Output, found: Registered) -> None:
+    suite = SUITE.validate_python(found.document)
+    pairs: list[tuple[str, object]] = [
+        ("name", suite.name),
+        ("digest", found.digest),
+        ("description", suite.description),
+        ("prompts", len(suite.prompts)),
+    ]
+    if isinstance(suite, LoadSuite):
+        process = suite.process
+        shape = f", shape {process.shape}" if process.shape is not None else ""
+        pairs += [
+            ("arrivals", f"{process.distribution}, {process.rate_per_second} a second{shape}, seed {process.seed}"),
+            ("warm-up", f"{len(suite.warmup)} requests"),
+            ("measured", f"{len(suite.plan)} requests in {suite.plan[-1].at_us / 1e6:.1f} s"),
+            ("time-out", f"{suite.request_seconds} s"),
+        ]
+    else:
+        pairs += [("alternatives", suite.top_k), ("repeats", suite.repeats)]
+    out.fields(pairs)
+    out.say("")
+    out.table(
+        ["PROMPT", "TOKENS", "LAST MESSAGE"],
+        ([one.id, one.max_tokens, one.messages[-1].content[:80]] for one in suite.prompts),
+    )
+
+
+@app.command(
+    epilog=examples(
+        'sluicegate suite record 51ab00c2 --bundle 3c3aff2a --target chat@prod --reason "accepted in June" --wait'
+    )
+)
+def record(
+    suite: SuiteName,
+    bundle: Annotated[str, typer.Option("--bundle", "-b", help="Bundle that shall answer.")],
+    target: Annotated[str, typer.Option("--target", "-t", help="Target that gets the reference, as NAME@ENVIRONMENT.")],
+    reason: Reason,
+    wait: Wait = False,
+    timeout: Timeout = 1800.0,
+    as_json: Json = False,
+) -> int:
+    """Record what a bundle answers to a golden suite, as the reference of a target."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        try:
+            body = RecordCreate(
+                suite=resolve(suite, client.suites, suite_of, "suite"),
+                bundle=resolve(bundle, client.bundles, Bundle.model_validate, "bundle"),
+                target=target,
+                reason=reason,
+            )
+        except ValidationError as error:
+            raise invalid("the recording", error) from None
+        run = client.runs.record(body)
+        if not wait:
+            return run_result(output, run)
+        return follow_run(client, output, run, timeout_seconds=timeout)

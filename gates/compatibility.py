@@ -4,7 +4,7 @@ Nothing here is about what the model says. A healthy `/health` proves nothing, a
 a field was understood, and a malformed request may cost its sender an error but never anybody else an answer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gates import malformed, wire
@@ -16,6 +16,16 @@ from schemas.result import Finding, Measurement, Severity, Verdict
 
 PROBED = frozenset({Feature.CHAT, Feature.COMPLETIONS, Feature.STREAMING, Feature.LOGPROBS, Feature.SYSTEM_ROLE})
 """Declared features that this version of the gate proves."""
+
+
+_BOOT_ADVICE = {
+    "weights_unreadable": "Check that the weights are whole, and of an architecture that this engine version reads.",
+    "template_unreadable": "Render the chat template by hand; the engine's log names the place.",
+    "bad_argument": "Correct engine.arguments; the engine's log names the argument.",
+    "unsupported": "Change what the engine's driver refuses.",
+    "timeout": "Let it load faster, or allow more time in the policy's boot_seconds.",
+    "wrong_model": "Set the engine's served name (alias) to serving.served_name.",
+}
 
 
 @dataclass(slots=True)
@@ -34,6 +44,8 @@ def judge(given: JudgeInput) -> Judged:
     rule, bundle, records = given.rule, given.bundle, given.records
     if not isinstance(rule, CompatibilityRule):
         return errored("The rule is none of this gate.")
+    if "boot" in records:
+        return _judge_failed_boot(records["boot"])
     if Feature.CHAT not in bundle.serving.features:
         message = "The bundle does not declare chat, through which this gate asks; it cannot be judged."
         return errored(message, [finding("chat-not-declared", message, expected="chat")])
@@ -56,6 +68,27 @@ def judge(given: JudgeInput) -> Judged:
         f"engine answered the same after each of {len(records['cases'])} malformed requests."
     )
     return Judged(Verdict.PASSED, summary, measurements, findings)
+
+
+def boot_failed(cause: str, detail: str, log_tail: Sequence[str]) -> Records:
+    """Return the records of a candidate whose engine did not become ready: it fails, with cause and log.
+
+    Args:
+        cause: short name, such as weights_unreadable.
+        detail: what happened, in one sentence.
+        log_tail: the engine's last lines.
+    """
+    return {"boot": {"cause": cause, "detail": detail, "log_tail": list(log_tail)}}
+
+
+def _judge_failed_boot(boot: Records) -> Judged:
+    message = f"The engine did not become ready: {str(boot['detail']).rstrip('.')}."
+    log = "\n".join(str(line) for line in boot["log_tail"])
+    advice = _BOOT_ADVICE.get(boot["cause"], "Boot the bundle on a like machine with the same arguments.")
+    code = "boot-" + str(boot["cause"]).replace("_", "-")
+    return Judged(
+        Verdict.FAILED, clip(message), (), [finding(code, message, pointer="start", found=log or None, advice=advice)]
+    )
 
 
 def _judge_start(rule: CompatibilityRule, bundle: Bundle, start: Records, tally: _Tally) -> None:

@@ -41,7 +41,8 @@ def place_of(error: Mapping[str, Any], document: Any) -> dict[str, str]:
     if error["type"] == "missing":
         path.append(last)
     elif error["type"] in {"union_tag_invalid", "union_tag_not_found"}:
-        path.append(error["ctx"]["discriminator"].strip("'"))
+        # The last name quoted is the one in the JSON: a field's alias follows the field.
+        path.append(error["ctx"]["discriminator"].split("'")[-2])
     elif error["type"] == "value_error" and isinstance(at, dict):
         field = sentence(error).split(" ", 1)[0].rstrip(":").split(".")[0]
         path += [field] if field in at else []

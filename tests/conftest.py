@@ -1,7 +1,9 @@
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 from pydantic import SecretStr
 from sqlalchemy.orm import Session
 
@@ -9,10 +11,23 @@ from registry import db, keys, projects
 from registry.auth import Actor
 from registry.db import Database
 from registry.service import Service
-from registry.settings import Settings
+from registry.settings import Gateway, Settings
 from registry.storage.local import LocalBlobs
 from tests.support.api import Api
-from tests.support.postgres import Postgres
+from tests.support.postgres import Postgres, Scratch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_logs() -> None:
+    """Structlog's default for people draws every traceback with its locals, which takes seconds."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(),
+        ]
+    )
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +45,7 @@ def settings_for(url: str, folder: Path) -> Settings:
         storage_dir=folder / "blobs",
         signing_key=folder / "signing.pem",
         public_url="http://sluicegate.test",
+        gateways={"local": Gateway(directory=folder / "gateway", url="http://127.0.0.1:1")},
     )
 
 
@@ -52,6 +68,18 @@ def session(shared_service: Service) -> Iterator[Session]:
 
 
 @pytest.fixture
+def scratch(shared_service: Service) -> Iterator[Service]:
+    """A service on one connection, whose every transaction is a savepoint in one that is rolled back.
+
+    A module of tests that need no second connection overrides `service` with it.
+    """
+    with shared_service.database.engine.connect() as connection:
+        outer = connection.begin()
+        yield replace(shared_service, database=Scratch(connection))
+        outer.rollback()
+
+
+@pytest.fixture
 def database(postgres: Postgres, tmp_path: Path) -> Iterator[Database]:
     """A database of the test's own, with real commits: for locks, triggers and what other connections see."""
     name = postgres.create()
@@ -62,13 +90,19 @@ def database(postgres: Postgres, tmp_path: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def service(database: Database, tmp_path: Path) -> Service:
-    """A service on a database of the test's own."""
+def committed(database: Database, tmp_path: Path) -> Service:
+    """A service on a database of the test's own, with real commits."""
     settings = settings_for(database.engine.url.render_as_string(hide_password=False), tmp_path)
     signer = keys.Signer.load(settings.signing_key)
     with database.transaction() as session:
         keys.enroll(session, signer, at=db.now(session))
     return Service(settings, database, signer, LocalBlobs(settings.storage_dir))
+
+
+@pytest.fixture
+def service(committed: Service) -> Service:
+    """The service that a test's `actor` belongs to: `committed`, unless the module says `scratch`."""
+    return committed
 
 
 @pytest.fixture
@@ -80,7 +114,7 @@ def actor(service: Service) -> Actor:
 
 
 @pytest.fixture
-def api(service: Service) -> Iterator[Api]:
+def api(committed: Service) -> Iterator[Api]:
     """The HTTP interface on a free port, with real commits."""
-    with Api(service) as running:
+    with Api(committed) as running:
         yield running

@@ -284,6 +284,10 @@ class Replica:
         detail = f"{answer.outcome}: {answer.detail}"
         return Probe(is_alive=is_busy, is_busy=is_busy, detail=detail, latency_ms=latency_ms)
 
+    def fail(self, detail: str) -> EngineFailed:
+        """End an engine that runs but no longer answers, and return the problem to raise."""
+        return self._failed(Cause.NO_ANSWER, detail)
+
     def peak_memory_bytes(self) -> int | None:
         """Return the highest resident set of the engine's process in bytes; None when it has ended."""
         if self.launched is None:

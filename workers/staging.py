@@ -48,6 +48,10 @@ class Staging:
         self._incoming = data_dir / "blobs" / "incoming"
         self._store = LocalBlobs(store_dir) if store_dir is not None else None
 
+    def root(self, bundle: Bundle) -> Path:
+        """Return the folder of a bundle's files, staged or not."""
+        return self._staged / bundle.digest.removeprefix("sha256:")
+
     def stage(self, bundle: Bundle, fetch: Fetch, progress: Callable[[str], None] = lambda _: None) -> Place:
         """Make every file of a bundle readable under one folder, which several jobs may share.
 
@@ -62,14 +66,21 @@ class Staging:
             Whatever `fetch` raises.
         """
         started = time.monotonic()
-        hexadecimal = bundle.digest.removeprefix("sha256:")
-        root = self._staged / hexadecimal
-        with _locked(self._staged / f"{hexadecimal}.lock", progress):
+        root = self.root(bundle)
+        with _locked(root.with_suffix(".lock"), progress):
             if not _is_whole(root, bundle):
                 self._build(bundle, root, fetch, progress)
         size = sum(file.size for file in bundle.files)
         duration_ms = round((time.monotonic() - started) * 1000)
         return Place(root, Staged(files=len(bundle.files), size=size, duration_ms=duration_ms))
+
+    def discard(self, bundle: Bundle) -> None:
+        """Forget a staged bundle, and what was fetched for it, since its bytes were found to be wrong."""
+        root = self.root(bundle)
+        with _locked(root.with_suffix(".lock"), lambda _: None):
+            shutil.rmtree(root, ignore_errors=True)
+            for file in bundle.files:
+                self._cache.path(file.sha256).unlink(missing_ok=True)
 
     def tidy(self) -> None:
         """Remove what a killed process left half done. For the only process that uses the folder, at its start."""

@@ -5,13 +5,12 @@
 
 import argparse
 import json
-import logging
 import sys
 from pathlib import Path
 
-import structlog
 import uvicorn
 
+from registry import logs
 from registry.api.app import assemble, create_app
 from registry.service import Service
 from registry.settings import Settings
@@ -34,7 +33,7 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.openapi is not None:
         return _openapi(chosen.openapi, is_check=chosen.check)
-    configure_logs()
+    logs.configure()
     settings = Settings()  # pyright: ignore[reportCallIssue] # from the environment
     uvicorn.run(
         create_app(Service.build(settings)),
@@ -59,32 +58,6 @@ def _openapi(path: Path, *, is_check: bool) -> int:
     if is_stale:
         path.write_text(text, "utf-8")
     return 0
-
-
-def configure_logs() -> None:
-    """Write one JSON object a line to standard error: our own events and the server's."""
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=True,
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                structlog.processors.JSONRenderer(),
-            ],
-        )
-    )
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from registry.client.transport import Transport
@@ -76,6 +77,12 @@ class Blobs:
                     raise DigestMismatch(f"{digest} is larger than the {limit} bytes expected")
         _check(digest, hashlib.sha256(raw).hexdigest())
         return bytes(raw)
+
+    @contextmanager
+    def stream(self, digest: str) -> Iterator[Iterator[bytes]]:
+        """Read a blob's bytes as they arrive. They are the caller's to verify. Raises NotFound, Unavailable."""
+        with self._transport.stream(f"/v1/blobs/{digest}") as answer:
+            yield answer.iter_raw(CHUNK_BYTES)
 
     def download(self, digest: str, path: Path, *, progress: Progress | None = None) -> int:
         """Fetch a blob into a file, which appears whole and verified or not at all. Returns its size.

@@ -125,7 +125,7 @@ def _ticks(start: datetime, span: float) -> list[Tick]:
     ticks = []
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         seconds = span * share
-        label = f"+{seconds:.0f} s" if span < 180 else f"+{seconds / 60:.1f} min"
+        label = f"+{seconds:.1f} s" if span < 20 else f"+{seconds:.0f} s" if span < 180 else f"+{seconds / 60:.1f} min"
         anchor = "start" if share == 0 else "end" if share == 1 else "middle"
         x = round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
         ticks.append(Tick(x, start.strftime("%H:%M:%S UTC") if share == 0 else label, anchor))

@@ -1,13 +1,17 @@
 """Documents that are valid and small, built through the public models and functions."""
 
 import itertools
+from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
-from registry import blobs, documents
+from registry import blobs, documents, evidence, releases, targets
 from registry.auth import Actor
 from registry.service import Service
+from schemas.api import ReleaseCreate, TargetCreate
 from schemas.bundle import Bundle
-from schemas.common import sha256_digest
+from schemas.common import Closed, sha256_digest
+from schemas.evidence import Kind
 from schemas.policy import Policy
 from schemas.reference import Reference
 from schemas.suite import GoldenSuite, LoadSuite
@@ -95,7 +99,7 @@ def golden_body(name: str = "golden", prompts: tuple[str, ...] = ("ping", "pong"
 
 def load_body(name: str = "load", requests: int = 60, gap_us: int = 10_000) -> dict[str, Any]:
     """Return the JSON of a load suite that sends one prompt at a constant rate."""
-    times = itertools.count(0, gap_us)
+    times = itertools.count(gap_us, gap_us)
     return {
         "schema": LoadSuite.SCHEMA_ID,
         "name": name,
@@ -161,6 +165,45 @@ def registered_golden(service: Service, actor: Actor, name: str = "golden") -> G
 def registered_load(service: Service, actor: Actor, name: str = "load", requests: int = 60) -> LoadSuite:
     """Register a load suite."""
     return _registered(service, actor, "suite", LoadSuite.model_validate(load_body(name, requests)))
+
+
+def created_target(service: Service, actor: Actor, name: str = "chat@prod") -> UUID:
+    """Make a target."""
+    with service.database.transaction() as session:
+        body = TargetCreate(name=name, runner_class="cpu", gateway="local")
+        return targets.create(session, service, actor, body).id
+
+
+def started_release(service: Service, actor: Actor, target: str = "chat@prod", **policy: Any) -> UUID:
+    """Start a release of a new bundle under a new policy on a new target; `policy` changes the policy."""
+    created_target(service, actor, target)
+    bundle = registered_bundle(service, actor)
+    rules = registered_policy(service, actor, **policy)
+    body = ReleaseCreate(target=target, bundle=bundle.digest, policy=rules.digest, reason="a test")
+    with service.database.transaction() as session:
+        return releases.create(session, service, actor, body).id
+
+
+def state_act(service: Service, release: UUID, kind: Kind, body: Closed, act: str = "") -> evidence.Signed:
+    """Sign an act on a release."""
+    return evidence.state(
+        service.signer,
+        evidence.release_stream(release),
+        act or str(kind),
+        "test",
+        kind,
+        body,
+        subjects={"bundle": sha256_digest(b"bundle")},
+        now=datetime.now(UTC),
+    )
+
+
+def record_act(service: Service, release: UUID, kind: Kind, body: Closed, act: str = "") -> str:
+    """Record an act on a release and return its phase after it."""
+    signed = state_act(service, release, kind, body, act)
+    with service.database.transaction() as session:
+        row, _ = evidence.record(session, signed)
+        return row.phase
 
 
 def _registered(service: Service, actor: Actor, kind: str, document: documents.DocumentT) -> documents.DocumentT:

@@ -7,8 +7,11 @@ from typing import Any
 from uuid import uuid4
 
 import psycopg
+from sqlalchemy import Connection
+from sqlalchemy.orm import sessionmaker
 
 from migrations.__main__ import upgrade
+from registry.db import Database
 
 TEMPLATE = "sluicegate_template"
 
@@ -54,3 +57,14 @@ class Postgres:
         self._admin.close()
         self._server.cleanup()
         self._folder.cleanup()
+
+
+class Scratch(Database):
+    """Units of work that are savepoints on one connection, for a test that rolls everything back."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Wrap a connection on which a transaction has begun."""
+        super().__init__(connection.engine)
+        self._sessions = sessionmaker(
+            connection, expire_on_commit=False, autoflush=True, join_transaction_mode="create_savepoint"
+        )

@@ -1,0 +1,123 @@
+import inspect
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from registry import auth, evidence, projects
+from registry.api.app import ROUTERS
+from registry.auth import PERMISSIONS, Actor
+from schemas.problems import Conflict, InvalidDocument, NotPermitted, Unauthenticated
+from tests.support.api import ROLES
+
+NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def project(session):
+    return projects.create(session, "default")
+
+
+def actor(role, project="default"):
+    return Actor(project_id=UUID(int=0), project=project, name="maria", role=role)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_token_tells_who_holds_it(session, shared_service, project, role):
+    made = auth.create_token(session, shared_service, project, "maria", role, by="test", now=NOW)
+    assert auth.authenticate(session, made.secret, NOW) == Actor(project.id, "default", "maria", role)
+
+
+def test_a_secret_is_long_random_and_nowhere_in_the_database(session, shared_service, project):
+    made = auth.create_token(session, shared_service, project, "maria", "admin", by="test", now=NOW)
+    assert auth.is_secret(made.secret)
+    assert made.secret.startswith("slg_")
+    assert len({auth.new_secret() for _ in range(100)}) == 100
+    for table in ("tokens", "entries"):
+        rows = session.execute(text(f"SELECT * FROM {table}")).all()
+        assert rows
+        assert made.secret not in repr(rows)
+        assert made.secret.encode() not in b"".join(value for row in rows for value in row if isinstance(value, bytes))
+
+
+def test_making_a_token_is_evidence(session, shared_service, project):
+    made = auth.create_token(session, shared_service, project, "maria", "admin", by="root", now=NOW)
+    (entry,) = evidence.read(session, f"project/{project.id}")
+    assert (entry.kind, entry.actor) == ("token_created", "root")
+    assert evidence.wire(entry).body == {"token": str(made.id), "role": "admin", "name": "maria"}
+
+
+@pytest.mark.parametrize("secret", ["", "slg_", "slg_" + "A" * 43, "Bearer x", "\0", "ä" * 100])
+def test_an_unknown_secret_is_refused(session, shared_service, project, secret):
+    auth.create_token(session, shared_service, project, "maria", "admin", by="test", now=NOW)
+    with pytest.raises(Unauthenticated):
+        auth.authenticate(session, secret, NOW)
+
+
+def test_a_token_counts_until_it_ends(session, shared_service, project):
+    ends = NOW + timedelta(hours=1)
+    made = auth.create_token(session, shared_service, project, "maria", "admin", by="test", now=NOW, expires_at=ends)
+    assert auth.authenticate(session, made.secret, ends - timedelta(microseconds=1))
+    with pytest.raises(Unauthenticated):
+        auth.authenticate(session, made.secret, ends)
+
+
+def test_a_token_cannot_end_before_it_begins(session, shared_service, project):
+    with pytest.raises(InvalidDocument) as refused:
+        auth.create_token(session, shared_service, project, "maria", "admin", by="test", now=NOW, expires_at=NOW)
+    assert refused.value.members["errors"][0]["pointer"] == "/expires_at"
+
+
+def test_a_revoked_token_is_refused_in_the_same_words_as_an_unknown_one(session, shared_service, project):
+    made = auth.create_token(session, shared_service, project, "maria", "admin", by="test", now=NOW)
+    token = auth.find_token(session, made.secret)
+    token.revoked_at = NOW
+    session.flush()
+    with pytest.raises(Unauthenticated) as revoked:
+        auth.authenticate(session, made.secret, NOW)
+    with pytest.raises(Unauthenticated) as unknown:
+        auth.authenticate(session, auth.new_secret(), NOW)
+    assert revoked.value.detail == unknown.value.detail
+
+
+def test_two_tokens_cannot_share_a_secret(session, shared_service, project):
+    made = auth.create_token(session, shared_service, project, "maria", "admin", by="test", now=NOW)
+    with pytest.raises(Conflict):
+        auth.create_token(session, shared_service, project, "other", "runner", by="test", now=NOW, secret=made.secret)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("action", PERMISSIONS)
+def test_an_action_is_for_the_roles_of_the_table_and_the_refusal_names_them(action, role):
+    if role in PERMISSIONS[action]:
+        auth.require(actor(role), action)
+        return
+    with pytest.raises(NotPermitted) as refused:
+        auth.require(actor(role), action)
+    assert refused.value.members["allowed"] == sorted(PERMISSIONS[action])
+    assert all(allowed in refused.value.detail for allowed in PERMISSIONS[action])
+
+
+def test_an_action_that_is_not_in_the_table_is_for_nobody():
+    with pytest.raises(NotPermitted, match="is for nobody"):
+        auth.require(actor("admin"), "launch_rockets")
+
+
+def test_what_lets_a_candidate_through_is_not_for_whoever_proposes_it():
+    lets_through = {action for action, roles in PERMISSIONS.items() if "engineer" not in roles}
+    assert {"approve", "promote", "resume", "register_policy", "set_reference", "create_target"} <= lets_through
+    assert all("engineer" in PERMISSIONS[action] for action in ("reject", "pause", "rollback"))
+
+
+def test_a_runner_only_fetches_and_runs_jobs():
+    assert {action for action, roles in PERMISSIONS.items() if "runner" in roles} == {"fetch", "run_jobs"}
+
+
+def test_every_permission_is_asked_for_by_a_route():
+    asked = set()
+    for route in (route for router in ROUTERS for route in router.routes):
+        for dependency in route.dependant.dependencies:
+            if dependency.call.__name__ == "permitted":
+                asked.add(inspect.getclosurevars(dependency.call).nonlocals["action"])
+    assert asked == set(PERMISSIONS)

@@ -1,0 +1,404 @@
+import json
+import threading
+
+import pytest
+from sqlalchemy import func, select
+
+from registry import documents, evidence, projects
+from registry.auth import Actor
+from registry.tables import DocumentRow, EntryRow, ProjectDocumentRow
+from schemas.bundle import Bundle
+from schemas.common import canonical_json, sha256_digest
+from schemas.policy import Policy
+from schemas.problems import BlobsMissing, Conflict, InvalidDocument, NotFound, PolicyTooWeak
+from schemas.suite import GoldenSuite
+from tests.support.api import make_tokens
+from tests.support.factories import (
+    WEIGHTS,
+    bundle_body,
+    canary_body,
+    file_entry,
+    golden_body,
+    load_body,
+    policy_body,
+    reference_body,
+    registered_bundle,
+    registered_golden,
+    registered_load,
+    registered_policy,
+    upload,
+)
+
+GATES = policy_body()["gates"]
+GOLDEN_RULE = {"gate": "golden", "margin_nat": "0.1", "min_prompts": 2}
+LOAD_RULE = {
+    "gate": "load",
+    "percentile": "0.9",
+    "confidence": "0.95",
+    "requests": 60,
+    "ttft_ms": 1000,
+    "tpot_ms": 100,
+    "e2e_ms": 5000,
+    "attainment_min": "0.5",
+    "error_max": "0.1",
+    "send_lag_ms": 50,
+}
+
+
+@pytest.fixture
+def service(scratch):
+    return scratch
+
+
+def register(service, actor, kind, body):
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with service.database.transaction() as session:
+        return documents.register(session, service, actor, kind, raw)
+
+
+def rows(service):
+    with service.database.transaction() as session:
+        return tuple(
+            session.scalar(select(func.count()).select_from(table))
+            for table in (DocumentRow, ProjectDocumentRow, EntryRow)
+        )
+
+
+def refused(service, actor, kind, body, problem=InvalidDocument):
+    """The places at which a document is refused; that nothing was stored is checked each time."""
+    before = rows(service)
+    with pytest.raises(problem) as raised:
+        register(service, actor, kind, body)
+    assert type(raised.value) is problem
+    assert rows(service) == before
+    return {place["pointer"]: place["detail"] for place in raised.value.members["errors"]}
+
+
+def unparsed(kind, body):
+    """The places at which a document is refused for what it is, whatever is stored."""
+    with pytest.raises(InvalidDocument) as raised:
+        documents.parse(kind, body if isinstance(body, bytes) else json.dumps(body).encode())
+    return {place["pointer"]: place["detail"] for place in raised.value.members["errors"]}
+
+
+def test_a_document_is_named_by_the_digest_of_its_canonical_form(service, actor):
+    upload(service, actor, WEIGHTS)
+    loose = json.dumps(bundle_body(), indent=4, sort_keys=False).encode()
+    stored, is_new = register(service, actor, "bundle", loose)
+    bundle = Bundle.model_validate(bundle_body())
+    assert is_new
+    assert stored.digest == bundle.digest == sha256_digest(canonical_json(bundle_body()))
+    assert stored.serving_digest == bundle.serving_digest
+    assert stored.components == bundle.components()
+    assert stored.document == bundle_body()
+    assert (stored.name, stored.created_by, stored.schema_id) == ("chat", "maria", Bundle.SCHEMA_ID)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"), [("bundle", bundle_body()), ("policy", policy_body()), ("suite", golden_body())]
+)
+def test_registering_again_answers_the_same_and_writes_nothing(service, actor, kind, body):
+    upload(service, actor, WEIGHTS)
+    first, _ = register(service, actor, kind, body)
+    before = rows(service)
+    spaced = json.dumps(body, indent=1).encode()
+    other = Actor(actor.project_id, actor.project, "somebody else", "admin")
+    assert register(service, other, kind, spaced) == (first, False)
+    assert rows(service) == before
+
+
+def test_registering_is_one_entry_in_a_stream_of_the_document(service, actor):
+    bundle = registered_bundle(service, actor)
+    with service.database.transaction() as session:
+        (entry,) = evidence.read(session, f"documents/{actor.project_id}/{bundle.digest}")
+    body = evidence.wire(entry).body
+    assert (entry.kind, entry.actor, body["digest"]) == ("bundle_registered", "maria", bundle.digest)
+    assert body["components"] == bundle.components()
+
+
+def test_of_two_who_register_one_document_at_once_one_stores_it(api):
+    service, actor = api.service, api.actor()
+    upload(service, actor, WEIGHTS)
+    begin, answers = threading.Barrier(4), []
+
+    def post():
+        begin.wait()
+        answers.append(register(service, actor, "bundle", bundle_body()))
+
+    threads = [threading.Thread(target=post) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(is_new for _, is_new in answers) == [False, False, False, True]
+    assert len({stored.model_dump_json() for stored, _ in answers}) == 1
+    assert rows(service) == (1, 1, 5), "beside the entries of four tokens"
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "is not JSON"),
+        (b"[]", "valid dictionary"),
+        (b'{"schema": 1, "schema": 2}', "has the key 'schema' twice"),
+        (b"\xff", "is not UTF-8"),
+        (b"[" * 100, "nested deeper"),
+        (b'{"name": NaN}', "NaN"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["bundle", "policy", "suite", "reference"])
+def test_what_is_no_document_is_refused_as_a_whole(kind, raw, said):
+    places = unparsed(kind, raw)
+    assert set(places) == {""}
+    assert said in places[""] or kind == "suite"
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer", "said"),
+    [
+        ({"colour": "red"}, "/colour", "Extra inputs are not permitted"),
+        ({"model": {"format": "gguf", "architecture": "llama", "size": 1}}, "/model/size", "Extra inputs"),
+        ({"files": None}, "/files", "Field required"),
+        ({"schema": "sluicegate.dev/bundle/v2"}, "/schema", "Input should be 'sluicegate.dev/bundle/v1'"),
+        ({"name": "Chat"}, "/name", "String should match pattern"),
+        ({"files": [file_entry("../model.gguf", WEIGHTS, "weights")]}, "/files/0/path", "without empty, '.' or '..'"),
+        ({"files": [file_entry("a\\b", WEIGHTS, "weights")]}, "/files/0/path", "characters that bundles do not allow"),
+        ({"files": [file_entry("a", WEIGHTS, "documentation")]}, "/files", "none has the role weights"),
+        ({"files": [file_entry("a", WEIGHTS, "weights") | {"sha256": "md5:0"}]}, "/files/0/sha256", "pattern"),
+        (
+            {"files": [file_entry("a", WEIGHTS, "weights") | {"size": -1}]},
+            "/files/0/size",
+            "greater than or equal to 0",
+        ),
+        ({"files": [file_entry("a", WEIGHTS, "weights") | {"size": 1.5}]}, "/files/0/size", "valid integer"),
+        ({"files": [file_entry("a", WEIGHTS, "weights") | {"size": 2**53 + 1}]}, "/files/0/size", "less than or equal"),
+        ({"files": [file_entry("a", WEIGHTS, "poem")]}, "/files/0/role", "Input should be 'weights'"),
+        ({"template": {"origin": "file"}}, "/template", "exactly when origin is 'file'"),
+        ({"template": {"origin": "file", "file": "t"}}, "/template", "t is not among the files with role template"),
+        ({"runtime": {"context_tokens": "512", "max_sequences": 4}}, "/runtime/context_tokens", "valid integer"),
+        ({"a/b~c": 1}, "/a~1b~0c", "Extra inputs"),
+    ],
+)
+def test_a_bundle_is_refused_at_the_field_that_is_wrong(change, pointer, said):
+    places = unparsed("bundle", bundle_body(**change))
+    assert pointer in places, places
+    assert said in places[pointer]
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer", "said"),
+    [
+        ({"gates": [*GATES, {"gate": "astrology"}]}, "/gates/2/gate", "astrology is none of 'integrity'"),
+        ({"gates": [*GATES, {"limit": 1}]}, "/gates/2/gate", "Field required"),
+        ({"gates": []}, "/gates", "at least 1 item"),
+        ({"gates": None}, "/gates", "Field required"),
+        ({"gates": GATES[:1]}, "/gates", "compatibility is never optional"),
+        ({"gates": [*GATES, GATES[0]]}, "/gates", "each gate may stand once"),
+        ({"gates": [GATES[0], GATES[1] | {"boot_seconds": 60}]}, "/gates/1/boot_seconds", "decimal number in a string"),
+        ({"gates": [*GATES, GOLDEN_RULE]}, "/gates/2/suite", "Field required"),
+        ({"canary": canary_body((1000, 1000, 10_000))}, "/canary/steps", "must rise strictly"),
+        ({"canary": canary_body((5000, 1000, 10_000))}, "/canary/steps", "must rise strictly"),
+        ({"canary": canary_body((1000,))}, "/canary/steps", "end at 10000"),
+        ({"canary": canary_body((10_001,))}, "/canary/steps/0/weight_bp", "less than or equal to 10000"),
+        ({"canary": canary_body(stop_conditions=[])}, "/canary/stop_conditions", "at least 1 item"),
+        (
+            {"canary": canary_body(stop_conditions=[{"metric": "vibes"}])},
+            "/canary/stop_conditions/0/metric",
+            "vibes is",
+        ),
+        ({"approval": {"required": True}}, "/approval/required", "valid integer"),
+    ],
+)
+def test_a_policy_is_refused_at_the_field_that_is_wrong(change, pointer, said):
+    places = unparsed("policy", policy_body(**change))
+    assert pointer in places, places
+    assert said in places[pointer]
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        (golden_body() | {"prompts": [{"id": "a", "messages": [], "max_tokens": 1}]}, "/prompts/0/messages"),
+        (golden_body() | {"schema": "sluicegate.dev/suite/riddles/v1"}, "/schema"),
+        (load_body() | {"plan": [{"at_us": 0, "prompt": "p9"}]}, "/plan"),
+        (load_body() | {"extra": 1}, "/extra"),
+    ],
+)
+def test_a_suite_is_refused_at_the_field_that_is_wrong(body, pointer):
+    assert pointer in unparsed("suite", body)
+
+
+def test_a_bundle_waits_for_its_files(service, actor):
+    other = b"template"
+    body = bundle_body(
+        files=[file_entry("chat.jinja", other, "template"), file_entry("model.gguf", WEIGHTS, "weights")],
+        template={"origin": "file", "file": "chat.jinja"},
+    )
+    upload(service, actor, WEIGHTS)
+    places = refused(service, actor, "bundle", body, BlobsMissing)
+    assert places == {"/files/0/sha256": "the bytes of chat.jinja have not been uploaded"}
+    upload(service, actor, other)
+    assert register(service, actor, "bundle", body)[1]
+
+
+def test_bytes_of_another_project_do_not_count(service, actor):
+    registered_bundle(service, actor)
+    make_tokens(service, "team-b")
+    with service.database.transaction() as session:
+        theirs = Actor(projects.named(session, "team-b").id, "team-b", "bo", "engineer")
+    refused(service, theirs, "bundle", bundle_body(), BlobsMissing)
+    upload(service, theirs, WEIGHTS)
+    assert register(service, theirs, "bundle", bundle_body())[1]
+    with service.database.transaction() as session:
+        assert documents.browse(session, theirs.project_id, "policy", names=[], after=None, limit=9) == []
+        policy = registered_policy(service, actor)
+        with pytest.raises(NotFound):
+            documents.load_policy(session, theirs.project_id, policy.digest)
+
+
+def test_a_size_that_the_bytes_do_not_have_is_refused(service, actor):
+    upload(service, actor, WEIGHTS)
+    body = bundle_body(files=[file_entry("model.gguf", WEIGHTS, "weights") | {"size": 5}])
+    assert refused(service, actor, "bundle", body) == {"/files/0/size": "model.gguf has 19 bytes, not 5"}
+
+
+def test_a_policy_needs_its_suites_in_the_project(service, actor):
+    golden, load = registered_golden(service, actor), registered_load(service, actor)
+    missing = sha256_digest(b"nothing")
+
+    def body(golden_suite, load_suite):
+        rules = [GOLDEN_RULE | {"suite": golden_suite}, LOAD_RULE | {"suite": load_suite}]
+        return policy_body(gates=[*GATES, *rules])
+
+    assert refused(service, actor, "policy", body(missing, missing)) == {
+        "/gates/2/suite": f"there is no suite {missing}",
+        "/gates/3/suite": f"there is no suite {missing}",
+    }
+    swapped = refused(service, actor, "policy", body(load.digest, golden.digest))
+    assert set(swapped) == {"/gates/2/suite", "/gates/3/suite"}
+    assert "sluicegate.dev/suite/golden/v1" in swapped["/gates/2/suite"]
+    assert register(service, actor, "policy", body(golden.digest, load.digest))[1]
+
+
+def test_a_policy_that_could_never_decide_is_refused_with_each_reason(service, actor):
+    load = registered_load(service, actor, requests=10)
+    rule = LOAD_RULE | {"suite": load.digest, "requests": 10}
+    steps = canary_body()["steps"]
+    few = canary_body(steps=[step | {"min_requests": 10} for step in steps])
+    places = refused(service, actor, "policy", policy_body(gates=[*GATES, rule], canary=few), PolicyTooWeak)
+    assert "/gates/2/requests" in places
+    assert any(place.startswith("/canary/steps/0") for place in places)
+
+
+def test_a_reference_answers_a_suite_of_the_project_with_a_bundle_of_the_project(service, actor):
+    bundle, suite = registered_bundle(service, actor), registered_golden(service, actor)
+    body = reference_body(suite, bundle.digest)
+    nothing = sha256_digest(b"nothing")
+    assert set(refused(service, actor, "reference", body | {"bundle": nothing, "suite": nothing})) == {
+        "/bundle",
+        "/suite",
+    }
+    fewer = body | {"recordings": body["recordings"][:1]}
+    assert set(refused(service, actor, "reference", fewer)) == {"/recordings"}
+    load = registered_load(service, actor)
+    assert set(refused(service, actor, "reference", body | {"suite": load.digest})) == {"/suite"}
+    stored, is_new = register(service, actor, "reference", body)
+    assert is_new
+    with service.database.transaction() as session:
+        assert documents.load_reference(session, actor.project_id, stored.digest).digest == stored.digest
+
+
+def test_a_document_is_loaded_as_what_it_is(service, actor):
+    bundle, policy = registered_bundle(service, actor), registered_policy(service, actor)
+    suite = registered_golden(service, actor)
+    with service.database.transaction() as session:
+        project = actor.project_id
+        for _ in range(2):
+            assert documents.load_bundle(session, project, bundle.digest) == bundle
+            assert documents.load_policy(session, project, policy.digest) == policy
+            assert documents.load_suite(session, project, suite.digest) == suite
+            documents._recent = documents._Recent()
+        with pytest.raises(NotFound):
+            documents.load_policy(session, project, bundle.digest)
+        assert isinstance(documents.load_policy(session, project, policy.digest), Policy)
+        assert isinstance(documents.load_suite(session, project, suite.digest), GoldenSuite)
+
+
+def test_only_the_documents_used_last_are_kept_in_memory():
+    recent = documents._Recent()
+    suite = GoldenSuite.model_validate(golden_body())
+    for number in range(documents.KEPT):
+        recent.put(str(number), suite)
+    assert recent.get("0") is suite
+    recent.put("one more", suite)
+    kept = [number for number in range(documents.KEPT) if recent.get(str(number)) is not None]
+    assert kept == [0, *range(2, documents.KEPT)], "0 was read a moment before, so 1 is the oldest"
+
+
+def test_a_digest_may_be_cut_short_while_it_is_unique(service, actor):
+    bundle = registered_bundle(service, actor)
+    digits = bundle.digest.removeprefix("sha256:")
+    with service.database.transaction() as session:
+        project = actor.project_id
+        for named in (bundle.digest, digits, digits[:8], f"sha256:{digits[:12]}"):
+            assert documents.get(session, project, "bundle", named).digest == bundle.digest
+        for named in (digits[:7], "0" * 12, "0" * 64):
+            with pytest.raises(NotFound):
+                documents.get(session, project, "bundle", named)
+        with pytest.raises(NotFound):
+            documents.get(session, project, "policy", digits[:8])
+
+
+def test_a_beginning_that_two_digests_share_names_neither(session, shared_service):
+    project = projects.create(session, "default")
+    start = "sha256:abcdef01"
+    for place, ending in enumerate("04f"):
+        digest = start + ending.rjust(56, "0")
+        session.add(DocumentRow(digest=digest, kind="policy", schema_id="x", body=b"{}"))
+        session.flush()
+        session.add(
+            ProjectDocumentRow(
+                project_id=project.id,
+                digest=digest,
+                id=f"00000000-0000-7000-8000-00000000000{place}",
+                kind="policy",
+                name="x",
+                created_at=project.created_at,
+                created_by="x",
+            )
+        )
+    session.flush()
+    with pytest.raises(Conflict) as refused:
+        documents.resolve(session, project.id, "policy", "abcdef01")
+    assert len(refused.value.members["digests"]) == 3
+
+
+def test_lists_go_from_new_to_old_in_pages_and_by_name(api):
+    actor = api.actor("manager")
+    made = [
+        registered_policy(api.service, actor, name=f"p{number % 2}", description=str(number)) for number in range(5)
+    ]
+    client = api.clients["engineer"]
+    first = client.get("/v1/policies", params={"limit": 3}).json()
+    second = client.get("/v1/policies", params={"limit": 3, "cursor": first["next"]}).json()
+    listed = first["items"] + second["items"]
+    assert [one["digest"] for one in listed] == [policy.digest for policy in reversed(made)]
+    assert second["next"] is None
+    assert {one["document"] for one in listed} == {None}
+    named = client.get("/v1/policies", params={"name": "p1"}).json()["items"]
+    assert [one["name"] for one in named] == ["p1", "p1"]
+    both = client.get("/v1/policies", params={"name": ["p0", "p1"]}).json()["items"]
+    assert len(both) == 5
+
+
+def test_over_http_a_document_is_posted_read_and_posted_again(api):
+    actor, client = api.actor(), api.clients["engineer"]
+    upload(api.service, actor, WEIGHTS)
+    new = client.post("/v1/bundles", json=bundle_body())
+    known = client.post("/v1/bundles", json=bundle_body())
+    assert (new.status_code, known.status_code) == (201, 200)
+    assert new.json() == known.json()
+    assert new.headers["location"] == known.headers["location"] == f"/v1/bundles/{new.json()['digest']}"
+    for role in ("engineer", "runner"):
+        assert api.clients[role].get(new.headers["location"]).json() == new.json()
+    assert client.get(f"/v1/bundles/{new.json()['digest'][7:17]}").json() == new.json()

@@ -1,0 +1,198 @@
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from registry import db, jobs, runners
+from registry.auth import Actor
+from registry.service import Service
+from registry.tables import JobRow, RunnerRow
+from schemas.api import Complete, Progress
+from schemas.problems import InvalidDocument, LeaseLost
+from schemas.runner import Claim, JobKind, JobState, Report, RunnerRegistration
+from tests.support import factories
+from tests.support.world import FINGERPRINT
+
+
+def runner(session: Session, actor: Actor, name: str = "r1", runner_class: str = "cpu") -> RunnerRow:
+    body = {
+        "name": name,
+        "runner_class": runner_class,
+        "fingerprint": FINGERPRINT,
+        "engines": ["llamacpp"],
+        "boot_id": "b",
+    }
+    return runners.register(session, actor.project_id, RunnerRegistration.model_validate(body))
+
+
+def job(service: Service, actor: Actor, kind: JobKind = JobKind.EVALUATE, name: str = "one") -> UUID:
+    bundle = factories.registered_bundle(service, actor, name, name.encode())
+    policy = factories.registered_policy(service, actor)
+    with service.database.transaction() as session:
+        return jobs.create(
+            session,
+            actor.project_id,
+            kind,
+            bundle=bundle.digest,
+            policy=policy.digest,
+            gates=["integrity", "compatibility"],
+            runner_class="cpu",
+            created_by="maria",
+            now=db.now(session),
+        ).id
+
+
+def claim(service: Service, actor: Actor, name: str = "r1", runner_class: str = "cpu") -> Claim | None:
+    with service.database.transaction() as session:
+        return jobs.claim(session, service, runner(session, actor, name, runner_class))
+
+
+def expire(service: Service, job_id: UUID) -> None:
+    with service.database.transaction() as session:
+        past = db.now(session) - timedelta(seconds=1)
+        session.execute(update(JobRow).where(JobRow.id == job_id).values(lease_until=past))
+
+
+def report(service: Service, actor: Actor, held: Claim, act: str = "staged", kind: str = "staged") -> tuple[str, bool]:
+    body = {"files": 1, "size": 3, "duration_ms": 1}
+    with service.database.transaction() as session:
+        said = Report(fencing_token=held.fencing_token, act=act, kind=kind, body=body)
+        return jobs.report(session, service, actor.project_id, held.job, said)
+
+
+def state(service: Service, actor: Actor, job_id: UUID) -> tuple[str, int]:
+    with service.database.transaction() as session:
+        row = jobs.get(session, actor.project_id, job_id)
+        return row.state, row.attempt
+
+
+def test_a_job_is_held_by_one_runner_until_its_lease_runs_out(service: Service, actor: Actor) -> None:
+    made = job(service, actor)
+    first = claim(service, actor, "r1")
+    assert first is not None
+    assert first.job == made
+    assert first.gates == ["integrity", "compatibility"]
+    assert claim(service, actor, "r2") is None
+    expire(service, made)
+    second = claim(service, actor, "r2")
+    assert second is not None
+    assert second.fencing_token > first.fencing_token
+    assert second.attempt == 2
+
+
+def test_a_runner_takes_only_jobs_of_its_class(service: Service, actor: Actor) -> None:
+    job(service, actor)
+    assert claim(service, actor, "gpu1", "h100") is None
+
+
+def test_whoever_lost_the_lease_changes_nothing_any_more(service: Service, actor: Actor) -> None:
+    made = job(service, actor)
+    first = claim(service, actor, "r1")
+    expire(service, made)
+    second = claim(service, actor, "r2")
+    assert first is not None
+    assert second is not None
+    with pytest.raises(LeaseLost):
+        report(service, actor, first)
+    with pytest.raises(LeaseLost), service.database.transaction() as session:
+        jobs.renew(session, service, actor.project_id, made, Progress(fencing_token=first.fencing_token))
+    said = Complete(fencing_token=first.fencing_token, problem="disk-full", detail="x")
+    with pytest.raises(LeaseLost), service.database.transaction() as session:
+        jobs.complete(session, service, actor.project_id, made, said)
+    assert state(service, actor, made) == (JobState.CLAIMED, 2)
+    assert report(service, actor, second)[1]
+
+
+def test_a_lease_that_ran_out_but_was_not_taken_may_be_renewed(service: Service, actor: Actor) -> None:
+    made = job(service, actor)
+    first = claim(service, actor)
+    assert first is not None
+    expire(service, made)
+    with service.database.transaction() as session:
+        renewal = jobs.renew(session, service, actor.project_id, made, Progress(fencing_token=first.fencing_token))
+    assert renewal.is_wanted
+    assert claim(service, actor, "r2") is None
+
+
+def test_a_report_said_twice_is_one_entry(service: Service, actor: Actor) -> None:
+    job(service, actor)
+    held = claim(service, actor)
+    assert held is not None
+    first, is_new = report(service, actor, held)
+    again, is_new_again = report(service, actor, held)
+    assert (is_new, is_new_again) == (True, False)
+    assert first == again
+
+
+@pytest.mark.parametrize("kind", ["promoted", "traffic_shifted", "gates_passed", "nonsense"])
+def test_a_runner_reports_only_what_runners_see(service: Service, actor: Actor, kind: str) -> None:
+    job(service, actor)
+    held = claim(service, actor)
+    assert held is not None
+    with pytest.raises(InvalidDocument):
+        report(service, actor, held, kind=kind)
+
+
+def test_a_gate_that_the_job_does_not_run_is_refused(service: Service, actor: Actor) -> None:
+    job(service, actor)
+    held = claim(service, actor)
+    assert held is not None
+    body: dict[str, object] = {
+        "gate": "golden",
+        "definition": "sha256:" + "d" * 64,
+        "verdict": "passed",
+        "summary": "fine",
+        "measurements": [],
+        "findings": [],
+        "duration_ms": 1,
+        "source": "run",
+    }
+    said = Report(fencing_token=held.fencing_token, act="gate:golden", kind="gate_recorded", body=body)
+    with pytest.raises(InvalidDocument), service.database.transaction() as session:
+        jobs.report(session, service, actor.project_id, held.job, said)
+
+
+def test_a_problem_is_tried_again_later_and_ends_after_three_attempts(service: Service, actor: Actor) -> None:
+    made = job(service, actor)
+    for attempt in (1, 2, 3):
+        held = claim(service, actor)
+        assert held is not None
+        assert held.attempt == attempt
+        with service.database.transaction() as session:
+            said = Complete(fencing_token=held.fencing_token, problem="disk-full", detail="no space left")
+            jobs.complete(session, service, actor.project_id, made, said)
+        assert claim(service, actor) is None
+        with service.database.transaction() as session:
+            session.execute(update(JobRow).where(JobRow.id == made).values(due_at=db.now(session)))
+    assert state(service, actor, made) == (JobState.DONE, 3)
+    with service.database.transaction() as session:
+        assert jobs.outcome(session, jobs.get(session, actor.project_id, made)) == "undecided"
+
+
+def test_a_job_whose_runners_keep_dying_ends_after_three_claims(service: Service, actor: Actor) -> None:
+    made = job(service, actor)
+    for _ in range(3):
+        assert claim(service, actor) is not None
+        expire(service, made)
+    assert claim(service, actor) is None
+    assert state(service, actor, made) == (JobState.DONE, 3)
+
+
+def test_live_traffic_goes_before_gates(service: Service, actor: Actor) -> None:
+    job(service, actor, JobKind.EVALUATE, "one")
+    serving = job(service, actor, JobKind.SERVE, "two")
+    held = claim(service, actor)
+    assert held is not None
+    assert held.job == serving
+
+
+def test_an_evaluation_with_no_verdict_has_not_passed(service: Service, actor: Actor) -> None:
+    made = job(service, actor)
+    held = claim(service, actor)
+    assert held is not None
+    with service.database.transaction() as session:
+        jobs.complete(session, service, actor.project_id, made, Complete(fencing_token=held.fencing_token))
+    with service.database.transaction() as session:
+        assert jobs.outcome(session, jobs.get(session, actor.project_id, made)) == "undecided"

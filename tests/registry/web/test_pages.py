@@ -1,0 +1,173 @@
+import shutil
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from registry import releases
+from registry.auth import Actor
+from registry.service import Service
+from registry.web.chart import split_over_time
+from schemas.api import Act
+from schemas.evidence import BODIES, Entry, Kind
+from schemas.release import Phase
+from schemas.stories import STORIES, tell
+from tests.support.api import Api
+from tests.support.streams import Script, stream_engine
+from tests.support.world import World, world
+
+CHROMIUM = shutil.which("chromium")
+START = datetime(2026, 3, 3, 14, 3, tzinfo=UTC)
+
+
+def entry(kind: Kind, body: dict[str, object], seconds: float) -> Entry:
+    return Entry(
+        sequence=1,
+        id=uuid4(),
+        project=uuid4(),
+        stream="release/x",
+        position=1,
+        act="x",
+        kind=kind,
+        actor="maria",
+        recorded_at=START + timedelta(seconds=seconds),
+        body=body,
+        previous="",
+        entry_digest="sha256:" + "0" * 64,
+        key_id="k",
+        envelope=None,
+    )
+
+
+def shifted(weight_bp: int, seconds: float) -> Entry:
+    return entry(Kind.TRAFFIC_SHIFTED, {"desired": [{"bundle": "b", "weight_bp": weight_bp}]}, seconds)
+
+
+def test_the_chart_is_a_step_line_that_ends_where_traffic_went_back() -> None:
+    log = [entry(Kind.CREATED, {}, 0), shifted(1000, 10), shifted(5000, 20), entry(Kind.TRAFFIC_RESTORED, {}, 30)]
+    chart = split_over_time(log, now=START + timedelta(seconds=500), is_over=True)
+    assert chart is not None
+    assert chart.line.count("V") == 3
+    assert chart.line.endswith(f"H{float(chart.right)}")
+    levels = {label: y for y, label in chart.levels}
+    assert f"V{levels['50 %']}" in chart.line
+    assert f"V{levels['0 %']}" in chart.line
+
+
+def test_there_is_no_chart_before_traffic_has_moved() -> None:
+    assert split_over_time([entry(Kind.CREATED, {}, 0)], now=START, is_over=False) is None
+
+
+def test_every_kind_of_a_release_s_log_has_a_story() -> None:
+    elsewhere = {
+        Kind.BUNDLE_REGISTERED,
+        Kind.POLICY_REGISTERED,
+        Kind.SUITE_REGISTERED,
+        Kind.TARGET_CREATED,
+        Kind.REFERENCE_SET,
+        Kind.TOKEN_CREATED,
+        Kind.GATE_RECORDED,
+    }
+    assert set(BODIES) - elsewhere == set(STORIES)
+    assert tell(entry(Kind.HELD, {"reasons": ["no traffic"]}, 0)) == ("warn", "no traffic")
+
+
+@pytest.fixture
+def here(service: Service, actor: Actor, tmp_path: Path) -> Iterator[World]:
+    with world(service, actor, tmp_path) as made:
+        yield made
+
+
+def rolled_back(here: World) -> UUID:
+    """Release a good bundle, then one that live traffic shows to be slow."""
+    policy = here.policy()
+    with stream_engine("one") as one, stream_engine("slow", Script(ttft_ms=600)) as slow:
+        here.live(here.bundle("gemma-chat", b"1" * 10), policy, one)
+        second = here.release(here.bundle("gemma-chat", b"2" * 10), policy, "<script>alert(1)</script>")
+        here.evaluate()
+        here.serve(slow, pid=2000)
+        with here.traffic():
+            here.until_phase(second, Phase.ROLLED_BACK)
+            here.until(lambda: any(e.kind is Kind.RESTORE_OBSERVED for e in here.show(second).log))
+    return second
+
+
+def log_in(api: Api, client: httpx.Client, onward: str) -> httpx.Response:
+    return client.post("/login", data={"token": api.tokens["engineer"], "next": onward})
+
+
+def test_a_person_logs_in_and_sees_why_a_release_went_back(here: World, tmp_path: Path) -> None:
+    release = rolled_back(here)
+    address = f"/releases/{release}"
+    with Api(here.service) as api, httpx.Client(base_url=api.url, follow_redirects=False) as browser:
+        sent = browser.get(address)
+        assert (sent.status_code, sent.headers["location"]) == (303, f"/login?next={address}")
+        wrong = browser.post("/login", data={"token": "slg_wrong", "next": address})
+        assert wrong.status_code == 401
+        assert "not known" in wrong.text
+        welcome = log_in(api, browser, address)
+        assert (welcome.status_code, welcome.headers["location"]) == (303, address)
+        assert "HttpOnly" in welcome.headers["set-cookie"]
+        page = browser.get(address)
+        assert page.status_code == 200
+        for expected in ("rolled back", "ttft above 300 ms", "restore observed", "<svg", "compatibility"):
+            assert expected in page.text
+        assert "<script>alert" not in page.text
+        assert "script-src 'self'" in page.headers["content-security-policy"]
+        fragment = browser.get(f"{address}/live")
+        assert 'data-over="yes"' in fragment.text
+        assert browser.get(f"/releases/{uuid4()}").status_code == 404
+        for path in ("/static/sluicegate.css", "/static/live.js"):
+            assert browser.get(path).status_code == 200
+        look(api, page.text, tmp_path)
+
+
+def look(api: Api, html: str, folder: Path) -> None:
+    """Let a real browser lay the page out: nothing may stick out at the side, on a desk or on a phone."""
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed: the page was not looked at")
+    css = httpx.get(f"{api.url}/static/sluicegate.css").text
+    measure = "const d=document.documentElement; document.title='overflow:'+(d.scrollWidth-d.clientWidth)"
+    script = f"<script>{measure}</script>"
+    document = html.replace('<link rel="stylesheet" href="/static/sluicegate.css">', f"<style>{css}</style>")
+    document = document.replace('<script src="/static/live.js"></script>', script)
+    (folder / "page.html").write_text(document)
+    for name, size in (("desk", "1000,1400"), ("phone", "500,900")):
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+        options += ["--disable-component-update", "--disable-sync", f"--user-data-dir={folder / name}"]
+        options += [f"--window-size={size}", f"--screenshot={folder / name}.png", "--dump-dom"]
+        done = subprocess.run(
+            [CHROMIUM, *options, (folder / "page.html").as_uri()], capture_output=True, timeout=60, check=True
+        )
+        assert b"overflow:0" in done.stdout, f"the page is wider than a {name}"
+
+
+@pytest.mark.parametrize("onward", ["//elsewhere.test/", "https://elsewhere.test/", "/\\elsewhere.test"])
+def test_a_login_never_sends_its_visitor_elsewhere(api: Api, onward: str) -> None:
+    with httpx.Client(base_url=api.url) as browser:
+        assert log_in(api, browser, onward).headers["location"] == "/"
+
+
+def test_a_runner_s_token_opens_no_page(api: Api) -> None:
+    with httpx.Client(base_url=api.url) as browser:
+        refused = browser.post("/login", data={"token": api.tokens["runner"], "next": "/"})
+    assert refused.status_code == 401
+
+
+def test_a_page_of_a_release_under_way_says_what_it_waits_for(here: World) -> None:
+    release = here.release(here.bundle("one", b"1" * 10), here.policy(approval={"required": 1}))
+    here.evaluate()
+    here.until_phase(release, Phase.GATED)
+    with here.service.database.transaction() as session:
+        releases.pause(session, here.service, here.actor, release, Act(reason="freeze until Monday"))
+    with Api(here.service) as api, httpx.Client(base_url=api.url, follow_redirects=True) as browser:
+        log_in(api, browser, "/")
+        page = browser.get(f"/releases/{release}").text
+    assert "gated" in page
+    assert "paused" in page
+    assert "freeze until Monday" in page
+    assert "No traffic yet" in page

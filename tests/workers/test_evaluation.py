@@ -1,0 +1,236 @@
+import os
+import signal
+
+import pytest
+
+from registry import db
+from registry.storage.local import LocalBlobs
+from registry.tables import JobRow
+from tests.support.outage import door
+from tests.support.runners import result, until
+from workers.engines.drivers import LLAMACPP
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def booted(bench, run) -> int:
+    """Wait until the engine of a run is ready, and return its pid."""
+    until(lambda: bench.replica(run).get("state") == "ready", what="a ready engine")
+    return bench.replica(run)["pid"]
+
+
+def gates_of(bench, run) -> list[str]:
+    return [entry.body["gate"] for entry in bench.entries(run) if entry.kind == "gate_recorded"]
+
+
+def damage(bench, bundle) -> str:
+    """Alter one byte of a bundle's weights in the store."""
+    path = bundle.weights()[0].path
+    blob = LocalBlobs(bench.service.settings.storage_dir).path(bundle.weights()[0].sha256)
+    content = bytearray(blob.read_bytes())
+    content[1000] ^= 1
+    blob.unlink()
+    blob.write_bytes(content)
+    return path
+
+
+def test_a_good_bundle_passes_every_gate_with_records_and_ends_without_an_engine(bench):
+    run = bench.evaluate(bench.bundle(), bench.policy())
+    bench.start()
+    pid = booted(bench, run)
+    done = bench.done(run)
+    assert done.outcome == "passed", done
+    assert [one["gate"] for one in done.results] == ["compatibility", "integrity"]
+    kinds = [entry.kind for entry in bench.entries(run) if entry.kind != "replica_changed"]
+    assert kinds == ["staged", "engine_booted", "gate_recorded", "gate_recorded"]
+    assert bench.states(run) == ["loading", "warming", "ready", "draining", "stopped"]
+    store = LocalBlobs(bench.service.settings.storage_dir)
+    assert all(store.exists(one["records"]) for one in done.results)
+    assert not is_running(pid)
+    assert bench.client().evidence.verify(stream=f"run/{run}").verified
+
+
+def test_what_booted_is_told_as_it_was_read_back(bench):
+    bundle = bench.bundle()
+    run = bench.evaluate(bundle, bench.policy())
+    bench.start()
+    bench.done(run)
+    (entry,) = [entry for entry in bench.entries(run) if entry.kind == "engine_booted"]
+    told = entry.body["engine"]
+    assert told["environment"] == bundle.engine.environment
+    assert told["model_ids"] == ["chain"]
+    assert told["context_tokens"] == bundle.runtime.context_tokens
+    assert "--no-warmup" in told["arguments"]
+    assert entry.body["fingerprint"]["cores"] == os.cpu_count()
+    assert entry.body["runner"] == "r1"
+    assert entry.body["ready_ms"] > 0
+
+
+def test_a_runner_without_the_store_fetches_the_bytes(bench):
+    run = bench.evaluate(bench.bundle(), bench.policy())
+    agent = bench.start(store=False)
+    assert bench.done(run).outcome == "passed"
+    staged = bench.settings(store=False).data_dir / "staged"
+    assert {path.stat().st_nlink for path in staged.glob("*/*.gguf")} == {2}
+    bench.stop(agent)
+
+
+def test_a_damaged_blob_in_the_store_fails_integrity_before_anything_boots(bench):
+    bundle = bench.bundle()
+    path = damage(bench, bundle)
+    run = bench.evaluate(bundle, bench.policy())
+    bench.start()
+    done = bench.done(run)
+    assert done.outcome == "failed"
+    assert result(done, "integrity")["verdict"] == "failed"
+    assert path in result(done, "integrity")["summary"]
+    assert [entry.kind for entry in bench.entries(run)] == ["staged", "gate_recorded"]
+
+
+def test_a_damaged_blob_is_not_taken_from_the_service(bench):
+    bundle = bench.bundle()
+    damage(bench, bundle)
+    run = bench.evaluate(bundle, bench.policy())
+    bench.start(store=False)
+    row = until(lambda: row if (row := bench.row(run)).problem else None)
+    assert row.problem.startswith("digest-mismatch")
+    assert not bench.entries(run) or [entry.kind for entry in bench.entries(run)] == ["attempt_errored"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"truncated_bytes": 900_000}, "boot-weights-unreadable"),
+        ({"template": "{% for %}"}, "boot-template-unreadable"),
+        ({"arguments": ["--no-such-argument"]}, "boot-unsupported"),
+    ],
+    ids=["weights cut short", "a template with an error", "an unknown argument"],
+)
+def test_a_candidate_that_does_not_boot_fails_compatibility_with_cause_and_log(bench, changes, code):
+    run = bench.evaluate(bench.bundle("bad", **changes), bench.policy())
+    bench.start()
+    done = bench.done(run)
+    assert done.outcome == "failed"
+    failed = result(done, "compatibility")
+    assert failed["verdict"] == "failed"
+    assert [finding["code"] for finding in failed["findings"]] == [code]
+    assert code == "boot-unsupported" or failed["findings"][0]["found"]
+    assert result(done, "integrity")["verdict"] == "passed"
+    assert bench.states(run)[-1] == "failed"
+
+
+def test_a_candidate_that_boots_too_slowly_fails_compatibility(bench):
+    slow = {"gate": "compatibility", "boot_seconds": "0.01", "answer_seconds": "10"}
+    run = bench.evaluate(bench.bundle(), bench.policy([{"gate": "integrity"}, slow]))
+    bench.start()
+    failed = result(bench.done(run), "compatibility")
+    assert failed["verdict"] == "failed"
+    assert failed["findings"][0]["code"] == "boot-timeout"
+
+
+def test_another_engine_than_the_bundle_names_is_a_problem_that_names_both_and_boots_nothing(bench):
+    other = "sha256:" + "1" * 64
+    run = bench.evaluate(bench.bundle(environment=other), bench.policy())
+    bench.start()
+    row = until(lambda: row if (row := bench.row(run)).problem else None)
+    assert row.state == "pending"
+    assert row.problem.startswith("engine-mismatch")
+    assert other in row.problem
+    assert LLAMACPP.identity().digest in row.problem
+    assert [entry.kind for entry in bench.entries(run)] == ["attempt_errored"]
+
+
+def test_integrity_alone_boots_nothing(bench):
+    run = bench.evaluate(bench.bundle(), bench.policy(), gates=["integrity"])
+    bench.start()
+    assert bench.done(run).outcome == "passed"
+    assert [entry.kind for entry in bench.entries(run)] == ["staged", "gate_recorded"]
+
+
+def test_a_gate_that_fails_ends_the_run_and_integrity_is_told_last(bench):
+    hasty = {"gate": "compatibility", "boot_seconds": "60", "answer_seconds": "0.001"}
+    run = bench.evaluate(bench.bundle(), bench.policy([{"gate": "integrity"}, hasty]))
+    bench.start()
+    done = bench.done(run)
+    assert done.outcome == "failed"
+    assert gates_of(bench, run) == ["compatibility", "integrity"]
+    assert result(done, "integrity")["verdict"] == "passed"
+
+
+def test_an_engine_killed_during_a_gate_never_passes_it(bench):
+    run = bench.evaluate(bench.bundle(), bench.policy())
+    bench.start()
+    os.kill(booted(bench, run), signal.SIGKILL)
+    until(lambda: bench.row(run).state == "done" or bench.row(run).problem, what="an end of the attempt")
+    assert [one["verdict"] for one in bench.run(run).results if one["gate"] == "compatibility"] != ["passed"]
+    assert "failed" in bench.states(run) or bench.row(run).state == "done"
+
+
+def test_after_a_lost_lease_the_engine_is_gone_and_nothing_more_is_told(bench):
+    run = bench.evaluate(bench.bundle(), bench.policy())
+    agent = bench.start()
+    until(lambda: bench.replica(run).get("state") == "loading", what="a loading engine")
+    pid = bench.replica(run)["pid"]
+    bench.steal(run)
+    told = len(bench.entries(run))
+    until(lambda: not agent.held(), what="letting go")
+    until(lambda: not is_running(pid), what="the end of the engine")
+    assert len(bench.entries(run)) <= told + 1
+    assert not gates_of(bench, run)
+    assert bench.row(run).state == "claimed"
+
+
+def test_a_run_that_is_no_longer_wanted_ends_before_its_gates_have(bench):
+    run = bench.evaluate(bench.bundle(), bench.policy())
+    bench.start()
+    until(lambda: bench.replica(run).get("state") == "loading", what="a loading engine")
+    bench.unwant(run)
+    done = bench.done(run)
+    assert not is_running(bench.replica(run)["pid"])
+    assert "integrity" not in gates_of(bench, run)
+    assert done.outcome == "undecided"
+
+
+def test_a_runner_that_stops_kills_its_gate_engines_and_gives_the_job_back(bench):
+    run = bench.evaluate(bench.bundle(), bench.policy())
+    agent = bench.start()
+    until(lambda: bench.replica(run).get("state") == "loading", what="a loading engine")
+    pid = bench.replica(run)["pid"]
+    bench.stop(agent)
+    assert not is_running(pid)
+    row = bench.row(run)
+    assert row.state == "pending"
+    assert row.problem.startswith("runner-stopped")
+    with bench.service.database.transaction() as session:
+        session.get_one(JobRow, run).due_at = db.now(session)
+    bench.start()
+    done = bench.done(run)
+    assert done.outcome == "passed"
+    assert done.attempt == 2
+
+
+def test_an_outage_longer_than_the_lease_neither_ends_nor_doubles_a_run(bench):
+    run = bench.evaluate(bench.bundle(), bench.policy())
+    with door(bench.api.url) as way:
+        agent = bench.start(url=way.url)
+        booted(bench, run)
+        way.shut()
+        until(lambda: lease_ran_out(bench, run), what="the end of the lease")
+        way.open()
+        done = bench.done(run)
+        bench.stop(agent)
+    assert done.outcome == "passed"
+    assert gates_of(bench, run) == ["compatibility", "integrity"]
+    assert bench.states(run).count("loading") == 1
+
+
+def lease_ran_out(bench, run) -> bool:
+    with bench.service.database.transaction() as session:
+        row = session.get_one(JobRow, run)
+        return row.lease_until is not None and row.lease_until < db.now(session)

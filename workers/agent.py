@@ -1,0 +1,297 @@
+"""The runner's loop: it registers, says that it lives, claims jobs while it has slots, and runs each in a thread.
+
+The broker only rings. A lost ring costs seconds, since the loop looks by itself every few seconds.
+
+One process uses a data folder at a time, by a lock that the kernel drops when the process dies. So whatever still
+runs out of the folder when the lock is taken belonged to a predecessor that is gone: engines of gates are ended,
+replicas that serve live traffic are taken up again under their old lease, where the service still knows it.
+"""
+
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from uuid import UUID
+
+from registry.client import Client
+from registry.settings import RunnerSettings
+from schemas.problems import NotFound, Problem, TransitionRefused
+from schemas.runner import Claim, JobKind, RunnerRegistration
+from workers import evaluation, fingerprint, live, recording
+from workers.engines.drivers import DRIVERS
+from workers.launchers.process import ProcessLauncher, boot_id, strays
+from workers.lease import Ending, JobEnded, Lease, log
+from workers.site import Site
+from workers.staging import Staging
+
+HEARTBEAT_SECONDS = 5.0
+LOOK_SECONDS = 2.0
+RETRY_SECONDS = 1.0
+FAILED_SECONDS = 5.0
+STOP_SECONDS = 20.0
+"""How long `stop` waits for jobs to end: engines of gates are killed, and the service is told."""
+
+JOBS: Mapping[JobKind, Callable[[Site, Lease], None]] = {
+    JobKind.EVALUATE: evaluation.evaluate,
+    JobKind.SERVE: live.serve,
+    JobKind.RECORD: recording.record,
+}
+
+
+class Agent:
+    """One runner. `start` returns at once; `ring` makes it look for jobs now; `stop` ends it."""
+
+    def __init__(self, settings: RunnerSettings, client: Client) -> None:
+        """Use these settings. Nothing is read, started or claimed before `start`."""
+        self._settings = settings
+        self._client = client
+        self._bell = threading.Event()
+        self._stopping = threading.Event()
+        self._held: dict[UUID, Lease] = {}
+        self._threads: dict[UUID, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._folder: int | None = None
+        self._main = threading.Thread(target=self._run, name="agent", daemon=True)
+
+    def start(self) -> None:
+        """Start the loop in a thread of its own."""
+        self._main.start()
+
+    def ring(self) -> None:
+        """Look for jobs now."""
+        self._bell.set()
+
+    def held(self) -> list[UUID]:
+        """Return the jobs held now."""
+        with self._lock:
+            return list(self._held)
+
+    def stop(self) -> None:
+        """Stop: kill engines of gates and give their jobs back, leave live replicas running, drop the data folder."""
+        self._stopping.set()
+        self._bell.set()
+        self._end_all()
+        if self._main.ident is not None:
+            self._main.join(STOP_SECONDS)
+        # What was claimed in the last moment.
+        threads = self._end_all()
+        deadline = time.monotonic() + STOP_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if self._folder is not None and not any(thread.is_alive() for thread in (*threads, self._main)):
+            os.close(self._folder)
+            self._folder = None
+
+    def _end_all(self) -> list[threading.Thread]:
+        with self._lock:
+            leases, threads = list(self._held.values()), list(self._threads.values())
+        for lease in leases:
+            lease.end(Ending.STOPPING)
+        return threads
+
+    # ------------------------------------------------------------------------------------------- the loop
+
+    def _run(self) -> None:
+        self._settings.data_dir.mkdir(parents=True, exist_ok=True)
+        path = self._settings.data_dir / "runner.lock"
+        # Open until the process ends, or every job of this runner has: until then the folder is in use.
+        self._folder = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if not self._alone(self._folder):
+            return
+        while not self._stopping.is_set():
+            try:
+                self._live()
+            except Exception:  # edge: a runner that gave up would look alive to whoever watches its process
+                log.exception("agent_failed")
+                self._stopping.wait(FAILED_SECONDS)
+
+    def _live(self) -> None:
+        site = self._site()
+        with self._lock:
+            is_first = not self._held
+        if is_first:
+            end_left_engines(site.data_dir)
+            site.staging.tidy()
+        runner = self._register(site)
+        if is_first and runner is not None:
+            self._take_up(site)
+        beat = time.monotonic()
+        while runner is not None and not self._stopping.is_set():
+            try:
+                if time.monotonic() - beat >= HEARTBEAT_SECONDS:
+                    self._client.runners.heartbeat(runner)
+                    beat = time.monotonic()
+                self._claim_all(site, runner)
+            except NotFound:
+                # The service has forgotten this runner: its database was replaced.
+                runner = self._register(site)
+            except Problem as problem:
+                log.warning("service_does_not_answer", detail=problem.detail)
+            self._bell.wait(LOOK_SECONDS)
+            self._bell.clear()
+
+    def _alone(self, handle: int) -> bool:
+        """Wait until no other process uses the data folder. False when this runner stops before."""
+        is_told = False
+        while not self._stopping.is_set():
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if not is_told:
+                    log.warning("data_folder_in_use", folder=str(self._settings.data_dir))
+                is_told = True
+                self._stopping.wait(0.2)
+        return False
+
+    def _site(self) -> Site:
+        settings = self._settings
+        return Site(
+            name=settings.name,
+            data_dir=settings.data_dir,
+            fingerprint=fingerprint.fingerprint(),
+            hardware=settings.runner_class,
+            staging=Staging(settings.data_dir, settings.store_dir),
+            launcher=ProcessLauncher(),
+            client=self._client,
+        )
+
+    def _register(self, site: Site) -> UUID | None:
+        """Say who this runner is, however long the service needs to answer. None when this runner stops before."""
+        body = RunnerRegistration(
+            name=site.name,
+            runner_class=self._settings.runner_class,
+            fingerprint=site.fingerprint,
+            engines=sorted(DRIVERS),
+            boot_id=boot_id(),
+        )
+        while not self._stopping.is_set():
+            try:
+                runner = self._client.runners.register(body)
+            except Problem as problem:
+                log.warning("not_registered", detail=problem.detail)
+                self._stopping.wait(RETRY_SECONDS)
+            else:
+                log.info("registered", runner=str(runner.id), name=runner.name, runner_class=runner.runner_class)
+                return runner.id
+        return None
+
+    def _claim_all(self, site: Site, runner: UUID) -> None:
+        """Claim until there is nothing to do or no slot is free."""
+        while not self._stopping.is_set():
+            with self._lock:
+                leases = list(self._held.values())
+            if len(leases) >= self._settings.slots:
+                return
+            # After an outage our own leases come first: else we would claim our own jobs from ourselves.
+            if not all(lease.renew() for lease in leases if lease.is_overdue and not lease.is_lost):
+                return
+            claim = self._client.runners.claim(runner)
+            if claim is None:
+                return
+            self._hold(site, claim)
+
+    def _hold(self, site: Site, claim: Claim, lease: Lease | None = None) -> None:
+        with self._lock:
+            mine = self._held.get(claim.job)
+            if mine is not None and not mine.is_lost:
+                log.warning("own_job_claimed_again", job=str(claim.job), attempt=claim.attempt)
+                mine.take_over(claim)
+                return
+        log.info("job_claimed", job=str(claim.job), kind=claim.kind, attempt=claim.attempt, bundle=claim.bundle)
+        held = lease or Lease(self._client, claim)
+        with self._lock:
+            previous = self._threads.get(claim.job)
+            thread = threading.Thread(
+                target=self._work, args=(site, held, previous), name=f"{claim.kind}-{claim.job}", daemon=True
+            )
+            self._held[claim.job], self._threads[claim.job] = held, thread
+        held.keep()
+        thread.start()
+
+    # -------------------------------------------------------------------------------------- one job's edge
+
+    def _work(self, site: Site, lease: Lease, previous: threading.Thread | None) -> None:
+        started = time.monotonic()
+        try:
+            if previous is not None:
+                # Our own lost attempt at this job is still ending its engine.
+                previous.join()
+            self._do(site, lease)
+        finally:
+            lease.release()
+            with self._lock:
+                if self._held.get(lease.job) is lease:
+                    del self._held[lease.job]
+                    del self._threads[lease.job]
+            seconds = round(time.monotonic() - started, 2)
+            log.info("job_left", job=str(lease.job), kind=lease.claim.kind, seconds=seconds, ending=lease.ending)
+            self._bell.set()
+
+    def _do(self, site: Site, lease: Lease) -> None:
+        problem: str | None = None
+        detail: str | None = None
+        try:
+            JOBS[lease.claim.kind](site, lease)
+        except JobEnded:
+            if lease.ending is Ending.STOPPING:
+                problem, detail = "runner-stopped", f"runner {site.name} was stopped"
+        except TransitionRefused as refused:
+            # The release has gone another way meanwhile, such as rejected: nobody waits for this job.
+            log.warning("report_refused", job=str(lease.job), detail=refused.detail)
+        except Problem as failed:
+            problem, detail = failed.kind, failed.detail
+        except OSError as failed:
+            problem, detail = "runner-failed", f"{type(failed).__name__}: {failed}"
+            log.exception("job_failed", job=str(lease.job))
+        except Exception as failed:  # edge: whatever a job did not expect ends as its problem, to be tried again
+            problem, detail = "internal-error", f"{type(failed).__name__}: {failed}"
+            log.exception("job_failed", job=str(lease.job))
+        if lease.is_lost or (lease.ending is Ending.STOPPING and lease.claim.kind is JobKind.SERVE):
+            return
+        if problem is not None:
+            log.warning("job_ended_with_problem", job=str(lease.job), problem=problem, detail=detail)
+        try:
+            lease.complete(problem, detail)
+        except JobEnded as ended:
+            log.warning("job_not_completed", job=str(lease.job), why=ended.ending)
+        except Problem as refused:
+            log.error("job_not_completed", job=str(lease.job), detail=refused.detail)
+
+    # ------------------------------------------------------------------------------------------- at the start
+
+    def _take_up(self, site: Site) -> None:
+        """Take up the live replicas that a predecessor left, under the leases that it held.
+
+        The predecessor is gone, since we have its lock; so its token is ours. Where the service does not know the
+        lease any more, another has the job or nobody wants it, and the engine is ended.
+        """
+        kept = live.shelf(site.data_dir)
+        for job in kept.jobs():
+            left = kept.read(job)
+            if left is None:
+                kept.end(job, site.launcher)
+                continue
+            lease = Lease(self._client, left.claim)
+            while not lease.renew() and not self._stopping.is_set():
+                self._stopping.wait(RETRY_SECONDS)
+            if self._stopping.is_set():
+                return
+            if lease.is_lost:
+                log.warning("replica_not_ours_any_more", job=job)
+                kept.end(job, site.launcher)
+            else:
+                self._hold(site, left.claim, lease)
+
+
+def end_left_engines(data_dir: Path) -> None:
+    """End the engines of gates that a dead predecessor left, by the folder that they run in, and the folders."""
+    launcher = ProcessLauncher()
+    for workdir in sorted((data_dir / "engines").glob("*")):
+        for stray in strays(workdir):
+            log.warning("left_engine_ended", pid=stray.pid, folder=workdir.name)
+            launcher.kill(stray)
+        shutil.rmtree(workdir, ignore_errors=True)

@@ -1,0 +1,155 @@
+"""What every job that boots an engine does: the right engine, the right bytes, one replica whose changes are told."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gates import integrity
+from gates.dialect import DIALECTS
+from gates.endpoint import Endpoint
+from gates.environment import EnvironmentAltered, NotInstalled
+from gates.gate import JudgeInput
+from schemas.bundle import Bundle
+from schemas.evidence import EngineBooted, Kind
+from schemas.policy import IntegrityRule
+from schemas.problems import EngineFailed, Problem
+from schemas.result import Verdict
+from schemas.runner import ReplicaState
+from workers.engines.drivers import DRIVERS, Launch
+from workers.lease import JobEnded, Lease, log
+from workers.serving import NotWanted, Ready, Replica
+from workers.site import Site
+from workers.staging import Place
+
+DRAIN_SECONDS = 2.0
+"""What running requests get when the engine of a gate is ended: there should be none."""
+STOP_SECONDS = 5.0
+
+
+class EngineMismatch(Problem):
+    """The engine installed on this runner is not the one that the bundle names, so nothing may be served with it."""
+
+    kind, title, status = "engine-mismatch", "Engine mismatch", 409
+
+
+class IntegrityFailed(Problem):
+    """The staged files are not the ones that the bundle names; nothing was booted from them."""
+
+    kind, title, status = "integrity-failed", "Integrity failed", 409
+
+
+def require_engine(bundle: Bundle) -> None:
+    """Return when this runner has the very engine that a bundle names. Raises EngineMismatch naming both."""
+    engine = bundle.engine
+    driver = DRIVERS.get(engine.name)
+    if driver is None or engine.environment is None:
+        wanted = engine.image or f"{engine.name} {engine.version}"
+        raise EngineMismatch(f"the bundle is served by {wanted}; this runner starts {', '.join(DRIVERS)} as processes")
+    try:
+        installed = driver.identity()
+    except (EnvironmentAltered, NotInstalled) as error:
+        raise EngineMismatch(
+            f"the bundle names {engine.name} {engine.version} in the environment {engine.environment}; "
+            f"what is installed on this runner cannot be named: {error}"
+        ) from error
+    if installed.digest != engine.environment:
+        raise EngineMismatch(
+            f"the bundle names {engine.name} {engine.version} in the environment {engine.environment}; "
+            f"installed on this runner is {installed.version} in {installed.digest}"
+        )
+
+
+def require_integrity(site: Site, lease: Lease, bundle: Bundle, place: Place) -> None:
+    """Hash every staged file. Raises IntegrityFailed; the files are then staged anew the next time."""
+    seen = integrity.observe(bundle, place.root, lease.step)
+    judged = integrity.judge(JudgeInput(IntegrityRule(gate="integrity"), {"passes": [seen]}, bundle))
+    if judged.verdict in {Verdict.FAILED, Verdict.ERRORED}:
+        site.staging.discard(bundle)
+        raise IntegrityFailed(judged.summary)
+
+
+class Transitions:
+    """Reports each change of a replica's state, as one act each.
+
+    Nothing leaves it: a change that cannot be told must not keep an engine from being stopped. Whether the job is
+    over is asked where the job goes on.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        """Report under this lease."""
+        self.replica: Replica | None = None
+        self._lease = lease
+        self._number = 0
+
+    def __call__(self, state: ReplicaState, cause: str) -> None:
+        """Report one change."""
+        if self.replica is None:
+            return
+        self._number += 1
+        self._lease.progress(f"replica {state}: {cause}")
+        try:
+            self._lease.report(
+                Kind.REPLICA_CHANGED, self._lease.act("replica", self._number), self.replica.report(cause)
+            )
+        except JobEnded as ended:
+            log.info("replica_change_not_reported", job=str(self._lease.job), state=state, why=ended.ending)
+        except Problem as problem:
+            log.warning("replica_change_refused", job=str(self._lease.job), state=state, detail=problem.detail)
+
+
+def endpoint_of(replica: Replica) -> Endpoint:
+    """Return the way to speak to a replica that listens."""
+    bundle = replica.bundle
+    return Endpoint(replica.base_url, bundle.serving.served_name, DIALECTS[bundle.engine.name])
+
+
+def start_and_wait(lease: Lease, replica: Replica, boot_seconds: float) -> Ready:
+    """Start an engine and wait until it is ready.
+
+    Raises:
+        EngineFailed: it did not become ready; it is ended.
+        JobEnded: the job was over before.
+    """
+    lease.check()
+    try:
+        replica.start()
+        return replica.wait_ready(boot_seconds, is_wanted=lambda: not lease.ended.is_set())
+    except (EngineFailed, NotWanted):
+        # An engine that was killed because the job is over has not failed.
+        lease.check()
+        raise
+
+
+def booted(site: Site, lease: Lease, ready: Ready) -> None:
+    """Put what really booted, and where, into evidence."""
+    body = EngineBooted(
+        engine=ready.identity, fingerprint=site.fingerprint, runner=site.name, ready_ms=ready.ready_ms or 0
+    )
+    lease.report(Kind.ENGINE_BOOTED, lease.act("booted", 1), body)
+
+
+@contextmanager
+def gate_replica(site: Site, lease: Lease, bundle: Bundle, place: Place) -> Iterator[Replica]:
+    """Yield a replica that ends with the context, with the job and with this process, whichever comes first."""
+    workdir = site.data_dir / "engines" / str(lease.job)
+    shutil.rmtree(workdir, ignore_errors=True)
+    launch = Launch(
+        root=place.root,
+        port_file=workdir / "port.json",
+        drain_seconds=DRAIN_SECONDS,
+        parent_pid=os.getpid(),
+    )
+    transitions = Transitions(lease)
+    replica = Replica(bundle, launch, workdir=workdir, launcher=site.launcher, on_transition=transitions)
+    transitions.replica = replica
+    try:
+        with lease.on_end(lambda: _kill(replica)):
+            yield replica
+    finally:
+        replica.stop(grace_seconds=STOP_SECONDS)
+        shutil.rmtree(workdir, ignore_errors=True)
+
+
+def _kill(replica: Replica) -> None:
+    replica.stop(grace_seconds=0.0)

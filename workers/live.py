@@ -1,0 +1,282 @@
+"""The serve job: keep one replica ready for live traffic, through a death of this runner and an absent service.
+
+The engine has a session of its own. What it takes to find it again lies in `replicas/<job>.json` before anybody
+hears of the engine. Who may end it, and when:
+
+- The runner stops, or dies: nobody. The next process on the same data folder takes the job up again under the
+  lease in the file, and the engine with it when pid, start time and boot id are still the same.
+- The service does not answer: nobody. The engine serves on for as long as it takes.
+- The service says that the job is no longer wanted: this runner, after running requests have ended.
+- The lease was lost: this runner, in the same way. The new holder is never in this data folder, since one process
+  at a time uses it; it boots a replica of its own, and two of them would leave one that nobody watches.
+- The engine died, or does not answer any more: it is ended, told as failed, and the job given back to be tried
+  again.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from pydantic import Field, ValidationError
+
+from schemas.bundle import Bundle
+from schemas.common import Closed, Digest, Positive, ShortText
+from schemas.evidence import Kind
+from schemas.problems import EngineFailed
+from schemas.runner import Claim, ReplicaState
+from workers.boot import Transitions, require_engine, require_integrity, start_and_wait
+from workers.engines.drivers import Launch
+from workers.launchers.process import Launched, ProcessLauncher, strays
+from workers.lease import Ending, JobEnded, Lease, log
+from workers.serving import NotWanted, Replica
+from workers.site import Site
+
+BOOT_SECONDS = 600.0
+ADOPT_SECONDS = 60.0
+"""Longest wait for an adopted engine, which may be busy, to answer."""
+DRAIN_SECONDS = 30.0
+KILL_SECONDS = 5.0
+"""Given on top of the drain before an engine is killed."""
+LOOK_SECONDS = 2.0
+PROBE_SECONDS = 10.0
+MISSES = 3
+"""Real completions in a row that must fail before an engine that runs counts as dead."""
+
+
+class Left(Closed):
+    """A replica as its file keeps it: the job's claim, and which process it is."""
+
+    claim: Claim = Field(description="The claim, with the fencing token that holds now.")
+    bundle: Digest = Field(description="What it serves.")
+    pid: Positive = Field(description="Process id.")
+    start_time: ShortText = Field(description="Start of the process in clock ticks since boot.")
+    boot_id: ShortText = Field(description="The machine's boot.")
+    drain_seconds: float = Field(description="Given to running requests when it is ended.", ge=0, allow_inf_nan=False)
+
+    @property
+    def launched(self) -> Launched:
+        """The process."""
+        return Launched(self.pid, self.start_time, self.boot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Where the replicas of one data folder are kept: a file and a working folder each."""
+
+    folder: Path
+
+    def file(self, job: object) -> Path:
+        """Return the place of a replica's file."""
+        return self.folder / f"{job}.json"
+
+    def workdir(self, job: object) -> Path:
+        """Return the working folder of a replica's engine."""
+        return self.folder / str(job)
+
+    def write(self, job: object, left: Left) -> None:
+        """Keep a replica; the file is whole or the old one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=self.folder, prefix=".left-")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(left.model_dump_json())
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(self.file(job))
+
+    def read(self, job: object) -> Left | None:
+        """Return a replica that was kept; None when there is none, or its file cannot be understood."""
+        try:
+            return Left.model_validate_json(self.file(job).read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            log.warning("replica_file_unreadable", job=str(job), error=str(error))
+            return None
+
+    def jobs(self) -> list[str]:
+        """Return the jobs of which anything is kept."""
+        if not self.folder.is_dir():
+            return []
+        return sorted({path.stem for path in self.folder.iterdir() if path.suffix == ".json" or path.is_dir()})
+
+    def forget(self, job: object) -> None:
+        """Remove what is kept of a replica that is ended."""
+        self.file(job).unlink(missing_ok=True)
+        shutil.rmtree(self.workdir(job), ignore_errors=True)
+
+    def end(self, job: object, launcher: ProcessLauncher) -> None:
+        """End the process that is provably the kept one, after its requests, and whatever else runs in its folder."""
+        left = self.read(job)
+        if left is not None and (found := launcher.adopt(left.pid, left.start_time, left.boot_id)) is not None:
+            launcher.stop(found, grace_seconds=left.drain_seconds + KILL_SECONDS)
+        for stray in strays(self.workdir(job)):
+            launcher.kill(stray)
+        self.forget(job)
+
+
+def shelf(data_dir: Path) -> Shelf:
+    """Return where a data folder keeps its replicas."""
+    return Shelf(data_dir / "replicas")
+
+
+def end_all(data_dir: Path) -> None:
+    """End every live replica of a data folder: for whoever takes the whole machine down, after its runner stopped."""
+    kept = shelf(data_dir)
+    for job in kept.jobs():
+        kept.end(job, ProcessLauncher())
+
+
+def serve(site: Site, lease: Lease) -> None:
+    """Keep one replica of the job's bundle ready until the job ends.
+
+    Returns when it is no longer wanted, when the lease was lost, or when this runner stops.
+
+    Raises:
+        JobEnded: the job ended before there was an engine.
+        Problem, OSError: the replica failed or did not become ready; to be tried again.
+    """
+    try:
+        _Live.prepare(site, lease).run()
+    except JobEnded as ended:
+        if ended.ending is not Ending.STOPPING:
+            shelf(site.data_dir).end(lease.job, site.launcher)
+        raise
+
+
+@dataclass(slots=True)
+class _Live:
+    site: Site
+    lease: Lease
+    bundle: Bundle
+    drain_seconds: float
+    transitions: Transitions
+    kept: Shelf
+
+    @classmethod
+    def prepare(cls, site: Site, lease: Lease) -> "_Live":
+        policy = site.policy(lease)
+        drain = float(policy.canary.drain_seconds) if policy is not None else DRAIN_SECONDS
+        return cls(site, lease, site.bundle(lease), drain, Transitions(lease), shelf(site.data_dir))
+
+    @property
+    def _grace(self) -> float:
+        return self.drain_seconds + KILL_SECONDS
+
+    def run(self) -> None:
+        replica = self._adopt() or self._boot()
+        try:
+            self._watch(replica)
+        except EngineFailed:
+            self.kept.forget(self.lease.job)
+            raise
+        if self.lease.ending is Ending.STOPPING:
+            log.info("replica_left_running", job=str(self.lease.job), pid=replica.process_id())
+            return
+        replica.stop(grace_seconds=self._grace)
+        self.kept.forget(self.lease.job)
+
+    # ------------------------------------------------------------------------------------------- starting
+
+    def _replica(self) -> Replica:
+        workdir = self.kept.workdir(self.lease.job)
+        root = self.site.staging.root(self.bundle)
+        launch = Launch(root=root, port_file=workdir / "port.json", drain_seconds=self.drain_seconds)
+        replica = Replica(
+            self.bundle,
+            launch,
+            workdir=workdir,
+            launcher=self.site.launcher,
+            on_transition=lambda state, cause: self._changed(replica, state, cause),
+        )
+        self.transitions.replica = replica
+        return replica
+
+    def _changed(self, replica: Replica, state: ReplicaState, cause: str) -> None:
+        if state is ReplicaState.LOADING:
+            # Before anybody hears of the engine: from here on it can be found again.
+            self._keep(replica)
+        self.transitions(state, cause)
+
+    def _keep(self, replica: Replica) -> None:
+        launched = replica.launched
+        if launched is None:
+            return
+        claim = self.lease.claim.model_copy(update={"fencing_token": self.lease.token})
+        left = Left(
+            claim=claim,
+            bundle=self.bundle.digest,
+            pid=launched.pid,
+            start_time=launched.start_time,
+            boot_id=launched.boot_id,
+            drain_seconds=self.drain_seconds,
+        )
+        self.kept.write(self.lease.job, left)
+
+    def _adopt(self) -> Replica | None:
+        """Take up the engine that a predecessor left, when it is provably that one and answers as it should."""
+        left = self.kept.read(self.lease.job)
+        if left is not None and left.bundle == self.bundle.digest:
+            replica = self._replica()
+            if replica.adopt(left.pid, left.start_time, left.boot_id, None):
+                try:
+                    replica.wait_ready(ADOPT_SECONDS, is_wanted=self._goes_on)
+                    return replica
+                except NotWanted:
+                    return replica
+                except EngineFailed as failure:
+                    log.warning("replica_not_adopted", job=str(self.lease.job), detail=failure.detail)
+        self.kept.end(self.lease.job, self.site.launcher)
+        return None
+
+    def _boot(self) -> Replica:
+        require_engine(self.bundle)
+        place = self.site.stage(self.lease, self.bundle)
+        require_integrity(self.site, self.lease, self.bundle, place)
+        self.lease.report(Kind.STAGED, self.lease.act("staged", 1), place.facts)
+        replica = self._replica()
+        try:
+            start_and_wait(self.lease, replica, BOOT_SECONDS)
+        except JobEnded:
+            # What becomes of an engine that still loads is decided as for one that serves.
+            pass
+        except BaseException:
+            replica.stop(grace_seconds=0.0)
+            self.kept.forget(self.lease.job)
+            raise
+        return replica
+
+    def _goes_on(self) -> bool:
+        return not self.lease.ended.is_set()
+
+    # ------------------------------------------------------------------------------------------- watching
+
+    def _watch(self, replica: Replica) -> None:
+        """Look until the job ends. Raises EngineFailed when the engine is dead."""
+        held, misses, probed = self.lease.token, 0, time.monotonic()
+        while not self.lease.ended.wait(LOOK_SECONDS):
+            if self.lease.token != held:
+                held = self.lease.token
+                self._keep(replica)
+            is_due = time.monotonic() - probed >= PROBE_SECONDS
+            if not is_due and replica.process_id() is not None and _is_healthy(replica):
+                continue
+            probe = replica.probe()
+            probed = time.monotonic()
+            misses = 0 if probe.is_alive else misses + 1
+            if replica.state is ReplicaState.FAILED:
+                raise EngineFailed(probe.detail)
+            if misses >= MISSES:
+                raise replica.fail(f"{MISSES} real completions in a row did not end; the last: {probe.detail}")
+            if probe.is_alive:
+                self.lease.progress(f"ready; a completion took {probe.latency_ms:.0f} ms")
+
+
+def _is_healthy(replica: Replica) -> bool:
+    try:
+        return httpx.get(replica.base_url + replica.dialect.health_path, timeout=5.0, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False

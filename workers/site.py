@@ -1,0 +1,83 @@
+"""What the jobs of one runner share: where they are, what they work with, and the documents they are given."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from registry.client import Client
+from schemas.api import Registered
+from schemas.bundle import Bundle
+from schemas.common import Document
+from schemas.policy import Policy
+from schemas.problems import DigestMismatch, InvalidDocument
+from schemas.reference import Reference
+from schemas.runner import Fingerprint
+from schemas.suite import SUITE, GoldenSuite, LoadSuite
+from workers.launchers.process import ProcessLauncher
+from workers.lease import Lease
+from workers.staging import Place, Staging
+
+DocumentT = TypeVar("DocumentT", bound=Document)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One runner, as its jobs see it."""
+
+    name: str
+    data_dir: Path
+    fingerprint: Fingerprint
+    hardware: str
+    """Class of like hardware: the runner's class."""
+    staging: Staging
+    launcher: ProcessLauncher
+    client: Client
+
+    # ------------------------------------------------------------------------------------------ documents
+
+    def bundle(self, lease: Lease) -> Bundle:
+        """Return the job's bundle. Raises DigestMismatch when the service answers with another one."""
+        digest = lease.claim.bundle
+        stored = lease.patiently(lambda _: self.client.bundles.get(digest))
+        return _checked(Bundle.model_validate(_body(stored)), digest)
+
+    def policy(self, lease: Lease) -> Policy | None:
+        """Return the job's policy, if it has one."""
+        digest = lease.claim.policy
+        if digest is None:
+            return None
+        stored = lease.patiently(lambda _: self.client.policies.get(digest))
+        return _checked(Policy.model_validate(_body(stored)), digest)
+
+    def suite(self, lease: Lease, digest: str) -> GoldenSuite | LoadSuite:
+        """Return a suite."""
+        stored = lease.patiently(lambda _: self.client.suites.get(digest))
+        return _checked(SUITE.validate_python(_body(stored)), digest)
+
+    def reference(self, lease: Lease, digest: str) -> Reference:
+        """Return a golden reference."""
+        stored = lease.patiently(lambda _: self.client.references.get(digest))
+        return _checked(Reference.model_validate(_body(stored)), digest)
+
+    # ---------------------------------------------------------------------------------------------- bytes
+
+    def stage(self, lease: Lease, bundle: Bundle) -> Place:
+        """Put the bundle's files where an engine reads them; what breaks off for lack of an answer goes on."""
+        return lease.patiently(lambda _: self.staging.stage(bundle, self._fetch, lease.step))
+
+    def _fetch(self, digest: str) -> Iterator[bytes]:
+        with self.client.blobs.stream(digest) as chunks:
+            yield from chunks
+
+
+def _body(stored: Registered) -> dict[str, object]:
+    if stored.document is None:
+        raise InvalidDocument(f"the service gave no document for {stored.digest}", errors=[])
+    return stored.document
+
+
+def _checked(document: DocumentT, digest: str) -> DocumentT:
+    if document.digest != digest:
+        raise DigestMismatch(f"asked for {digest}, the service answered with {document.digest}")
+    return document

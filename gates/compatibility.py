@@ -17,6 +17,10 @@ from schemas.result import Finding, Measurement, Severity, Verdict
 PROBED = frozenset({Feature.CHAT, Feature.COMPLETIONS, Feature.STREAMING, Feature.LOGPROBS, Feature.SYSTEM_ROLE})
 """Declared features that this version of the gate proves."""
 
+SLOW_RATIO = 0.25
+"""When an ordinary request took more than this share of the time limit, being late proves nothing."""
+_LATE = frozenset({"malformed-hang", "request-survives", "health-late", "sentinel-late"})
+
 
 _BOOT_ADVICE = {
     "weights_unreadable": "Check that the weights are whole, and of an architecture that this engine version reads.",
@@ -190,31 +194,40 @@ def _judge_features(bundle: Bundle) -> Iterator[Finding]:
 
 def _judge_malformed(rule: CompatibilityRule, bundle: Bundle, records: Records, tally: _Tally) -> None:
     baseline, engine = records["baseline"], bundle.engine
-    if baseline[0]["state"] is None or baseline[0] != baseline[1]:
+    states = [sentinel["state"] for sentinel in baseline]
+    if len(states) != 2 or states[0] is None or states[0] != states[1]:
         message = "The same request got two different answers before any malformed one; sentinels prove nothing here."
         tally.doubtful.append(
-            finding("sentinel-unsteady", message, pointer="sentinel", found=baseline[1], expected=baseline[0])
+            finding("sentinel-unsteady", message, pointer="sentinel", found=states[-1:], expected=states[:1])
         )
-    cases = malformed.cases(
-        bundle.serving.served_name, context_tokens=1, has_completions=Feature.COMPLETIONS in bundle.serving.features
-    )
-    done = {record["case"]: record for record in records["cases"]}
-    limit = float(rule.answer_seconds)
-    if missing := [case.name for case in cases if case.name not in done]:
-        message = f"{len(missing)} malformed requests were not sent, {missing[0]} first; run the gate again."
+    cases = {
+        case.name: case
+        for case in malformed.cases(
+            bundle.serving.served_name, context_tokens=1, has_completions=Feature.COMPLETIONS in bundle.serving.features
+        )
+    }
+    if missing := sorted(cases.keys() - {record["case"] for record in records["cases"]}):
+        message = f"{len(missing)} malformed requests were not sent, such as {missing[0]}; run the gate again."
         tally.doubtful.append(finding("case-missing", message, pointer=missing[0], found=", ".join(missing)))
-    for case in cases:
-        if case.name not in done:
-            continue
-        record = done[case.name]
-        tally.findings += malformed.judge_answer(
+    limit = float(rule.answer_seconds)
+    slowest = max(sentinel["seconds"] for sentinel in baseline)
+    for record in records["cases"]:
+        case = cases[record["case"]]
+        found = malformed.judge_answer(
             case, record["exchange"], engine=engine.name, version=engine.version, limit_seconds=limit
         )
-        tally.findings += _judge_aftermath(case.name, record, baseline[0], limit, bundle)
+        found += _judge_aftermath(case.name, record, states[0], limit, bundle)
+        if slowest > limit * SLOW_RATIO:
+            # The machine was too slow for this limit already, so that lateness is not the engine's alone.
+            late = [one for one in found if one.code in _LATE and one.severity is Severity.BLOCK]
+            tally.doubtful += late
+            found = [one for one in found if one not in late]
+        tally.findings += found
+        slowest = max(slowest, record["sentinel"]["seconds"])
 
 
 def _judge_aftermath(
-    name: str, record: Records, baseline: Records, limit_seconds: float, bundle: Bundle
+    name: str, record: Records, expected: object, limit_seconds: float, bundle: Bundle
 ) -> Iterator[Finding]:
     advice = "One client can take this engine from all others: do not release it, or filter the request before it."
     if record["process_id"] is None or not record["is_same_process"]:
@@ -225,13 +238,17 @@ def _judge_aftermath(
         message = f"{limit_seconds:g} s after the malformed request {name} the engine still works on it."
         yield finding("request-survives", message, pointer=name, advice=advice)
     if record["health"] != 200:
+        code = "health-late" if record["health"] == 0 else "unhealthy-after"
         message = f"/health answers {record['health']} after the malformed request {name}."
-        yield finding("unhealthy-after", message, pointer=name, found=record["health"], expected=200, advice=advice)
-    if record["sentinel"] != baseline:
+        yield finding(code, message, pointer=name, found=record["health"], expected=200, advice=advice)
+    sentinel = record["sentinel"]
+    if sentinel["outcome"] == "timeout":
+        message = f"After the malformed request {name} an ordinary request got no answer within {limit_seconds:g} s."
+        yield finding("sentinel-late", message, pointer=name, expected=expected, advice=advice)
+    elif sentinel["state"] != expected:
         message = f"After the malformed request {name} an ordinary request is no longer answered as before."
-        yield finding(
-            "sentinel-differs", message, pointer=name, found=record["sentinel"], expected=baseline, advice=advice
-        )
+        found = sentinel["state"] or sentinel["detail"]
+        yield finding("sentinel-differs", message, pointer=name, found=found, expected=expected, advice=advice)
 
 
 def _measurements(rule: CompatibilityRule, bundle: Bundle, records: Records) -> list[Measurement]:

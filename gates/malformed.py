@@ -71,7 +71,7 @@ def cases(model: str, *, context_tokens: int, has_completions: bool) -> list[Cas
         context_tokens: context of one request; the over-long prompt has at least twice as many tokens.
         has_completions: whether the bundle declares the completions route too.
     """
-    chat = {"model": model, "messages": [{"role": "user", "content": "ping"}], "max_tokens": 4, "temperature": 0}
+    chat = {"model": model, "messages": [{"role": "user", "content": "ping"}], "max_tokens": 2, "temperature": 0}
     whole = json.dumps(chat)
     nested = "[" * NESTING + "]" * NESTING
     found = [

@@ -19,7 +19,7 @@ from schemas.bundle import Feature
 from schemas.policy import CompatibilityRule
 
 MAX_TOKENS = 16
-SENTINEL_TOKENS = 3
+SENTINEL_TOKENS = 2
 LOGPROBS_TOP = 3
 PROBE_SECONDS = 60.0
 MAX_BODY_CHARACTERS = 1_000_000
@@ -142,11 +142,17 @@ async def _sentinel(endpoint: Endpoint, timeout_seconds: float) -> Records:
     """Ask an ordinary question; the state is all of the answer that must never change."""
     request = greedy(endpoint, _SENTINEL, max_tokens=SENTINEL_TOKENS, top=None)
     answer = await endpoint.generate(request, timeout_seconds=timeout_seconds)
+    record: Records = {
+        "outcome": answer.outcome.value,
+        "detail": answer.detail,
+        "seconds": round((answer.done_ns - answer.sent_ns) / 1e9, 6),
+        "state": None,
+    }
     if answer.outcome not in {Outcome.OK, Outcome.EMPTY} or answer.usage is None:
-        return {"outcome": answer.outcome.value, "detail": answer.detail, "state": None}
+        return record
     usage = answer.usage
     state = [answer.finish_reason, answer.text, answer.reasoning, usage.prompt_tokens, usage.completion_tokens]
-    return {"outcome": answer.outcome.value, "detail": "", "state": state}
+    return record | {"state": state}
 
 
 async def _wait_until_idle(endpoint: Endpoint, limit_seconds: float, *, is_sure: bool) -> bool | None:

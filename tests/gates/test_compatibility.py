@@ -178,8 +178,10 @@ def test_an_engine_that_is_restarted_behind_the_gate_fails(good):
         return as_it_is(one)
 
     result = run_with(good, fault, process_id=lambda: 2 if restarted else 1)
+    names = [case.name for case in malformed.cases("chain", context_tokens=1, has_completions=True)]
+    first_missing = min(names[names.index("max-tokens-list") + 1 :])
     assert result.verdict is Verdict.FAILED
-    assert blocking(result) == {("engine-died", "max-tokens-list"), ("case-missing", "temperature-text")}
+    assert blocking(result) == {("engine-died", "max-tokens-list"), ("case-missing", first_missing)}
 
 
 def test_a_malformed_request_that_is_never_answered_fails(good):
@@ -345,6 +347,10 @@ def test_each_fact_about_the_start_gets_its_verdict(good, passed, values, verdic
     assert (result.verdict, result.findings[0].code) == (verdict, code)
 
 
+def sentinel(outcome, state, seconds=0.01):
+    return {"outcome": outcome, "detail": "x", "state": state, "seconds": seconds}
+
+
 @pytest.mark.parametrize(
     ("values", "code"),
     [
@@ -352,14 +358,37 @@ def test_each_fact_about_the_start_gets_its_verdict(good, passed, values, verdic
         ({"is_same_process": False}, "engine-died"),
         ({"health": 503}, "unhealthy-after"),
         ({"is_idle": False}, "request-survives"),
-        ({"sentinel": {"outcome": "ok", "detail": "", "state": ["stop", "Ho", "", 23, 3]}}, "sentinel-differs"),
-        ({"sentinel": {"outcome": "timeout", "detail": "", "state": None}}, "sentinel-differs"),
+        ({"health": 0}, "health-late"),
+        ({"sentinel": sentinel("ok", ["length", "Ho", "", 23, 2])}, "sentinel-differs"),
+        ({"sentinel": sentinel("http_5xx", None)}, "sentinel-differs"),
+        ({"sentinel": sentinel("timeout", None)}, "sentinel-late"),
     ],
 )
 def test_what_a_case_leaves_behind_fails_and_names_the_case(good, passed, values, code):
     changed = copy.deepcopy(passed[1])
     changed["cases"][7] |= values
     assert blocking(conclude(good, changed)) == {(code, changed["cases"][7]["case"])}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"sentinel": sentinel("timeout", None, 5.0)}, {"is_idle": False}, {"health": 0}, {"exchange": "late"}],
+)
+def test_being_late_on_a_machine_that_was_slow_before_is_errored(good, passed, values):
+    changed = copy.deepcopy(passed[1])
+    changed["baseline"][0]["seconds"] = 1.3
+    case = changed["cases"][7]
+    case |= {"exchange": case["exchange"] | {"problem": "timeout"}} if "exchange" in values else values
+    result = conclude(good, changed)
+    assert result.verdict is Verdict.ERRORED
+    assert result.findings[0].pointer == case["case"]
+
+
+def test_a_wrong_answer_on_a_slow_machine_still_fails(good, passed):
+    changed = copy.deepcopy(passed[1])
+    changed["baseline"][0]["seconds"] = 1.3
+    changed["cases"][7]["sentinel"] = sentinel("ok", ["length", "Ho", "", 23, 2])
+    assert conclude(good, changed).verdict is Verdict.FAILED
 
 
 def test_an_engine_that_never_answers_twice_alike_is_errored(good, passed):

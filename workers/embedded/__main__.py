@@ -98,9 +98,9 @@ def _end_engines(layout: Layout, say: Say) -> None:
     """End the engines; a person who is in a hurry ends them at once."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        processes.end_engines(layout.replicas, say)
+        processes.end_engines(layout.runner, say)
     except KeyboardInterrupt:
-        processes.end_engines(layout.replicas, say, grace_seconds=0.0)
+        processes.end_engines(layout.runner, say, grace_seconds=0.0)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -63,11 +63,6 @@ class Layout:
         return self.root / "runner"
 
     @property
-    def replicas(self) -> Path:
-        """One document for each engine that the runner keeps."""
-        return self.runner / "replicas"
-
-    @property
     def logs(self) -> Path:
         """One log a part."""
         return self.root / "logs"

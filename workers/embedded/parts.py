@@ -1,9 +1,10 @@
 """The table of parts: what `sluicegate up` runs, in the order of their start."""
 
 import http.client
+import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -167,10 +168,10 @@ def table(stack: Stack, gateway_part: Part) -> list[Part]:
     if stack.options.is_with_runner:
         queue = f"runner.{stack.options.runner_class}"
         environment = stack.runner_environment()
-        after = (*base, "api")
-        found.append(
-            _worker("runner", "workers.runner", layout.run, environment, queue=queue, after=after, stop_rank=2)
-        )
+        runner = _worker("runner", "workers.runner", layout.run, environment, queue=queue, after=base)
+        # It ends the engines of gates and tells the service, which is waited for.
+        runner = replace(runner, ready=lambda: is_registered(stack), stop_rank=2, stop_seconds=45.0)
+        found.append(runner)
     return found
 
 
@@ -182,7 +183,6 @@ def _worker(
     *,
     queue: str,
     after: tuple[str, ...],
-    stop_rank: int = 0,
 ) -> Part:
     place = ("-Q", queue, "-n", f"{name}@sluicegate", "--pool", "threads", "--concurrency", "4")
     return Part(
@@ -192,7 +192,6 @@ def _worker(
         environment=environment,
         after=after,
         ready_text=f"{name}@sluicegate ready.",
-        stop_rank=stop_rank,
         stop_seconds=20.0,
     )
 
@@ -211,11 +210,25 @@ def _beat(workdir: Path, environment: dict[str, str], *, after: tuple[str, ...])
 
 def answers(port: int, path: str) -> bool:
     """Tell whether a server on loopback answers 200 within half a second. Raises OSError when nobody listens."""
+    return _get(port, path)[0] == 200
+
+
+def is_registered(stack: Stack) -> bool:
+    """Tell whether the service knows our runner as alive. Raises OSError when the service does not answer."""
+    status, body = _get(stack.ports.api, "/v1/runners", authorization=f"Bearer {stack.admin_token}")
+    if status != 200:
+        return False
+    items = json.loads(body)["items"]
+    return any(each["name"] == RUNNER_NAME and each["is_alive"] for each in items)
+
+
+def _get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(HOST, port, timeout=0.5)
     try:
-        connection.request("GET", path)
-        return connection.getresponse().status == 200
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
     except http.client.HTTPException:
-        return False
+        return 0, b""
     finally:
         connection.close()

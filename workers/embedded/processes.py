@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from workers.launchers.process import Condition, Launched, ProcessLauncher, ProcessState
+from workers.launchers.process import Condition, Launched, ProcessLauncher, ProcessState, strays
 from workers.traffic.desired import write_atomically
 
 GRACE_SECONDS: Final = 10.0
@@ -38,18 +38,26 @@ def end_leftovers(path: Path, say: Say) -> None:
     path.unlink(missing_ok=True)
 
 
-def end_engines(replicas: Path, say: Say, *, grace_seconds: float = ENGINE_GRACE_SECONDS) -> None:
-    """End the engines that the runner has written down: it leaves them serving when it stops, a stack does not."""
-    found = [_read(path, say) for path in sorted(replicas.glob("*.json"))]
+def end_engines(runner: Path, say: Say, *, grace_seconds: float = ENGINE_GRACE_SECONDS) -> None:
+    """End every engine of a runner's data folder, after the runner has stopped: it leaves live ones serving.
+
+    What the runner keeps of a live replica stays, so that it boots that one again at the next start without waiting
+    for its own lease to run out.
+    """
+    found = [_read(path, say) for path in sorted((runner / "replicas").glob("*.json"))]
     items = [item for item in found if isinstance(item, dict)]
-    if not items:
-        return
-    with ThreadPoolExecutor(min(_AT_ONCE, len(items))) as pool:
-        for item, state in zip(
-            items, pool.map(lambda item: _end(item, grace_seconds=grace_seconds), items), strict=True
-        ):
+    if items:
+        with ThreadPoolExecutor(min(_AT_ONCE, len(items))) as pool:
+            states = list(pool.map(lambda item: _end(item, grace_seconds=grace_seconds), items))
+        for item, state in zip(items, states, strict=True):
             if state is not None:
                 say(f"engine (pid {item['pid']}): {state}")
+    # What a runner that was killed never wrote down: each engine works in a folder of its own.
+    left = [
+        each for kind in ("replicas", "engines") for folder in (runner / kind).glob("*/") for each in strays(folder)
+    ]
+    for each in left:
+        say(f"engine (pid {each.pid}): {ProcessLauncher().kill(each)}")
 
 
 def end_all(processes: Iterable[Launched], *, grace_seconds: float) -> None:

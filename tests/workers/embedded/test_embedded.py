@@ -9,7 +9,7 @@ import pytest
 from tests.support.embedded import Stack, beneath, runs, until
 from workers.embedded.__main__ import main
 
-PARTS = {"postgres", "valkey", "api", "control", "beat", "envoy"}
+PARTS = {"postgres", "valkey", "api", "control", "beat", "envoy", "runner"}
 
 
 def answers(gateway_url):
@@ -23,7 +23,7 @@ def answers(gateway_url):
 @pytest.mark.timeout(180)
 def test_a_stack_survives_kills_and_comes_back_on_the_same_data(tmp_path):
     data = tmp_path / "my data"  # a space, as in many people's paths
-    stack = Stack(data, "--no-runner")
+    stack = Stack(data)
     first = stack.wait_ready()
     assert set(stack.running()) == PARTS
     assert stack.get("/readyz").status_code == 200
@@ -45,7 +45,7 @@ def test_a_stack_survives_kills_and_comes_back_on_the_same_data(tmp_path):
     # The supervisor itself is killed: what it ran ends, now or at the next start, which finds everything as it was.
     former = stack.running()
     stack.kill()
-    stack = Stack(data, "--no-runner")
+    stack = Stack(data)
     again = stack.wait_ready()
     assert {**again, "pid": 0, "ready_seconds": 0} == {**first, "pid": 0, "ready_seconds": 0}
     assert not any(runs(pid) for pid in former.values())

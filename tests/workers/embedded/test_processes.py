@@ -1,10 +1,11 @@
 import json
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.support.embedded import runs
+from tests.support.embedded import runs, until
 from workers.embedded import processes
 from workers.launchers.process import Launched, boot_id, start_time
 
@@ -41,7 +42,7 @@ def test_a_process_that_is_not_provably_the_recorded_one_is_left_alone(tmp_path,
     processes.end_leftovers(path, lambda _: None)
     (tmp_path / "replicas").mkdir()
     (tmp_path / "replicas" / "one.json").write_text(json.dumps(identity(sleeper, **changes)))
-    processes.end_engines(tmp_path / "replicas", lambda _: None)
+    processes.end_engines(tmp_path, lambda _: None)
     assert runs(sleeper.pid)
 
 
@@ -50,15 +51,18 @@ def test_a_damaged_record_stops_nobody(tmp_path, text):
     path = tmp_path / "processes.json"
     path.write_text(text)
     processes.end_leftovers(path, lambda _: None)
-    (tmp_path / "one.json").write_text(text)
+    (tmp_path / "replicas").mkdir()
+    (tmp_path / "replicas" / "one.json").write_text(text)
     processes.end_engines(tmp_path, lambda _: None)
 
 
 def test_engines_that_outlived_the_runner_are_ended_together(tmp_path, sleeper):
     script = "trap '' TERM; while :; do sleep 0.1; done"
+    replicas = tmp_path / "replicas"
+    replicas.mkdir()
     stubborn = subprocess.Popen(["/bin/sh", "-c", script], start_new_session=True)
     for number, process in enumerate((sleeper, stubborn)):
-        (tmp_path / f"{number}.json").write_text(json.dumps(identity(process)))
+        (replicas / f"{number}.json").write_text(json.dumps(identity(process)))
     said = []
     try:
         processes.end_engines(tmp_path, said.append, grace_seconds=0.3)
@@ -67,3 +71,17 @@ def test_engines_that_outlived_the_runner_are_ended_together(tmp_path, sleeper):
     finally:
         stubborn.kill()
     assert len(said) == 2
+    assert len(list(replicas.iterdir())) == 2  # the runner boots them again
+
+
+@pytest.mark.parametrize("kind", ["replicas", "engines"])
+def test_an_engine_that_nobody_wrote_down_is_found_by_its_folder(tmp_path, kind):
+    folder = tmp_path / kind / "0190"
+    folder.mkdir(parents=True)
+    engine = subprocess.Popen(["/bin/sleep", "600"], cwd=folder, start_new_session=True)
+    try:
+        until(lambda: Path(f"/proc/{engine.pid}/cwd").readlink() == folder)
+        processes.end_engines(tmp_path, lambda _: None)
+        assert engine.wait(5) < 0
+    finally:
+        engine.kill()

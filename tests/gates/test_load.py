@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,15 @@ def measured(result, name, statistic=None):
     return next(each for each in result.measurements if each.name == name and statistic in (None, each.statistic))
 
 
+def decided(context):
+    """Run the gate as a policy does: a run that errored because this machine was busy is repeated, twice at most."""
+    for _ in range(3):
+        result, raw = catalog.run("load", context)
+        if result.verdict is not Verdict.ERRORED:
+            break
+    return result, raw
+
+
 # ---------------------------------------------------------------------------------------- on the real engine
 
 
@@ -102,7 +112,7 @@ def test_a_good_bundle_passes_on_the_real_engine(context, tmp_path):
     said = []
     with chain_engine(tmp_path / "engine") as engine:
         given = replace(context(engine.base_url), progress=said.append, process_id=lambda: engine.pid)
-        result, raw = catalog.run("load", given)
+        result, raw = decided(given)
     assert result.verdict is Verdict.PASSED, result.summary
     found = rows(raw)
     assert {row["outcome"] for row in found} == {"ok"}
@@ -121,7 +131,7 @@ def test_a_model_that_no_longer_stops_overloads_the_real_engine_and_fails(contex
     with chain_engine(
         tmp_path / "engine", extra=chain.endless(start="\n"), max_sequences=1, context_tokens=512
     ) as engine:
-        result, raw = catalog.run("load", context(engine.base_url))
+        result, raw = decided(context(engine.base_url))
     assert result.verdict is Verdict.FAILED, result.summary
     assert "ttft-over-bound" in codes(result)
     assert {row["completion_tokens"] for row in rows(raw) if row["outcome"] == "ok"} == {400}
@@ -134,7 +144,7 @@ def test_an_engine_that_dies_during_the_load_fails(context, tmp_path):
             progress=lambda _: kill(engine.pid),
             process_id=lambda: engine.pid if is_running(engine.pid) else None,
         )
-        result, raw = catalog.run("load", given)
+        result, raw = decided(given)
     assert result.verdict is Verdict.FAILED, result.summary
     assert {"engine-died", "too-many-errors"} <= set(codes(result))
     assert "connect" in {row["outcome"] for row in rows(raw)}
@@ -156,7 +166,7 @@ GOOD = Script(chunks=chat_stream("H", "i"))
 
 def test_a_scripted_engine_without_a_fault_passes(context):
     with load_engine(lambda _: GOOD) as engine:
-        result, _ = catalog.run("load", context(engine.base_url))
+        result, _ = decided(context(engine.base_url))
     assert result.verdict is Verdict.PASSED, result.summary
     assert [each.code for each in result.findings] == ["cache-unknown"]
 
@@ -166,7 +176,7 @@ def test_the_first_token_is_not_the_role(context):
     events = chat_stream("H", "i")
     role_first = Script(chunks=[events[0], b"".join(events[1:])], pause_seconds=0.3)
     with load_engine(lambda _: role_first) as engine:
-        result, raw = catalog.run("load", context(engine.base_url, ttft_ms=250, send_lag_ms=100))
+        result, raw = decided(context(engine.base_url, ttft_ms=250, send_lag_ms=100))
     assert result.verdict is Verdict.FAILED, result.summary
     assert codes(result)[0] == "ttft-over-bound"
     waits = sorted((row["token_us"] - row["sent_us"]) / 1000 for row in rows(raw))
@@ -178,7 +188,7 @@ def test_failed_requests_are_infinite_and_fail(context):
     # Class 6: every third request is refused at once, the rest is fast.
     broken = Script.json({"error": {"message": "no memory"}}, 500)
     with load_engine(lambda number: broken if number % 3 == 0 else GOOD) as engine:
-        result, raw = catalog.run("load", context(engine.base_url))
+        result, raw = decided(context(engine.base_url))
     assert result.verdict is Verdict.FAILED
     assert "p90 TTFT is infinite" in result.summary
     assert measured(result, "ttft", "p90").infinite == sum(row["outcome"] == "http_5xx" for row in rows(raw))
@@ -197,7 +207,7 @@ def test_one_stall_shows_in_every_request_that_it_delayed(context):
         return replace(GOOD, delay_seconds=max(0.0, left))
 
     with load_engine(stalled) as engine:
-        result, raw = catalog.run("load", context(engine.base_url, ttft_ms=300, send_lag_ms=100))
+        result, raw = decided(context(engine.base_url, ttft_ms=300, send_lag_ms=100))
     delayed = [row for row in rows(raw) if row["token_us"] - row["at_us"] > 300_000]
     assert result.verdict is Verdict.FAILED, result.summary
     assert "ttft-over-bound" in codes(result)
@@ -210,29 +220,29 @@ def test_a_stream_that_falls_silent_fails_at_the_planned_time_out(context):
     silent = Script(chunks=[chat_event(text) for text in "abc"], ending="hang")
     suite = load_suite(request_seconds="1", requests=64)
     with load_engine(lambda _: silent) as engine:
-        result, raw = catalog.run("load", context(engine.base_url, suite, ttft_ms=600, e2e_ms=1000, tpot_ms=500))
+        result, raw = decided(context(engine.base_url, suite, ttft_ms=600, e2e_ms=1000, tpot_ms=500))
     assert result.verdict is Verdict.FAILED
     assert {row["outcome"] for row in rows(raw)} == {"timeout"}
     assert all(0.9e6 < row["done_us"] - row["at_us"] < 2.5e6 for row in rows(raw))
 
 
-@pytest.mark.parametrize(
-    ("script", "outcome"),
-    [
-        (Script(chunks=chat_stream("H", "i")[:2], ending="cut"), "truncated"),
-        (Script(chunks=chat_stream("H", "i")[:-1]), "truncated"),
-        (Script(chunks=[chat_event(finish_reason="stop"), usage_event(), DONE]), "empty"),
-        (Script(chunks=[b'data: {"error": {"message": "out of memory"}}\n\n', DONE]), "error_event"),
-        (Script(chunks=[b"data: {\n\n"]), "malformed"),
-    ],
-    ids=["cut", "no-done", "no-text", "error-event", "no-json"],
-)
-def test_a_broken_stream_is_a_failed_request(context, script, outcome):
-    with load_engine(lambda number: script if number % 2 else GOOD) as engine:
-        result, raw = catalog.run("load", context(engine.base_url, load_suite(rate_per_second="60")))
+def test_a_broken_stream_is_a_failed_request_of_its_kind(context):
+    healthy = chat_stream("H", "i")
+    broken = {
+        "truncated": [Script(chunks=healthy[:2], ending="cut"), Script(chunks=healthy[:-1])],
+        "empty": [Script(chunks=[chat_event(finish_reason="stop"), usage_event(), DONE])],
+        "error_event": [Script(chunks=[b'data: {"error": {"message": "out of memory"}}\n\n', DONE])],
+        "malformed": [Script(chunks=[b"data: {\n\n"]), Script(chunks=[*healthy[:-2], chat_event("!"), DONE])],
+        "http_4xx": [Script.json({"error": {"message": "no"}}, 404)],
+    }
+    scripts = [GOOD, *(script for group in broken.values() for script in group)]
+    with load_engine(lambda number: scripts[number % 8]) as engine:
+        result, raw = decided(context(engine.base_url, load_suite(rate_per_second="60")))
     assert result.verdict is Verdict.FAILED
-    assert {row["outcome"] for row in rows(raw)} == {"ok", outcome}
-    assert measured(result, "error_ratio").k == 32
+    counted = Counter(row["outcome"] for row in rows(raw))
+    assert counted == {"ok": 8} | {outcome: 8 * len(group) for outcome, group in broken.items()}
+    assert measured(result, "error_ratio").k == 56
+    assert {f"request-{outcome.replace('_', '-')}" for outcome in broken} <= {each.code for each in result.findings}
 
 
 def test_answers_without_a_token_count_are_an_error(context):
@@ -241,20 +251,20 @@ def test_answers_without_a_token_count_are_an_error(context):
     with load_engine(lambda _: uncounted) as engine:
         result, _ = catalog.run("load", context(engine.base_url, load_suite(rate_per_second="60")))
     assert result.verdict is Verdict.ERRORED
-    assert codes(result) == ["usage-missing"]
+    assert "usage-missing" in codes(result)
 
 
 def test_too_few_samples_are_inconclusive(context):
     # Class 13.
     suite = load_suite(rate_per_second="60", requests=40)
     with load_engine(lambda _: GOOD) as engine:
-        result, _ = catalog.run("load", context(engine.base_url, suite))
+        result, _ = decided(context(engine.base_url, suite))
     assert result.verdict is Verdict.INCONCLUSIVE
     assert codes(result)[0] == "too-few-samples"
 
 
 def test_an_engine_that_does_not_listen_fails_every_request(context):
-    result, raw = catalog.run("load", context("http://127.0.0.1:9", load_suite(rate_per_second="60")))
+    result, raw = decided(context("http://127.0.0.1:9", load_suite(rate_per_second="60")))
     assert result.verdict is Verdict.FAILED
     assert {row["outcome"] for row in rows(raw)} == {"connect"}
 
@@ -291,6 +301,15 @@ def test_a_generator_that_was_held_up_is_an_error_and_not_the_engines_fault(cont
     assert result.verdict is Verdict.ERRORED, result.summary
     assert "send-lag" in codes(result)
     assert measured(result, "send_lag", "max").value > 500
+
+
+def test_a_rate_that_one_generator_cannot_reach_is_an_error(context):
+    # Class 5.
+    suite = load_suite(rate_per_second="20000", requests=1000)
+    with load_engine(lambda _: GOOD) as engine:
+        result, _ = catalog.run("load", context(engine.base_url, suite, ttft_ms=600, send_lag_ms=20))
+    assert result.verdict is Verdict.ERRORED
+    assert {"send-lag", "rate-not-reached", "gaps-not-as-declared"} & set(codes(result))
 
 
 async def test_a_generator_slowed_by_a_busy_loop_says_so(context):

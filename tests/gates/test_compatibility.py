@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gates import catalog, malformed
+from gates import catalog, compatibility, malformed
 from gates.dialect import LLAMACPP
 from gates.endpoint import Endpoint
 from schemas.policy import CompatibilityRule
@@ -427,6 +427,17 @@ def test_empty_records_are_errored(good, records):
     result = conclude(good, records)
     assert result.verdict is Verdict.ERRORED
     assert result.findings
+
+
+def test_an_engine_that_did_not_become_ready_fails_with_its_log(good):
+    records = compatibility.boot_failed("weights_unreadable", "it ended with status 1", ["tensor x is cut off"])
+    result = conclude(good, records)
+    assert result.verdict is Verdict.FAILED
+    assert blocking(result) == {("boot-weights-unreadable", "start")}
+    assert "tensor x is cut off" in result.findings[0].found
+    for part in records["boot"]:
+        kept = {name: value for name, value in records["boot"].items() if name != part}
+        assert conclude(good, {"boot": kept}).verdict is Verdict.ERRORED
 
 
 def test_no_cases_are_errored(good, passed):

@@ -192,7 +192,7 @@ def _check_files(session: Session, project: UUID, bundle: Bundle) -> None:
     ]
     if wrong:
         raise InvalidDocument(
-            f"the bundle's sizes are not those of its files: {wrong[0]['detail']}", errors=wrong[:MAX_ERRORS]
+            f"the bundle is not valid: {wrong[0]['pointer']} {wrong[0]['detail']}", errors=wrong[:MAX_ERRORS]
         )
 
 

@@ -114,7 +114,21 @@ def actor(service: Service) -> Actor:
 
 
 @pytest.fixture
-def api(committed: Service) -> Iterator[Api]:
-    """The HTTP interface on a free port, with real commits."""
+def own_api(committed: Service) -> Iterator[Api]:
+    """The HTTP interface on a free port, over a database of the test's own."""
     with Api(committed) as running:
+        yield running
+
+
+@pytest.fixture
+def api(own_api: Api) -> Api:
+    """The HTTP interface: `own_api`, unless the module says `shared_api`."""
+    return own_api
+
+
+@pytest.fixture(scope="session")
+def shared_api(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """The HTTP interface over a database that many tests share: for those that are refused, or only read."""
+    service = Service.build(settings_for(postgres.url(postgres.create()), tmp_path_factory.mktemp("api")))
+    with Api(service) as running:
         yield running

@@ -140,8 +140,8 @@ async def put_records(
 def post_reference(
     job: UUID,
     fencing_token: FencingToken,
-    raw: RawJson,
     actor: Annotated[Actor, allow("run_jobs")],
+    raw: RawJson,
     service: ServiceDep,
     session: SessionDep,
 ) -> Run:

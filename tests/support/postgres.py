@@ -52,6 +52,11 @@ class Postgres:
         """Drop a database; whoever is still connected to it is thrown out."""
         self._admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
+    def rename(self, name: str, new: str) -> None:
+        """Give a database another name: whoever is connected is thrown out and does not find it again."""
+        self._admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        self._admin.execute(f"ALTER DATABASE {name} RENAME TO {new}")
+
     def stop(self) -> None:
         """Stop the server and remove its folder."""
         self._admin.close()

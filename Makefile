@@ -52,8 +52,9 @@ format: install ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-schemas: install ## Write the committed JSON Schemas anew
+schemas: install ## Write the committed JSON Schemas and the OpenAPI document anew
 	$(BIN)/python -m schemas
+	$(BIN)/python -m registry.api --openapi schemas/generated/openapi.json
 
 # An extra names the package itself; calling it unsafe keeps it out of its own lock, and sed drops the warning.
 LOCK_WITH := CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --strip-extras --generate-hashes \

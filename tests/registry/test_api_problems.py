@@ -301,7 +301,7 @@ def test_a_client_that_asks_first_sends_nothing_in_vain(api):
 
 
 def test_a_document_of_the_largest_size_is_read(api):
-    padded = json.dumps(policy_body()).encode()
+    padded = json.dumps(policy_body("largest")).encode()
     padded += b" " * (MAX_DOCUMENT_BYTES - len(padded))
     client = api.clients["manager"]
     headers = {"content-type": "application/json"}

@@ -20,7 +20,7 @@ from registry.cli.profile import connect, folder
 from registry.client import Client
 from schemas.api import Registered
 from schemas.bundle import Bundle, Role
-from schemas.problems import InvalidDocument
+from schemas.problems import DigestMismatch, InvalidDocument
 
 app = group("Bundles: everything that decides what is served, named by one digest.")
 
@@ -234,6 +234,8 @@ def _send(client: Client, contents: Contents, output: Output) -> int:
             clock = Clock()
             try:
                 client.blobs.upload(found.sha256, found.place, progress=lambda count: moved(count, None))
+            except DigestMismatch as problem:
+                raise DigestMismatch(f"{found.path} has changed since it was hashed: {problem.detail}") from None
             except OSError as error:
                 raise InvalidDocument(f"{found.path} cannot be read any more: {error.strerror}") from None
             output.note(f"sent {found.path} ({size(found.size)} in {clock.seconds:.1f} s)")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 from typer.exceptions import Abort, TyperException
 
 from registry.cli import bundles, evidence, local, policies, releases, runners, runs, suites, targets
@@ -67,6 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return output.refuse(problem)
     except TyperException as error:
         return _misused(error, output)
+    except ValidationError as error:
+        # What a person wrote was refused where it was read; this is an answer's document.
+        what = f"the service holds a {error.title} that this version of the command does not know; --json shows it"
+        return output.refuse(InternalError(what))
     except (Abort, KeyboardInterrupt):
         output.note("interrupted", "warn")
         return Exit.INTERRUPTED

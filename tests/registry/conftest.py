@@ -1,0 +1,29 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from registry.service import Service
+from registry.settings import Gateway
+from tests.support.api import Api
+from tests.support.command import Command
+
+
+@pytest.fixture
+def stack(service: Service, tmp_path: Path) -> Iterator[Api]:
+    """The HTTP interface of a service that drives one gateway, `local`, in front of which nothing runs."""
+    gateways = {"local": Gateway(directory=tmp_path / "gateway", url="http://127.0.0.1:1")}
+    settings = service.settings.model_copy(update={"gateways": gateways})
+    with Api(Service(settings, service.database, service.signer, service.blobs)) as running:
+        yield running
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """The command line, with nothing configured. The service's log, in this same process, is silent meanwhile."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    home = tmp_path / "home"
+    home.mkdir()
+    yield Command(home, monkeypatch, capsys)
+    structlog.reset_defaults()

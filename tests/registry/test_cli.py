@@ -1,0 +1,398 @@
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from registry.cli import follow, memory, output, profile, program
+from registry.cli.failures import Exit, exit_of
+from schemas.problems import PROBLEMS
+from tests.support.command import Command
+from tests.support.scripted_http import ScriptedHttp, answer
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = {
+    "up": None,
+    "demo": None,
+    "login": None,
+    "bundle": {"create", "show", "list"},
+    "policy": {"push", "show"},
+    "suite": {"push", "show", "record"},
+    "target": {"create", "show", "list"},
+    "release": {
+        "create",
+        "show",
+        "list",
+        "watch",
+        "approve",
+        "reject",
+        "pause",
+        "resume",
+        "promote",
+        "rollback",
+    },
+    "gate": {"run"},
+    "evidence": {"list", "verify"},
+    "runner": {"list"},
+}
+LEAVES = [
+    [group, *([name] if name else [])] for group, names in COMMANDS.items() for name in sorted(names or {None}, key=str)
+]
+STARTED = (["up"], ["demo"])
+
+
+def test_the_commands_are_the_ones_that_were_agreed():
+    root = typer.main.get_command(program.app)
+    found = {name: set(getattr(command, "commands", {})) or None for name, command in root.commands.items()}
+    assert found == COMMANDS
+
+
+@pytest.mark.parametrize("path", [leaf for leaf in LEAVES if leaf not in STARTED], ids=" ".join)
+def test_every_command_explains_itself_with_examples_and_speaks_json(command, path):
+    ran = command.ok(*path, "--help")
+    assert f"Usage: sluicegate {' '.join(path)}" in ran.out
+    assert "--json" in ran.out
+    shown = ran.out.split("Examples:")[1].strip().splitlines()
+    assert shown
+    for example in shown:
+        assert example.strip().startswith(f"sluicegate {' '.join(path)}")
+
+
+@pytest.mark.parametrize("path", [[], *([group] for group, names in COMMANDS.items() if names)], ids=str)
+def test_a_group_alone_shows_its_commands_and_is_a_usage_error(command, path):
+    ran = command(*path)
+    assert (ran.status, ran.out) == (2, "")
+    assert "Commands:" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nope"], "No such command 'nope'"),
+        (["bundle", "nope"], "No such command 'nope'"),
+        (["release", "list", "--nope"], "No such option"),
+        (["release", "watch"], "Missing argument 'RELEASE'"),
+        (["release", "approve", "01a2289b-8894"], "Missing option '--reason'"),
+        (["release", "list", "--phase", "nope"], "nope"),
+        (["release", "list", "--limit", "0"], "limit"),
+        (["release", "create", "--until", "never"], "never"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_status_2(command, arguments, said):
+    ran = command(*arguments)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("error: Usage: ")
+    assert said in ran.err
+    assert "--help`" in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+    ran = command(*arguments, "--json")
+    assert (ran.status, ran.err) == (2, "")
+    assert ran.json["title"] == "Usage"
+    assert said in ran.json["detail"]
+
+
+def test_the_version_is_said(command):
+    assert command.ok("--version").out == "sluicegate 0.1.0\n"
+
+
+@pytest.mark.parametrize("kind", PROBLEMS, ids=str)
+def test_each_problem_has_an_exit_status_and_is_told_once(command, kind):
+    problem = PROBLEMS[kind]("because", errors=[{"pointer": "/a", "detail": "is wrong"}])
+    expected = {
+        **dict.fromkeys((401, 403, 409, 503), Exit.REFUSED),
+        **dict.fromkeys((404, 405, 413, 415, 422), Exit.INVALID),
+        **dict.fromkeys((500, 502), Exit.UNDECIDED),
+    }[problem.status]
+    assert exit_of(problem) is expected
+    body = json.dumps(problem.body("http://there") | {"request_id": "r-1"}).encode()
+    with ScriptedHttp(lambda asked: answer(problem.status, body, kind="application/problem+json")) as http:
+        command.use(http.url, "token")
+        told, told_json = command("bundle", "list"), command("bundle", "list", "--json")
+    assert told.status == told_json.status == expected
+    assert told.out == ""
+    assert told.err.splitlines()[:2] == [f"error: {problem.title}: because", "  /a: is wrong"]
+    assert ("r-1" in told.err) == (problem.status >= 500)
+    assert told_json.json["title"] == problem.title
+    assert told_json.json["errors"] == [{"pointer": "/a", "detail": "is wrong"}]
+    assert told_json.err == ""
+
+
+def test_no_service_and_no_answer_are_status_4(command):
+    ran = command("bundle", "list")
+    assert ran.status == 4
+    assert "sluicegate login URL" in ran.err
+    with ScriptedHttp(lambda asked: None) as gone:
+        url = gone.url
+    command.use(url, "token")
+    ran = command("bundle", "list", "--json")
+    assert ran.status == 4
+    assert ran.json["title"] == "Unavailable"
+
+
+def test_a_defect_is_one_line_and_no_traceback(command, monkeypatch):
+    monkeypatch.setattr(typer.main, "get_command", lambda app: 1 / 0)
+    ran = command("bundle", "list")
+    assert ran.status == 3
+    assert len(ran.err.splitlines()) == 1
+    assert "ZeroDivisionError" in ran.err
+    monkeypatch.setenv("SLUICEGATE_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        command("bundle", "list")
+
+
+def test_what_others_wrote_cannot_move_the_terminal(command):
+    document = {
+        "digest": "sha256:" + "0" * 64,
+        "name": "evil\x1b[2J\u202ename\n",
+        "schema_id": "sluicegate.dev/suite/golden/v1",
+        "created_at": "2026-11-29T00:00:00Z",
+        "created_by": "[bold]x[/bold]",
+        "document": None,
+        "serving_digest": None,
+        "components": None,
+    }
+    page = json.dumps({"items": [document], "next": None}).encode()
+    with ScriptedHttp(lambda asked: answer(200, page)) as http:
+        command.use(http.url, "token")
+        ran = command.ok("suite", "show")
+        assert command.ok("suite", "show", "--json").json["items"][0]["name"] == document["name"]
+    assert "\x1b" not in ran.out
+    assert "\u202e" not in ran.out
+    assert "evil\ufffd[2J\ufffdname" in ran.out
+    assert "[bold]x[/bold]" in ran.out
+    assert document["digest"] in ran.out
+
+
+def test_a_document_that_only_a_newer_command_knows_is_said_so(command):
+    stored = {
+        "digest": "sha256:" + "0" * 64,
+        "name": "later",
+        "schema_id": "sluicegate.dev/policy/v2",
+        "created_at": "2026-11-29T00:00:00Z",
+        "created_by": "maria",
+        "document": {"schema": "sluicegate.dev/policy/v2"},
+        "serving_digest": None,
+        "components": None,
+    }
+    with ScriptedHttp(lambda asked: answer(200, json.dumps(stored).encode())) as http:
+        command.use(http.url, "token")
+        ran = command("policy", "show", "0" * 64)
+        assert command.ok("policy", "show", "0" * 64, "--json").json["document"] == stored["document"]
+    assert ran.status == 3
+    assert "--json shows it" in ran.err
+
+
+def test_a_closed_pipe_is_no_error():
+    code = "import sys; from registry.cli import main; sys.exit(main(['--help']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as ran:
+        ran.stdout.close()
+        said = ran.stderr.read()
+        assert ran.wait(timeout=30) in (0, 1)
+    assert b"Traceback" not in said
+    assert b"Exception" not in said
+
+
+# ---------------------------------------------------------------------------------------------------- login
+
+
+def test_login_keeps_a_token_that_the_service_accepts(command, stack):
+    ran = command.ok("login", stack.url + "/", "--token", stack.tokens["engineer"], "--json")
+    written = Path(ran.json["file"])
+
+    assert ran.json == {
+        "url": stack.url,
+        "project": "default",
+        "name": "engineer",
+        "role": "engineer",
+        "file": str(command.home / "config" / "sluicegate" / "config.json"),
+    }
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600
+    assert stat.S_IMODE(written.parent.stat().st_mode) == 0o700
+    assert command.ok("bundle", "list", "--json").json == {"items": []}
+    assert command.ok("login").out.startswith("engineer, engineer of project default")
+    assert stack.tokens["engineer"] not in ran.out + ran.err
+
+
+def test_login_keeps_nothing_that_the_service_refuses(command, stack):
+    assert command("login", stack.url, "--token", "slg_wrong").status == 4
+    assert command("login", "not a url", "--token", "x").status == 2
+    assert command("login", stack.url).status == 2  # no token, and nobody to ask
+    assert not (command.home / "config" / "sluicegate" / "config.json").exists()
+
+
+def test_login_reads_the_token_from_standard_input(command, stack, monkeypatch):
+    read, write = os.pipe()
+    os.write(write, stack.tokens["manager"].encode() + b"\n")
+    os.close(write)
+    with os.fdopen(read) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert command.ok("login", stack.url, "--token", "-", "--json").json["role"] == "manager"
+
+
+def test_the_environment_comes_before_what_login_wrote(command, stack):
+    command.ok("login", stack.url, "--token", stack.tokens["engineer"])
+    command.use(stack.url, stack.tokens["manager"])
+    assert command.ok("login", "--json").json["role"] == "manager"
+
+
+def test_a_kept_token_is_never_sent_to_another_address(command, stack):
+    command.ok("login", stack.url, "--token", stack.tokens["engineer"])
+    with ScriptedHttp(lambda asked: answer(401)) as other:
+        command.use(other.url, None)
+        assert command("bundle", "list").status == 4
+    assert "authorization" not in other.asked[0].headers
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_damaged_configuration_is_said(command, text):
+    place = command.home / "config" / "sluicegate"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text(text)
+    ran = command("bundle", "list")
+    assert ran.status == 2
+    assert "config.json" in ran.err
+
+
+def test_folders_follow_the_standard_and_ignore_relative_ones(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert profile.folder("cache", {"XDG_CACHE_HOME": "/c"}) == Path("/c/sluicegate")
+    assert profile.folder("cache", {"XDG_CACHE_HOME": "c"}) == tmp_path / ".cache" / "sluicegate"
+    assert profile.folder("config", {}) == tmp_path / ".config" / "sluicegate"
+
+
+# ------------------------------------------------------------------------------------------------ up and demo
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Runs a command where `workers` is a package that only tells how it was started."""
+    package = tmp_path / "path" / "workers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    for module in ("embedded", "demo"):
+        tell = "import json, os, sys\nprint(json.dumps([__spec__.name, os.getpid(), sys.argv[1:]]))\nsys.exit(7)\n"
+        (package / f"{module}.py").write_text(tell)
+    # What lies where the command is called must never be run.
+    (tmp_path / "here" / "workers").mkdir(parents=True)
+    (tmp_path / "here" / "workers" / "__init__.py").touch()
+    (tmp_path / "here" / "workers" / "embedded.py").write_text("print('not ours')")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        code = "import os, sys; print(os.getpid(), flush=True); from registry.cli import main; sys.exit(main())"
+        paths = os.pathsep.join([str(package.parent), str(ROOT)])
+        return subprocess.run(
+            [sys.executable, "-P", "-c", code, *arguments],
+            cwd=tmp_path / "here",
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(("name", "module"), [("up", "workers.embedded"), ("demo", "workers.demo")])
+def test_up_and_demo_become_the_other_program_with_every_argument(started, name, module):
+    ran = started(name, "--data", "some where", "--json", "FILE", "rest")
+    before, told = ran.stdout.splitlines()
+    assert json.loads(told) == [module, int(before), ["--data", "some where", "--json", "FILE", "rest"]]
+    assert ran.returncode == 7
+    assert ran.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["up", "demo"])
+def test_the_help_of_up_and_demo_is_their_own_with_examples(started, name):
+    ran = started(name, "--help")
+    assert '["--help"]' in ran.stdout
+    assert f"Examples:\n  sluicegate {name}" in ran.stdout
+    assert ran.returncode == 7
+
+
+# --------------------------------------------------------------------------------------------------- the rest
+
+
+def test_sizes_and_weights_are_written_for_people():
+    assert [output.size(count) for count in (0, 999, 1000, 253_113_024, 10**13)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "253.1 MB",
+        "10.0 TB",
+    ]
+    assert [output.percent(weight) for weight in (None, 0, 1, 250, 10_000)] == ["", "0 %", "0.01 %", "2.5 %", "100 %"]
+
+
+def test_a_memory_that_cannot_be_used_only_costs_time(tmp_path):
+    path = tmp_path / "hashes.sqlite"
+    with memory.HashMemory(path) as remembered:
+        remembered.put("key", "value")
+        assert remembered.get("key") == "value"
+        assert remembered.get("other") is None
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    path.write_bytes(b"this is no database, and longer than its header would be" * 10)
+    with memory.HashMemory(path) as remembered:  # damaged: made anew
+        assert remembered.get("key") is None
+        remembered.put("key", "again")
+        assert remembered.trouble is None
+
+    (tmp_path / "file").write_text("in the way")
+    with memory.HashMemory(tmp_path / "file" / "hashes.sqlite") as remembered:
+        remembered.put("key", "value")
+        assert remembered.get("key") is None
+        assert "cannot be used" in remembered.trouble
+
+
+def test_what_was_not_used_for_half_a_year_is_forgotten(tmp_path, monkeypatch):
+    path = tmp_path / "hashes.sqlite"
+    with memory.HashMemory(path) as remembered:
+        remembered.put("old", "value")
+    monkeypatch.setattr(memory, "FORGET_SECONDS", -10)
+    with memory.HashMemory(path) as remembered:
+        assert remembered.get("old") is None
+
+
+def test_following_waits_out_a_service_that_is_away(command, monkeypatch):
+    from schemas.problems import Unavailable  # beside its use
+
+    monkeypatch.setattr(follow, "INTERVAL_SECONDS", 0.01)
+    looks = iter(["seen", Unavailable("gone"), Unavailable("gone"), "seen", "end"])
+    done = follow.Decided(Exit.DONE, "done", "because")
+
+    def look():
+        step = next(looks)
+        if isinstance(step, Unavailable):
+            raise step
+        return step, done if step == "end" else None
+
+    out = output.Output(as_json=True)
+    assert follow._wait(look, out, 10, str) == ("end", done)
+    looks = iter([Unavailable("gone")])
+    with pytest.raises(Unavailable):  # never seen: it is not there
+        follow._wait(look, out, 10, str)
+    looks = iter(["seen"])
+    found, verdict = follow._wait(look, out, 0, lambda seen: f"it was {seen}")
+    assert (found, verdict.exit_status, verdict.why) == ("seen", Exit.UNDECIDED, "it was seen after 0 s")
+
+
+def test_the_command_line_loads_nothing_of_the_service():
+    code = (
+        "import sys, registry.cli\n"
+        "heavy = {'sqlalchemy', 'celery', 'fastapi', 'starlette', 'psycopg', 'redis', 'scipy', 'numpy', 'workers'}\n"
+        "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_a_person_of_the_tests_is_alone(command: Command):
+    assert command.home.exists()
+    assert "SLUICEGATE_TOKEN" not in os.environ

@@ -1,0 +1,253 @@
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gates.environment import environment
+from schemas.bundle import Bundle
+from schemas.common import sha256_digest
+from tests.support.chain import TEMPLATE, write_bundle_directory
+from tests.support.opened import opened_under
+from tests.support.scripted_http import ScriptedHttp, answer
+
+IDENTIFIED = ("--engine-environment", "sha256:" + "e" * 64, "--engine-version", "1.0")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    return write_bundle_directory(tmp_path_factory.mktemp("written") / "chain")
+
+
+@pytest.fixture
+def directory(written, tmp_path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / "chain"))
+
+
+@pytest.fixture
+def engineer(command, stack):
+    command.be("engineer", stack)
+    return command
+
+
+def test_a_directory_becomes_a_bundle_and_its_bytes_are_there(engineer, directory, stack):
+    made = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--json").json
+
+    assert made["is_new"] is True
+    assert made["name"] == "chain"
+    assert made["files"] == 2
+    assert (
+        made["bytes"] == made["bytes_read"] == made["bytes_sent"] == sum(p.stat().st_size for p in directory.iterdir())
+    )
+    shown = engineer.ok("bundle", "show", made["digest"], "--json").json
+    bundle = Bundle.model_validate(shown["document"])
+    assert bundle.digest == made["digest"]
+    for file in bundle.files:
+        held = stack.clients["engineer"].get(f"/v1/blobs/{file.sha256}").content
+        assert held == (directory / file.path).read_bytes()
+
+
+def test_the_same_directory_twice_is_one_bundle_and_no_byte_is_read_or_sent_again(engineer, directory, tmp_path):
+    first = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--json").json
+    with opened_under(directory) as opened:
+        again = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--json").json
+
+    assert opened == []
+    assert again == first | {"is_new": False, "bytes_read": 0, "bytes_sent": 0}
+    # On another machine, at another place, at another time: nothing remembered, and still the same.
+    elsewhere = Path(shutil.copytree(directory, tmp_path / "another" / "place"))
+    for path in elsewhere.iterdir():
+        os.utime(path, (1, 1))
+    shutil.rmtree(engineer.home / "cache")
+    there = engineer.ok("bundle", "create", elsewhere, *IDENTIFIED, "--json").json
+    assert there == first | {"is_new": False, "bytes_sent": 0}
+
+
+def test_one_changed_byte_is_another_bundle_and_only_that_file_is_sent(engineer, directory):
+    first = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--json").json
+    changed = TEMPLATE.replace("assistant", "assistent").encode()
+    (directory / "chat_template.jinja").write_bytes(changed)
+
+    second = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--json").json
+
+    assert second["digest"] != first["digest"]
+    assert second["bytes_read"] == second["bytes_sent"] == len(changed)
+    differing = {name for name in first["components"] if first["components"][name] != second["components"][name]}
+    assert differing == {"template"}
+
+
+def test_the_engine_installed_here_is_named_when_nothing_else_is(engineer, directory):
+    made = engineer.ok("bundle", "create", directory, "--json").json
+    engine = engineer.ok("bundle", "show", made["digest"], "--json").json["document"]["engine"]
+    installed = environment("xllamacpp")
+    assert (engine["environment"], engine["version"]) == (installed.digest, installed.version)
+
+
+def test_launch_arguments_are_taken_word_by_word(engineer, directory):
+    words = ("--arg", "--threads", "--arg", "2", "--arg=--parallel", "--arg=2", "--arg", "--ctx-size", "--arg", "1024")
+    document = engineer.ok("bundle", "create", directory, *IDENTIFIED, *words, "--dry-run", "--json").json
+    assert document["engine"]["arguments"] == ["--threads", "2", "--parallel", "2", "--ctx-size", "1024"]
+    assert document["runtime"] == {"context_tokens": 512, "max_sequences": 2}
+
+
+@pytest.mark.parametrize("suffix", [".json", ".toml"])
+def test_what_files_cannot_tell_is_overlaid(engineer, directory, suffix):
+    overlay = directory / f"bundle{suffix}"  # beside the weights, and no part of them
+    told = {
+        "name": "other",
+        "engine": {"version": "9", "environment": "sha256:" + "a" * 64},
+        "runtime": {"context_tokens": 256},
+        "roles": {"words.txt": "tokenizer"},
+    }
+    if suffix == ".json":
+        overlay.write_text(json.dumps(told))
+    else:
+        overlay.write_text(
+            'name = "other"\n[engine]\nversion = "9"\nenvironment = "sha256:' + "a" * 64 + '"\n'
+            '[runtime]\ncontext_tokens = 256\n[roles]\n"words.txt" = "tokenizer"\n'
+        )
+    (directory / "words.txt").write_text("a b c")
+
+    ran = engineer.ok(
+        "bundle", "create", directory, "-f", overlay, "--licence", "MIT", "--dry-run", "--json", "--name", "mine"
+    )
+
+    assert f"left out: bundle{suffix}" in ran.err
+    document = ran.json
+    assert document["name"] == "other"
+    assert document["engine"] == {
+        "name": "llamacpp",
+        "version": "9",
+        "environment": "sha256:" + "a" * 64,
+        "arguments": [],
+    }
+    assert document["runtime"] == {"context_tokens": 256, "max_sequences": 4}
+    assert document["licence"] == {"identifier": "MIT"}
+    assert {file["path"]: file["role"] for file in document["files"]}["words.txt"] == "tokenizer"
+
+
+def test_a_dry_run_speaks_to_nobody(command, directory):
+    command.use("http://127.0.0.1:1", "token")
+    document = command.ok("bundle", "create", directory, *IDENTIFIED, "--dry-run", "--json").json
+    assert Bundle.model_validate(document).name == "chain"
+    assert "chat_template.jinja" in command.ok("bundle", "create", directory, *IDENTIFIED, "--dry-run").out
+
+
+def refused(command, *arguments: object) -> dict[str, str]:
+    """Run a command that must be refused with status 2, and return pointer → what is wrong there."""
+    human, told = command(*arguments), command(*arguments, "--json")
+    assert (human.status, told.status) == (2, 2), human
+    assert human.out == ""
+    assert human.err.count("error: ") == 1
+    found = {error["pointer"]: error["detail"] for error in told.json.get("errors", [])}
+    for pointer, detail in found.items():
+        assert (f"  {pointer}: {detail}" if pointer else detail) in human.err
+    return found or {"": told.json["detail"]}
+
+
+def test_bad_input_is_named_and_nothing_is_stored(engineer, directory, tmp_path, stack):
+    outside = tmp_path / "secret"
+    outside.write_text("secret")
+    create = ("bundle", "create", directory, *IDENTIFIED)
+
+    (directory / "link.json").symlink_to(outside)
+    assert "symbolic link" in refused(engineer, *create)["link.json"]
+    (directory / "link.json").unlink()
+    (directory / "run.py").write_text("1")
+    (directory / "what.xyz").write_text("1")
+    found = refused(engineer, *create)
+    assert set(found) == {"run.py", "what.xyz"}
+    assert "--exclude" in found["what.xyz"]
+    (directory / "run.py").unlink()
+    (directory / "what.xyz").unlink()
+
+    assert "there is no directory" in refused(engineer, "bundle", "create", tmp_path / "missing")["."]
+    assert "No such file" in refused(engineer, *create, "-f", tmp_path / "missing.json")[""]
+    file = tmp_path / "bundle.json"
+    for text, pointer, said in (
+        ('{"nope": 1}', "/nope", "Extra inputs"),
+        ('{"serving": {"nope": 1}}', "/serving/nope", "Extra inputs"),
+        ('{"runtime": {"context_tokens": 0}}', "/runtime/context_tokens", "greater than"),
+        ('{"runtime": {"sampling": {"temperature": 0.5}}}', "/runtime/sampling/temperature", "decimal"),
+        ('{"files": []}', "/files", "what the directory holds"),
+        ('{"roles": {"model.gguf": "brain"}}', "/roles/model.gguf", "is none of"),
+        ('{"roles": {"missing.gguf": "weights"}}', "missing.gguf", "not in the directory"),
+        ('{"roles": {"../model.gguf": "weights"}}', "../model.gguf", "not in the directory"),
+        ('{"template": {"file": "../secret"}}', "/template/file", "path must be relative"),
+        ('{"template": {"file": "missing.jinja"}}', "", "is not among the files"),
+        ('{"a": 1, "a": 2}', "", "twice"),
+        ("[]", "", "is not an object"),
+        ("{", "", "is not JSON"),
+    ):
+        file.write_text(text)
+        found = refused(engineer, *create, "-f", file)
+        assert pointer in found, (text, found)
+        assert said in found[pointer], (text, found)
+    with file.open("wb") as large:
+        large.truncate(100 * 1024 * 1024)
+    assert "is larger than" in refused(engineer, *create, "-f", file)[""]
+
+    with_nothing = tmp_path / "nothing"
+    with_nothing.mkdir()
+    (with_nothing / "README.md").write_text("x")
+    assert "holds no weights" in refused(engineer, "bundle", "create", with_nothing, *IDENTIFIED)["."]
+    assert engineer.ok("bundle", "list", "--json").json == {"items": []}
+    held = stack.clients["engineer"].post(
+        "/v1/blobs/missing", json={"digests": [sha256_digest((directory / "model.gguf").read_bytes())]}
+    )
+    assert len(held.json()["missing"]) == 1
+
+
+def test_a_file_that_changes_between_hashing_and_sending_is_not_stored(command, directory):
+    mismatch = json.dumps({"type": "/problems/digest-mismatch", "title": "Digest mismatch", "detail": "other bytes"})
+
+    def script(asked):
+        if asked.path.endswith("/missing"):
+            asked_for = json.loads(asked.body)["digests"]
+            with (directory / "model.gguf").open("r+b") as file:
+                file.write(b"FUGG")
+            return answer(200, json.dumps({"missing": asked_for}).encode())
+        name = f"sha256:{hashlib.sha256(asked.body).hexdigest()}"
+        if not asked.path.endswith(name):
+            return answer(422, mismatch.encode(), kind="application/problem+json")
+        return answer(201, json.dumps({"digest": name, "size": len(asked.body)}).encode())
+
+    with ScriptedHttp(script) as http:
+        command.use(http.url, "token")
+        ran = command("bundle", "create", directory, *IDENTIFIED)
+    assert ran.status == 2
+    assert "model.gguf has changed since it was hashed" in ran.err
+    assert [asked.method for asked in http.asked] == ["POST", "PUT", "PUT"]  # and no bundle was posted
+
+
+def test_bundles_are_listed_and_found_by_a_beginning(engineer, directory):
+    made = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--json").json
+    other = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--name", "other", "--json").json
+
+    listed = engineer.ok("bundle", "list", "--json").json["items"]
+    assert [one["name"] for one in listed] == ["other", "chain"]
+    assert [one["digest"] for one in engineer.ok("bundle", "list", "--name", "chain", "--json").json["items"]] == [
+        made["digest"]
+    ]
+    assert len(engineer.ok("bundle", "list", "--limit", "1", "--json").json["items"]) == 1
+    shown = engineer.ok("bundle", "show", other["digest"][7:17]).out
+    for expected in (other["digest"], other["serving_digest"], "model.gguf", "446,400 parameters", "NOASSERTION"):
+        assert expected in shown
+    assert made["digest"] in engineer.ok("bundle", "list").out
+    assert engineer("bundle", "show", "0" * 8).status == 2
+    assert engineer("bundle", "show", "0" * 7).status == 2
+    assert engineer("bundle", "show", "sha256:" + "0" * 64).status == 2
+
+
+def test_an_engine_that_is_not_installed_here_must_be_named(engineer, directory):
+    assert "--engine-image" in refused(engineer, "bundle", "create", directory, "--engine", "vllm")[""]
+    image = "example.test/vllm@sha256:" + "a" * 64
+    document = engineer.ok(
+        "bundle", "create", directory, "--engine", "vllm", "--engine-image", image, "--engine-version", "0.32.0",
+        "--dry-run", "--json",
+    ).json  # fmt: skip
+    assert document["engine"]["image"] == image
+    both = (*IDENTIFIED, "--engine-image", image)
+    assert "exactly one" in refused(engineer, "bundle", "create", directory, *both)["/engine"]

@@ -206,7 +206,10 @@ def list_(
 def _act(release: str, reason: str, as_json: bool, act: Callable[[Client, UUID, str], Release]) -> int:
     output = Output(as_json=as_json)
     with connect() as client:
-        found = act(client, resolve_release(release, client), reason)
+        try:
+            found = act(client, resolve_release(release, client), reason)
+        except ValidationError as error:
+            raise invalid("the act", error) from None
     output.result(found, lambda out: _head(out, found))
     return Exit.DONE
 

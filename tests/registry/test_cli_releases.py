@@ -1,0 +1,482 @@
+import threading
+import time
+from uuid import UUID
+
+import pytest
+
+from registry import releases
+from registry.client import Client
+from schemas.api import Complete
+from schemas.evidence import (
+    Approved,
+    Decision,
+    EngineBooted,
+    Kind,
+    Note,
+    Reasoned,
+    Restored,
+    SplitEntry,
+    Staged,
+    Traffic,
+)
+from schemas.reference import Reference
+from schemas.result import Finding, GateResult, Severity, Verdict
+from schemas.runner import EngineIdentity, Fingerprint, Report, RunnerRegistration
+from schemas.suite import GoldenSuite
+from tests.support.factories import golden_body, reference_body, registered_bundle, registered_policy
+
+FINGERPRINT = Fingerprint(cpu="Test CPU", cpu_flags="avx2", cores=4, memory_bytes=2**33, accelerators=[], kernel="6")
+
+
+class Scene:
+    """A service with a bundle, a policy, a target and a runner, whose other parts the test plays."""
+
+    def __init__(self, stack, command) -> None:
+        self.api, self.service, self.command = stack, stack.service, command
+        actor = stack.actor("manager")
+        self.bundle = registered_bundle(self.service, actor)
+        self.policy = registered_policy(self.service, actor)
+        self.runner = Client(stack.url, stack.tokens["runner"])
+        registration = RunnerRegistration(
+            name="runner-1", runner_class="cpu", fingerprint=FINGERPRINT, engines=["llamacpp"], boot_id="b"
+        )
+        self.runner_id = self.runner.runners.register(registration).id
+        command.be("manager", stack)
+
+    def target(self) -> None:
+        self.command.ok("target", "create", "chat@prod")
+
+    def release(self, *options: object) -> dict:
+        return self.command.ok(
+            "release",
+            "create",
+            "-t",
+            "chat@prod",
+            "-b",
+            self.bundle.digest[7:19],
+            "-p",
+            self.policy.digest,
+            *options,
+            "--json",
+        ).json
+
+    def act(self, release: str, name: str, kind: Kind, body) -> None:
+        with self.service.database.transaction() as session:
+            row = releases.get(session, self.api.project_id, UUID(release))
+            releases.act(session, self.service, row, name, "controller", kind, body)
+
+    def result(self, gate: str, verdict: Verdict) -> GateResult:
+        finding = Finding(
+            code="first-divergence",
+            severity=Severity.BLOCK,
+            message=f"{gate} found something",
+            pointer="p7",
+            found="token 5",
+            expected="token 9",
+            advice="compare the templates",
+        )
+        return GateResult(
+            gate=gate,
+            definition="sha256:" + "d" * 64,
+            verdict=verdict,
+            summary=f"{gate} said {verdict}",
+            measurements=[],
+            findings=[] if verdict is Verdict.PASSED else [finding],
+            duration_ms=1500,
+            source="run",
+        )
+
+    def evaluate(self, **verdicts: Verdict) -> None:
+        """Play a runner: claim the job that waits, report each gate, end it."""
+        claim = None
+        while claim is None:
+            claim = self.runner.runners.claim(self.runner_id)
+        for gate in claim.gates:
+            body = self.result(gate, verdicts.get(gate, Verdict.PASSED)).model_dump(mode="json", exclude_none=True)
+            report = Report(fencing_token=claim.fencing_token, act=f"gate:{gate}", kind="gate_recorded", body=body)
+            self.runner.jobs.report(claim.job, report)
+        self.runner.jobs.complete(claim.job, Complete(fencing_token=claim.fencing_token))
+
+    def to_canary(self, release: str) -> None:
+        """Take a release to its canary by the entries that the other parts would write."""
+        digest = "sha256:" + "1" * 64
+        self.act(release, "staged", Kind.STAGED, STAGED)
+        self.act(release, "booted", Kind.ENGINE_BOOTED, BOOTED)
+        self.act(release, "gates", Kind.GATES_PASSED, Decision(gates={"integrity": digest}))
+        self.act(release, "approved", Kind.APPROVED, Approved(approvals=[], required=0))
+        self.shift(release, 1000)
+
+    def shift(self, release: str, weight: int) -> None:
+        self.act(release, f"shift:{weight}", Kind.TRAFFIC_SHIFTED, traffic(self.bundle.digest, weight))
+
+
+def traffic(bundle: str, weight: int, **changes) -> Traffic:
+    now = "2026-11-29T10:00:00Z"
+    return Traffic(
+        desired=[SplitEntry(bundle=bundle, weight_bp=weight)],
+        revision="1",
+        applied_ms=12.5,
+        requested_at=now,
+        applied_at=now,
+        **({"step": 0} | changes),
+    )
+
+
+ENGINE = EngineIdentity(name="llamacpp", version="1", arguments=[], model_ids=["chat"], context_tokens=512)
+STAGED = Staged(files=1, size=10, duration_ms=5)
+BOOTED = EngineBooted(engine=ENGINE, fingerprint=FINGERPRINT, runner="runner-1", ready_ms=20)
+
+
+@pytest.fixture
+def scene(stack, command):
+    made = Scene(stack, command)
+    yield made
+    made.runner.close()
+
+
+# --------------------------------------------------------------------------------------- targets and runners
+
+
+def test_a_target_is_made_shown_and_listed(scene):
+    made = scene.command.ok("target", "create", "chat@prod", "--json").json  # the only class of runners is taken
+    assert (made["name"], made["runner_class"], made["gateway"]) == ("chat@prod", "cpu", "local")
+    assert scene.command.ok("target", "show", "chat@prod", "--json").json == made
+    assert scene.command.ok("target", "list", "--json").json["items"] == [made]
+    assert "no traffic is let through" in scene.command.ok("target", "show", "chat@prod").out
+    assert "chat@prod" in scene.command.ok("target", "list").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["chat"], 2, "/name"),
+        (["Chat@prod"], 2, "/name"),
+        (["chat@prod", "--gateway", "edge"], 2, "/gateway"),
+        (["chat@prod", "--runner-class", "C P U"], 2, "/runner_class"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused_with_its_place(scene, arguments, status, said):
+    ran = scene.command("target", "create", *arguments)
+    assert (ran.status, ran.out) == (status, "")
+    assert said in ran.err
+    assert scene.command.ok("target", "list", "--json").json == {"items": []}
+
+
+def test_a_name_that_is_taken_is_status_4_and_one_that_is_not_there_status_2(scene):
+    scene.target()
+    assert scene.command("target", "create", "chat@prod").status == 4
+    assert scene.command("target", "show", "other@prod").status == 2
+
+
+def test_without_runners_their_class_must_be_named(command, stack):
+    command.be("manager", stack)
+    ran = command("target", "create", "chat@prod")
+    assert ran.status == 2
+    assert "--runner-class" in ran.err
+    command.ok("target", "create", "chat@prod", "--runner-class", "cpu")
+
+
+def test_runners_are_listed_with_their_hardware(scene):
+    (runner,) = scene.command.ok("runner", "list", "--alive", "--json").json["items"]
+    assert (runner["name"], runner["runner_class"], runner["is_alive"]) == ("runner-1", "cpu", True)
+    assert "4 × Test CPU, 8.6 GB" in scene.command.ok("runner", "list").out
+
+
+# -------------------------------------------------------------------------------------------------- releases
+
+
+def test_a_release_is_started_shown_and_listed(scene):
+    scene.target()
+    made = scene.release("--reason", "because")
+    assert made["phase"] == "candidate"
+    identity = made["id"]
+
+    shown = scene.command.ok("release", "show", identity, "--json").json
+    assert [entry["kind"] for entry in shown["log"]] == ["created"]
+    human = scene.command.ok("release", "show", identity[:23]).out
+    for expected in (identity, "candidate since", "integrity", "not run", "no traffic has moved", "created (manager)"):
+        assert expected in human
+    assert [one["id"] for one in scene.command.ok("release", "list", "--json").json["items"]] == [identity]
+    assert scene.command.ok("release", "list", "--phase", "canary", "--json").json == {"items": []}
+    assert identity in scene.command.ok("release", "list", "-t", "chat@prod", "--phase", "candidate").out
+
+
+def test_what_a_release_lacks_is_told(scene):
+    scene.target()
+    create = ("release", "create", "-t", "chat@prod")
+    unknown = scene.command(*create, "-b", "0" * 64, "-p", scene.policy.digest)
+    assert unknown.status == 2
+    assert "Not found" in unknown.err
+    assert scene.command(*create, "-b", "missing.json", "-p", scene.policy.digest).status == 2
+    assert scene.command("release", "create", "-t", "nope", "-b", scene.bundle.digest, "-p", "0" * 64).status == 2
+    scene.release()
+    again = scene.command(*create, "-b", scene.bundle.digest, "-p", scene.policy.digest)
+    assert again.status == 4
+    assert "Conflict" in again.err
+
+
+@pytest.mark.parametrize("text", ["0", "nonsense", "00000000", "00000000-0000-7000-8000-000000000000"])
+def test_a_release_that_is_not_there_is_status_2(scene, text):
+    assert scene.command("release", "show", text).status == 2
+
+
+def test_a_beginning_that_two_releases_share_is_refused(scene):
+    scene.target()
+    first = scene.release()["id"]
+    scene.command.ok("release", "reject", first, "-r", "no")
+    scene.release()
+    ran = scene.command("release", "show", first[:8])
+    assert ran.status == 2
+    assert "2 releases begin with" in ran.err
+
+
+def test_watch_prints_every_entry_and_ends_as_the_release_does(scene):
+    scene.target()
+    identity = scene.release()["id"]
+
+    def play() -> None:
+        time.sleep(0.3)
+        scene.to_canary(identity)
+        time.sleep(0.7)
+        scene.act(identity, "promoted", Kind.PROMOTED, Note(reason="every step passed"))
+
+    player = threading.Thread(target=play)
+    player.start()
+    ran = scene.command("release", "watch", identity, "--timeout", "60")
+    player.join()
+    assert ran.status == 0
+    kinds = [line.split()[1].rstrip(":") for line in ran.out.splitlines()[:-1]]
+    assert kinds[-2:] == ["traffic_shifted", "promoted"]
+    assert len(kinds) == 7
+    assert ran.out.splitlines()[-1] == "promoted: every step passed"
+
+
+@pytest.mark.parametrize(("until", "status"), [("gated", 0), ("approved", 0), ("promoted", 3), ("ended", 3)])
+def test_watch_goes_as_far_as_it_is_told(scene, until, status):
+    scene.target()
+    identity = scene.release()["id"]
+    scene.to_canary(identity)
+    ran = scene.command("release", "watch", identity, "--until", until, "--timeout", "0.1", "--json")
+    assert ran.status == status
+    assert ran.json["outcome"] == ("canary" if status == 0 else "time-out")
+    assert ran.json["id"] == identity
+    assert "traffic_shifted" in ran.err
+
+
+def test_a_rejected_release_is_status_1_with_the_reason(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    scene.act(identity, "staged", Kind.STAGED, STAGED)
+    scene.act(identity, "gate", Kind.GATE_RECORDED, scene.result("integrity", Verdict.FAILED))
+    scene.act(identity, "refused", Kind.REFUSED, Reasoned(reasons=["integrity: model.gguf has other bytes"]))
+
+    ran = scene.command("release", "watch", identity, "--json")
+
+    assert ran.status == 1
+    assert (ran.json["outcome"], ran.json["why"]) == ("rejected", "integrity: model.gguf has other bytes")
+    human = scene.command.ok("release", "show", identity).out
+    for expected in ("integrity said failed", "1.5 s", "token 5", "token 9", "compare the templates", "p7"):
+        assert expected in human
+
+
+def test_a_release_taken_back_is_status_1(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    scene.to_canary(identity)
+    restored = traffic(scene.bundle.digest, 0, cause="stop_condition", reasons=["TTFT p90 above 300 ms"])
+    scene.act(identity, "restored", Kind.TRAFFIC_RESTORED, restored)
+    scene.act(identity, "observed", Kind.RESTORE_OBSERVED, Restored(observed=12, seconds=0.8))
+    ran = scene.command("release", "watch", identity, "--json")
+    assert ran.status == 1
+    assert (ran.json["outcome"], ran.json["why"]) == ("rolled_back", "TTFT p90 above 300 ms")
+
+
+def test_a_release_that_holds_before_traffic_is_status_3_until_a_person_acts(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    held = Reasoned(reasons=["load: inconclusive"], cause="gates_undecided")
+    scene.act(identity, "held", Kind.HELD, held)
+
+    ran = scene.command("release", "watch", identity, "--timeout", "30")
+
+    assert ran.status == 3
+    assert "load: inconclusive" in ran.out.splitlines()[-1]
+    assert "sluicegate release resume" in ran.out.splitlines()[-1]
+    scene.command.ok("release", "resume", identity, "-r", "try once more")
+    assert scene.command("release", "watch", identity, "--timeout", "0.1", "--json").json["outcome"] == "time-out"
+
+
+def test_a_release_that_holds_in_its_canary_is_waited_for(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    scene.to_canary(identity)
+    scene.act(identity, "held", Kind.HELD, Reasoned(reasons=["too few requests"], cause="step_inconclusive"))
+    ran = scene.command("release", "watch", identity, "--timeout", "0.2", "--json")
+    assert (ran.status, ran.json["outcome"]) == (3, "time-out")
+
+
+def test_creating_and_waiting_is_one_command(scene):
+    scene.target()
+
+    def play() -> None:
+        found: list[dict] = []
+        with Client(scene.api.url, scene.api.tokens["engineer"]) as client:
+            while not found:
+                found = list(client.releases.list())
+                time.sleep(0.05)
+        scene.to_canary(str(found[0].id))
+
+    player = threading.Thread(target=play)
+    player.start()
+    made = scene.release("--until", "approved", "--timeout", "60")
+    player.join()
+    assert made["outcome"] in ("approved", "canary")
+
+
+def test_people_act_on_releases_and_their_reasons_are_kept(scene, stack):
+    scene.target()
+    identity = scene.release()["id"]
+    command = scene.command
+    assert command.ok("release", "pause", identity, "-r", "a complaint", "--json").json["is_paused"] is True
+    command.ok("release", "resume", identity, "-r", "another model")
+    assert "rejected by manager: no" in command.ok("release", "reject", identity, "-r", "no").out
+    for act in ("approve", "promote", "rollback", "pause"):
+        refused = command("release", act, identity, "-r", "too late")
+        assert refused.status == 4, (act, refused)
+        assert refused.err.startswith("error: ")
+    bodies = command.ok("evidence", "list", "--release", identity, "--json").json["items"]
+    assert [entry["body"].get("reason") for entry in bodies if entry["kind"] in ("paused", "resumed")] == [
+        "a complaint",
+        "another model",
+    ]
+
+    command.be("engineer", stack)
+    ran = command("release", "approve", identity, "-r", "mine")
+    assert ran.status == 4
+    assert "Not permitted" in ran.err
+
+
+def test_an_empty_reason_is_refused(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    assert scene.command("release", "reject", identity, "-r", "").status == 2
+
+
+# ------------------------------------------------------------------------------------------------------ runs
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "status", "outcome"),
+    [
+        ({}, 0, "passed"),
+        ({"compatibility": Verdict.FAILED}, 1, "failed"),
+        ({"compatibility": Verdict.INCONCLUSIVE}, 3, "undecided"),
+        ({"compatibility": Verdict.ERRORED}, 3, "undecided"),
+    ],
+)
+def test_gates_are_run_and_their_verdict_is_the_exit_status(scene, verdicts, status, outcome):
+    player = threading.Thread(target=lambda: scene.evaluate(**verdicts))
+    player.start()
+    ran = scene.command("gate", "run", scene.bundle.digest, "-p", scene.policy.digest[7:19], "--wait", "--json")
+    player.join()
+    assert (ran.status, ran.json["outcome"]) == (status, outcome)
+    assert [result["gate"] for result in ran.json["results"]] == ["integrity", "compatibility"]
+    assert "integrity passed: integrity said passed" in ran.err
+
+
+def test_only_the_gates_that_are_named_are_run(scene):
+    player = threading.Thread(target=scene.evaluate)
+    player.start()
+    options = ("-p", scene.policy.digest, "--gate", "integrity", "--wait")
+    ran = scene.command.ok("gate", "run", scene.bundle.digest, *options)
+    player.join()
+    assert ran.out.splitlines() == ["integrity passed: integrity said passed", "passed: 1 gates passed"]
+
+
+def test_a_run_that_nobody_takes_is_status_3_after_the_time_given(scene):
+    run = ("gate", "run", scene.bundle.digest, "-p", scene.policy.digest)
+    ran = scene.command(*run, "--wait", "--timeout", "0.1", "--json")
+    assert (ran.status, ran.json["outcome"]) == (3, "time-out")
+    assert scene.command.ok(*run, "--json").json["state"] == "pending"
+
+
+def test_a_gate_that_there_is_not_is_refused_with_its_place(scene):
+    run = ("gate", "run", scene.bundle.digest, "-p", scene.policy.digest)
+    ran = scene.command(*run, "--gate", "magic", "--json")
+    assert ran.status == 2
+    assert ran.json["errors"][0]["pointer"] == "/gates/0"
+    assert scene.command(*run, "--gate", "Not A Name").status == 2
+    assert scene.command(*run, "--target", "other@prod").status == 2
+
+
+def test_a_reference_is_recorded_and_set_on_the_target(scene, tmp_path):
+    scene.target()
+    suite = GoldenSuite.model_validate(golden_body())
+    (tmp_path / "golden.json").write_bytes(suite.canonical())
+    scene.command.ok("suite", "push", tmp_path / "golden.json")
+    record = ("suite", "record", suite.digest[7:19], "-b", scene.bundle.digest, "-t", "chat@prod", "-r", "accepted")
+
+    def play() -> None:
+        claim = None
+        while claim is None:
+            claim = scene.runner.runners.claim(scene.runner_id)
+        reference = Reference.model_validate(reference_body(suite, scene.bundle.digest))
+        scene.runner.jobs.post_reference(claim.job, reference.canonical(), fencing_token=claim.fencing_token)
+        scene.runner.jobs.complete(claim.job, Complete(fencing_token=claim.fencing_token))
+
+    player = threading.Thread(target=play)
+    player.start()
+    ran = scene.command.ok(*record, "--wait", "--json")
+    player.join()
+
+    assert ran.json["outcome"] == "recorded"
+    references = scene.command.ok("target", "show", "chat@prod", "--json").json["references"]
+    assert references == {suite.digest: ran.json["reference"]}
+    assert scene.command.ok(*record, "--json").json["kind"] == "record"
+
+
+# -------------------------------------------------------------------------------------------------- evidence
+
+
+def test_evidence_is_listed_and_verified(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    listed = scene.command.ok("evidence", "list", "--json").json["items"]
+    assert [entry["kind"] for entry in listed][-1] == "created"
+    assert "created (manager): created for chat@prod" in scene.command.ok("evidence", "list", "--release", identity).out
+    last = listed[-1]["sequence"]
+    after = scene.command.ok("evidence", "list", "--after", last - 1, "--envelopes", "--json").json["items"]
+    assert [entry["sequence"] for entry in after] == [last]
+    assert after[0]["envelope"]["signatures"]
+    assert len(scene.command.ok("evidence", "list", "--limit", "2", "--json").json["items"]) == 2
+
+    verified = scene.command.ok("evidence", "verify", "--json").json
+    assert verified["verified"] is True
+    assert verified["entries"] == len(listed)
+    assert (
+        scene.command.ok("evidence", "verify", "--release", identity[:23]).out == "verified: 1 entries in 1 streams\n"
+    )
+    assert scene.command("evidence", "verify", "--release", identity, "--stream", "x").status == 2
+
+
+def test_evidence_that_is_not_what_was_signed_is_status_1_and_named(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    with scene.service.database.transaction() as session:
+        connection = session.connection()
+        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")  # past the trigger that refuses it
+        connection.exec_driver_sql("UPDATE releases SET phase = 'promoted'")
+    ran = scene.command("evidence", "verify", "--json")
+    assert ran.status == 1
+    assert ran.json["verified"] is False
+    assert identity in ran.json["faults"][0]["stream"]
+    human = scene.command("evidence", "verify")
+    assert human.status == 1
+    assert "not verified" in human.out
+    assert f"release/{identity}" in human.out
+
+
+def test_nothing_to_verify_is_not_verified(command, stack):
+    command.be("engineer", stack)
+    ran = command("evidence", "verify", "--stream", "release/none", "--json")
+    assert (ran.status, ran.json["verified"]) == (1, False)

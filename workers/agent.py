@@ -48,6 +48,7 @@ class Agent:
         """Use these settings. Nothing is read, started or claimed before `start`."""
         self._settings = settings
         self._client = client
+        self._launcher = ProcessLauncher()
         self._bell = threading.Event()
         self._stopping = threading.Event()
         self._held: dict[UUID, Lease] = {}
@@ -155,7 +156,7 @@ class Agent:
             fingerprint=fingerprint.fingerprint(),
             hardware=settings.runner_class,
             staging=Staging(settings.data_dir, settings.store_dir),
-            launcher=ProcessLauncher(),
+            launcher=self._launcher,
             client=self._client,
         )
 

@@ -43,6 +43,8 @@ KILL_SECONDS = 5.0
 """Given on top of the drain before an engine is killed."""
 LOOK_SECONDS = 2.0
 PROBE_SECONDS = 10.0
+ANSWER_SECONDS = 10.0
+"""Longest wait for a probe's completion; an engine that is busy with others counts as alive."""
 MISSES = 3
 """Real completions in a row that must fail before an engine that runs counts as dead."""
 
@@ -264,7 +266,7 @@ class _Live:
             is_due = time.monotonic() - probed >= PROBE_SECONDS
             if not is_due and replica.process_id() is not None and _is_healthy(replica):
                 continue
-            probe = replica.probe()
+            probe = replica.probe(ANSWER_SECONDS)
             probed = time.monotonic()
             misses = 0 if probe.is_alive else misses + 1
             if replica.state is ReplicaState.FAILED:

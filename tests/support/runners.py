@@ -25,6 +25,7 @@ from tests.support import chain, factories
 from tests.support.api import Api
 from workers.agent import Agent
 from workers.engines.drivers import LLAMACPP
+from workers.launchers.process import start_time
 
 CLASS = "cpu"
 LEASE_SECONDS = 2.0
@@ -38,6 +39,11 @@ def with_short_leases(service: Service) -> Service:
     """Return the service with leases so short that a test can wait for their end."""
     settings = service.settings.model_copy(update={"lease_seconds": LEASE_SECONDS})
     return Service(settings, service.database, service.signer, service.blobs)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be reaped does not."""
+    return start_time(pid) is not None
 
 
 def until(condition: Callable[[], Any], *, seconds: float = 30.0, what: str = "it") -> Any:
@@ -140,6 +146,17 @@ class Bench:
         until(lambda: self.row(job).state in {"done", "cancelled"}, seconds=seconds, what="the end of the job")
         return self.run(job)
 
+    def due(self, job: UUID) -> None:
+        """Let a job that waits for its next try be due now."""
+        with self.service.database.transaction() as session:
+            session.get_one(JobRow, job).due_at = db.now(session)
+
+    def is_lease_over(self, job: UUID) -> bool:
+        """Whether a job's lease has run out."""
+        with self.service.database.transaction() as session:
+            row = session.get_one(JobRow, job)
+            return row.lease_until is not None and row.lease_until < db.now(session)
+
     def ready(self, job: UUID, *, seconds: float = 30.0) -> dict[str, Any]:
         """Wait for a ready replica, and return its last report."""
         until(lambda: self.replica(job).get("state") == "ready", seconds=seconds, what="a ready replica")
@@ -181,7 +198,6 @@ class Bench:
     def stop(self, agent: Agent) -> None:
         """Stop a runner."""
         agent.stop()
-        self.agents.remove(agent)
 
 
 @contextlib.contextmanager
@@ -205,6 +221,10 @@ def bench(service: Service, folder: Path) -> Iterator[Bench]:
                     if left is not None:
                         kept.write(job, left.model_copy(update={"drain_seconds": 0.0}))
                 live.end_all(data_dir)
+            for agent in made.agents:
+                # Engines that were left running are children of this process, which did not end.
+                for child in agent._launcher._children.values():
+                    child.wait(timeout=10)
             for client in made.clients:
                 client.close()
 

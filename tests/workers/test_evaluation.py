@@ -3,20 +3,10 @@ import signal
 
 import pytest
 
-from registry import db
 from registry.storage.local import LocalBlobs
-from registry.tables import JobRow
 from tests.support.outage import door
-from tests.support.runners import result, until
+from tests.support.runners import is_running, result, until
 from workers.engines.drivers import LLAMACPP
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def booted(bench, run) -> int:
@@ -207,8 +197,7 @@ def test_a_runner_that_stops_kills_its_gate_engines_and_gives_the_job_back(bench
     row = bench.row(run)
     assert row.state == "pending"
     assert row.problem.startswith("runner-stopped")
-    with bench.service.database.transaction() as session:
-        session.get_one(JobRow, run).due_at = db.now(session)
+    bench.due(run)
     bench.start()
     done = bench.done(run)
     assert done.outcome == "passed"
@@ -221,16 +210,10 @@ def test_an_outage_longer_than_the_lease_neither_ends_nor_doubles_a_run(bench):
         agent = bench.start(url=way.url)
         booted(bench, run)
         way.shut()
-        until(lambda: lease_ran_out(bench, run), what="the end of the lease")
+        until(lambda: bench.is_lease_over(run), what="the end of the lease")
         way.open()
         done = bench.done(run)
         bench.stop(agent)
     assert done.outcome == "passed"
     assert gates_of(bench, run) == ["compatibility", "integrity"]
     assert bench.states(run).count("loading") == 1
-
-
-def lease_ran_out(bench, run) -> bool:
-    with bench.service.database.transaction() as session:
-        row = session.get_one(JobRow, run)
-        return row.lease_until is not None and row.lease_until < db.now(session)

@@ -1,0 +1,225 @@
+import os
+import signal
+import subprocess
+import sys
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from registry.storage.local import LocalBlobs
+from tests.support.outage import door
+from tests.support.runners import is_running, until
+from workers import live
+from workers.launchers.process import boot_id
+
+
+def answers(replica) -> bool:
+    body = {"model": "chain", "messages": [{"role": "user", "content": "ping"}], "max_tokens": 8}
+    try:
+        reply = httpx.post(f"http://{replica['address']}/v1/chat/completions", json=body, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    return reply.status_code == 200 and reply.json()["choices"][0]["message"]["content"] == "Hi"
+
+
+def shelf(bench, name="r1"):
+    return live.shelf(bench.settings(name).data_dir)
+
+
+def serving(bench, **changes):
+    job = bench.serve(bench.bundle(**changes))
+    agent = bench.start()
+    return job, agent, bench.ready(job)
+
+
+def test_a_replica_gets_ready_answers_and_can_be_found_again(bench):
+    job, _, replica = serving(bench)
+    assert answers(replica)
+    left = shelf(bench).read(job)
+    assert (left.pid, left.start_time, left.boot_id) == (replica["pid"], replica["start_time"], boot_id())
+    assert bench.states(job) == ["loading", "warming", "ready"]
+    assert os.getsid(replica["pid"]) == replica["pid"]
+
+
+def test_a_replica_outlives_its_runner_and_is_taken_up_again_by_the_next(bench):
+    job, agent, first = serving(bench)
+    bench.stop(agent)
+    assert answers(first)
+    assert bench.row(job).state == "claimed"
+    bench.start()
+    until(lambda: bench.states(job).count("ready") == 2, what="the adoption")
+    second = bench.replica(job)
+    assert (second["pid"], second["address"]) == (first["pid"], first["address"])
+    assert bench.row(job).attempt == 1
+    assert answers(second)
+
+
+def test_a_replica_is_still_taken_up_when_the_lease_ran_out_meanwhile(bench):
+    job, agent, first = serving(bench)
+    bench.stop(agent)
+    until(lambda: bench.is_lease_over(job), what="the end of the lease")
+    bench.start()
+    until(lambda: bench.states(job).count("ready") == 2, what="the adoption")
+    assert bench.replica(job)["pid"] == first["pid"]
+
+
+def test_a_replica_that_is_no_longer_wanted_is_drained_and_ended(bench):
+    job, agent, replica = serving(bench)
+    bench.unwant(job)
+    assert bench.done(job).state == "cancelled"
+    assert bench.states(job)[-2:] == ["draining", "stopped"]
+    assert not is_running(replica["pid"])
+    assert shelf(bench).jobs() == []
+    until(lambda: not agent.held())
+
+
+def test_a_replica_that_was_unwanted_while_its_runner_was_away_is_ended_by_the_next(bench):
+    job, agent, replica = serving(bench)
+    bench.stop(agent)
+    bench.unwant(job)
+    bench.start()
+    assert bench.done(job).state == "cancelled"
+    assert not is_running(replica["pid"])
+
+
+def test_an_engine_that_dies_is_told_as_failed_and_booted_again(bench):
+    job, _, first = serving(bench)
+    os.kill(first["pid"], signal.SIGKILL)
+    until(lambda: bench.replica(job)["state"] == "failed", what="the failure")
+    row = until(lambda: row if (row := bench.row(job)).state == "pending" else None, what="giving the job back")
+    assert row.problem.startswith("engine-failed")
+    bench.due(job)
+    second = bench.ready(job)
+    assert second["pid"] != first["pid"]
+    assert bench.row(job).attempt == 2
+    assert answers(second)
+
+
+def test_an_engine_that_runs_but_no_longer_answers_is_ended_and_told_as_failed(bench, monkeypatch):
+    for name, seconds in {"LOOK_SECONDS": 0.1, "PROBE_SECONDS": 0.1, "ANSWER_SECONDS": 0.5}.items():
+        monkeypatch.setattr(live, name, seconds)
+    job, _, replica = serving(bench)
+    os.kill(replica["pid"], signal.SIGSTOP)
+    until(lambda: bench.replica(job)["state"] == "failed", seconds=60, what="the failure")
+    assert "3 real completions" in bench.replica(job)["cause"]
+    assert not is_running(replica["pid"])
+
+
+def test_a_replica_serves_on_while_the_service_is_away_for_longer_than_a_lease(bench):
+    job = bench.serve(bench.bundle())
+    with door(bench.api.url) as way:
+        agent = bench.start(url=way.url)
+        first = bench.ready(job)
+        told = bench.states(job)
+        way.shut()
+        until(lambda: bench.is_lease_over(job), what="the end of the lease")
+        assert answers(first)
+        way.open()
+        until(lambda: not bench.is_lease_over(job), what="the lease to be kept again")
+        assert answers(first)
+        assert bench.states(job) == told
+        assert agent.held() == [job]
+        bench.unwant(job)
+        assert bench.done(job).state == "cancelled"
+        bench.stop(agent)
+
+
+def test_a_runner_that_lost_its_lease_ends_its_replica_and_says_nothing_more(bench):
+    job, agent, replica = serving(bench)
+    told = bench.states(job)
+    bench.steal(job)
+    until(lambda: not agent.held(), what="letting go")
+    assert not is_running(replica["pid"])
+    assert bench.states(job) == told
+    assert shelf(bench).jobs() == []
+
+
+def test_a_replica_whose_job_another_took_meanwhile_is_ended_at_the_start(bench):
+    job, agent, replica = serving(bench)
+    bench.stop(agent)
+    bench.steal(job)
+    bench.start()
+    until(lambda: not is_running(replica["pid"]), what="the end of the engine")
+    until(lambda: shelf(bench).jobs() == [])
+
+
+def test_another_runner_boots_its_own_replica_when_the_first_is_gone_for_good(bench):
+    job, agent, first = serving(bench)
+    bench.stop(agent)
+    until(lambda: bench.is_lease_over(job), what="the end of the lease")
+    bench.start("r2")
+    until(lambda: bench.states(job).count("ready") == 2, what="a second replica")
+    assert bench.replica(job)["pid"] != first["pid"]
+    bench.start("r1")
+    until(lambda: not is_running(first["pid"]), what="the end of the first engine")
+    assert answers(bench.replica(job))
+
+
+def test_a_replica_whose_file_cannot_be_read_is_ended_and_booted_again(bench):
+    job, agent, first = serving(bench)
+    bench.stop(agent)
+    shelf(bench).file(job).write_text("{")
+    bench.start()
+    until(lambda: bench.states(job).count("ready") == 2, seconds=60, what="a second replica")
+    assert bench.replica(job)["pid"] != first["pid"]
+    assert not is_running(first["pid"])
+
+
+def test_a_process_that_only_has_the_same_number_is_left_alone(bench):
+    job, agent, first = serving(bench)
+    bench.stop(agent)
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    try:
+        kept = shelf(bench)
+        kept.write(job, kept.read(job).model_copy(update={"pid": bystander.pid}))
+        bench.start()
+        until(lambda: bench.states(job).count("ready") == 2, seconds=60, what="a second replica")
+        assert bystander.poll() is None
+        # The one that was left without a name is found by the folder it runs in.
+        assert not is_running(first["pid"])
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_candidate_that_does_not_boot_is_told_as_failed_with_its_last_lines(bench):
+    job = bench.serve(bench.bundle("bad", truncated_bytes=900_000))
+    bench.start()
+    row = until(lambda: row if (row := bench.row(job)).problem else None, what="giving the job back")
+    assert row.problem.startswith("engine-failed")
+    assert bench.replica(job)["state"] == "failed"
+    assert bench.replica(job)["log_tail"]
+    assert shelf(bench).jobs() == []
+
+
+def test_damaged_files_are_not_served(bench):
+    bundle = bench.bundle()
+    blob = LocalBlobs(bench.service.settings.storage_dir).path(bundle.weights()[0].sha256)
+    blob.chmod(0o644)
+    with blob.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\xff\x00\xff")
+    job = bench.serve(bundle)
+    bench.start()
+    row = until(lambda: row if (row := bench.row(job)).problem else None, what="giving the job back")
+    assert row.problem.startswith("integrity-failed")
+    assert bench.states(job) == []
+
+
+def test_all_replicas_of_a_folder_can_be_ended_without_a_runner(bench):
+    job, agent, replica = serving(bench)
+    bench.stop(agent)
+    live.end_all(bench.settings().data_dir)
+    assert not is_running(replica["pid"])
+    assert shelf(bench).jobs() == []
+    assert bench.row(job).state == "claimed"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"pid": 1}', "\x00"])
+def test_a_file_that_is_not_a_kept_replica_is_none(tmp_path, text):
+    kept, job = live.shelf(tmp_path), uuid4()
+    kept.folder.mkdir()
+    kept.file(job).write_text(text)
+    assert kept.read(job) is None
+    assert kept.jobs() == [str(job)]

@@ -125,13 +125,6 @@ def shelf(data_dir: Path) -> Shelf:
     return Shelf(data_dir / "replicas")
 
 
-def end_all(data_dir: Path) -> None:
-    """End every live replica of a data folder: for whoever takes the whole machine down, after its runner stopped."""
-    kept = shelf(data_dir)
-    for job in kept.jobs():
-        kept.end(job, ProcessLauncher())
-
-
 def serve(site: Site, lease: Lease) -> None:
     """Keep one replica of the job's bundle ready until the job ends.
 
@@ -157,6 +150,7 @@ class _Live:
     drain_seconds: float
     transitions: Transitions
     kept: Shelf
+    is_adopting: bool = False
 
     @classmethod
     def prepare(cls, site: Site, lease: Lease) -> "_Live":
@@ -201,6 +195,9 @@ class _Live:
         if state is ReplicaState.LOADING:
             # Before anybody hears of the engine: from here on it can be found again.
             self._keep(replica)
+        if self.is_adopting and state in {ReplicaState.LOADING, ReplicaState.WARMING}:
+            # It serves all the time: telling that it loads would take live traffic from it.
+            return
         self.transitions(state, cause)
 
     def _keep(self, replica: Replica) -> None:
@@ -223,14 +220,17 @@ class _Live:
         left = self.kept.read(self.lease.job)
         if left is not None and left.bundle == self.bundle.digest:
             replica = self._replica()
-            if replica.adopt(left.pid, left.start_time, left.boot_id, None):
-                try:
+            self.is_adopting = True
+            try:
+                if replica.adopt(left.pid, left.start_time, left.boot_id, None):
                     replica.wait_ready(ADOPT_SECONDS, is_wanted=self._goes_on)
                     return replica
-                except NotWanted:
-                    return replica
-                except EngineFailed as failure:
-                    log.warning("replica_not_adopted", job=str(self.lease.job), detail=failure.detail)
+            except NotWanted:
+                return replica
+            except EngineFailed as failure:
+                log.warning("replica_not_adopted", job=str(self.lease.job), detail=failure.detail)
+            finally:
+                self.is_adopting = False
         self.kept.end(self.lease.job, self.site.launcher)
         return None
 

@@ -23,9 +23,10 @@ from schemas.policy import Policy
 from schemas.runner import JobKind
 from tests.support import chain, factories
 from tests.support.api import Api
+from workers import live
 from workers.agent import Agent
 from workers.engines.drivers import LLAMACPP
-from workers.launchers.process import start_time
+from workers.launchers.process import ProcessLauncher, start_time
 
 CLASS = "cpu"
 LEASE_SECONDS = 2.0
@@ -203,9 +204,6 @@ class Bench:
 @contextlib.contextmanager
 def bench(service: Service, folder: Path) -> Iterator[Bench]:
     """Run a service with short leases; in the end no runner and no live engine of it is left."""
-    # Here, so that whoever only needs the documents does not load the runner.
-    from workers import live
-
     mine = with_short_leases(service)
     with Api(mine) as api:
         made = Bench(mine, api, folder)
@@ -215,18 +213,23 @@ def bench(service: Service, folder: Path) -> Iterator[Bench]:
             for agent in made.agents:
                 agent.stop()
             for data_dir in (folder / "runners").glob("*"):
-                kept = live.shelf(data_dir)
-                for job in kept.jobs():
-                    left = kept.read(job)
-                    if left is not None:
-                        kept.write(job, left.model_copy(update={"drain_seconds": 0.0}))
-                live.end_all(data_dir)
+                end_all(data_dir)
             for agent in made.agents:
                 # Engines that were left running are children of this process, which did not end.
                 for child in agent._launcher._children.values():
                     child.wait(timeout=10)
             for client in made.clients:
                 client.close()
+
+
+def end_all(data_dir: Path) -> None:
+    """End every live replica of a runner that has stopped, at once."""
+    kept = live.shelf(data_dir)
+    for job in kept.jobs():
+        left = kept.read(job)
+        if left is not None:
+            kept.write(job, left.model_copy(update={"drain_seconds": 0.0}))
+        kept.end(job, ProcessLauncher())
 
 
 def result(run: Run, gate: str) -> dict[str, Any]:

@@ -53,6 +53,8 @@ def test_a_replica_outlives_its_runner_and_is_taken_up_again_by_the_next(bench):
     assert (second["pid"], second["address"]) == (first["pid"], first["address"])
     assert bench.row(job).attempt == 1
     assert answers(second)
+    # Live traffic is never told that a replica loads which serves all the time.
+    assert bench.states(job) == ["loading", "warming", "ready", "ready"]
 
 
 def test_a_replica_is_still_taken_up_when_the_lease_ran_out_meanwhile(bench):
@@ -205,15 +207,6 @@ def test_damaged_files_are_not_served(bench):
     row = until(lambda: row if (row := bench.row(job)).problem else None, what="giving the job back")
     assert row.problem.startswith("integrity-failed")
     assert bench.states(job) == []
-
-
-def test_all_replicas_of_a_folder_can_be_ended_without_a_runner(bench):
-    job, agent, replica = serving(bench)
-    bench.stop(agent)
-    live.end_all(bench.settings().data_dir)
-    assert not is_running(replica["pid"])
-    assert shelf(bench).jobs() == []
-    assert bench.row(job).state == "claimed"
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"pid": 1}', "\x00"])

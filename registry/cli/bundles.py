@@ -25,6 +25,35 @@ from schemas.problems import DigestMismatch, InvalidDocument
 app = group("Bundles: everything that decides what is served, named by one digest.")
 
 BundleName = Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, or 8 or more of its hexadecimal digits.")]
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory with the files.")]
+GivenName = Annotated[str | None, typer.Option("--name", "-n", help="Family name; otherwise the weights' own.")]
+OverlayFile = Annotated[
+    Path | None, typer.Option("--file", "-f", help="JSON or TOML file with what the files cannot tell.")
+]
+EngineName = Annotated[str, typer.Option("--engine", help="Engine that shall serve.")]
+Words = Annotated[
+    list[str] | None,
+    typer.Option("--arg", metavar="WORD", help="One launch argument, as it stands; repeat it for each word."),
+]
+EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Version of the engine.")]
+EngineEnvironment = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-environment",
+        metavar="DIGEST",
+        help="Digest of the engine's environment; otherwise the one installed here.",
+    ),
+]
+EngineImage = Annotated[
+    str | None,
+    typer.Option("--engine-image", metavar="IMAGE", help="Image that holds the engine, as NAME@sha256:…."),
+]
+GivenLicence = Annotated[str | None, typer.Option("--licence", "--license", help="SPDX identifier, or LicenseRef-….")]
+Patterns = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="PATTERN", help="Paths to leave out, such as 'original/*'; repeatable."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the document; send nothing.")]
 # Distribution whose files are the engine, where it runs from a Python environment on this machine.
 _DISTRIBUTIONS = {"llamacpp": "xllamacpp"}
 
@@ -50,37 +79,17 @@ class _Asked:
     )
 )
 def create(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory with the files.")],
-    name: Annotated[str | None, typer.Option("--name", "-n", help="Family name; otherwise the weights' own.")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="JSON or TOML file with what the files cannot tell.")
-    ] = None,
-    engine: Annotated[str, typer.Option("--engine", help="Engine that shall serve.")] = "llamacpp",
-    arg: Annotated[
-        list[str] | None,
-        typer.Option("--arg", metavar="WORD", help="One launch argument, as it stands; repeat it for each word."),
-    ] = None,
-    engine_version: Annotated[str | None, typer.Option("--engine-version", help="Version of the engine.")] = None,
-    engine_environment: Annotated[
-        str | None,
-        typer.Option(
-            "--engine-environment",
-            metavar="DIGEST",
-            help="Digest of the engine's environment; otherwise the one installed here.",
-        ),
-    ] = None,
-    engine_image: Annotated[
-        str | None,
-        typer.Option("--engine-image", metavar="IMAGE", help="Image that holds the engine, as NAME@sha256:…."),
-    ] = None,
-    licence: Annotated[
-        str | None, typer.Option("--licence", "--license", help="SPDX identifier, or LicenseRef-….")
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option("--exclude", metavar="PATTERN", help="Pattern of paths to leave out, such as 'original/*'."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the document; send nothing.")] = False,
+    directory: Directory,
+    name: GivenName = None,
+    file: OverlayFile = None,
+    engine: EngineName = "llamacpp",
+    arg: Words = None,
+    engine_version: EngineVersion = None,
+    engine_environment: EngineEnvironment = None,
+    engine_image: EngineImage = None,
+    licence: GivenLicence = None,
+    exclude: Patterns = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
     """Register the bundle that a directory holds.

@@ -25,7 +25,6 @@ from pydantic import Field, ValidationError
 
 from schemas.bundle import Bundle
 from schemas.common import Closed, Digest, Positive, ShortText
-from schemas.evidence import Kind
 from schemas.problems import EngineFailed
 from schemas.runner import Claim, ReplicaState
 from workers.boot import Transitions, require_engine, require_integrity, start_and_wait
@@ -238,7 +237,7 @@ class _Live:
         require_engine(self.bundle)
         place = self.site.stage(self.lease, self.bundle)
         require_integrity(self.site, self.lease, self.bundle, place)
-        self.lease.report(Kind.STAGED, self.lease.act("staged", 1), place.facts)
+        # Not reported as staged: that is a step of the release, which is long past it.
         replica = self._replica()
         try:
             start_and_wait(self.lease, replica, BOOT_SECONDS)

@@ -8,10 +8,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from registry import projects
 from registry.auth import ADMIN_PROJECT
 from registry.service import Service
-from registry.settings import Settings
+from registry.settings import Settings, explain
 from schemas.api import RoleName
 from schemas.problems import Problem
 
@@ -23,7 +25,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--admin-token-file", type=Path, required=True, help="file of the administrator's token")
     parser.add_argument("--runner-token-file", type=Path, required=True, help="file of the runners' token")
     chosen = parser.parse_args(arguments)
-    service = Service.build(Settings())
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        sys.stderr.write(f"settings: {explain(error)}\n")
+        return 2
+    service = Service.build(settings)
     try:
         secrets: dict[RoleName, str] = {
             "admin": projects.secret_from(chosen.admin_token_file),

@@ -5,6 +5,7 @@ import hashlib
 import os
 from datetime import datetime
 from pathlib import Path
+from uuid import uuid4
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
@@ -68,7 +69,7 @@ def _create(path: Path) -> None:
     """Make a key and put it in place whole: of two processes that start at once, both use the first one's."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:

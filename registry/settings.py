@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -52,3 +52,9 @@ class RunnerSettings(BaseSettings):
         None, description="The blob store, when it is on this machine: files are linked, not fetched."
     )
     slots: int = Field(4, description="Jobs held at once.", ge=1, le=64)
+
+
+def explain(error: ValidationError, prefix: str = "SLUICEGATE_") -> str:
+    """Return which variables are wrong, without their values: some are secrets."""
+    wrong = error.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(f"{prefix}{'__'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in wrong)

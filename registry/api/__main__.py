@@ -5,15 +5,19 @@
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
+from pydantic import ValidationError
+from sqlalchemy.exc import OperationalError
 
 from registry import logs
 from registry.api.app import assemble, create_app
 from registry.service import Service
-from registry.settings import Settings
+from registry.settings import Settings, explain
 
 GRACE_SECONDS = 10
 
@@ -34,9 +38,18 @@ def main(arguments: list[str]) -> int:
     if chosen.openapi is not None:
         return _openapi(chosen.openapi, is_check=chosen.check)
     logs.configure()
-    settings = Settings()  # pyright: ignore[reportCallIssue] # from the environment
+    try:
+        service = Service.build(Settings())
+    except ValidationError as error:
+        sys.stderr.write(f"settings: {explain(error)}\n")
+        return 2
+    except OperationalError as error:
+        sys.stderr.write(f"the database does not answer: {str(error.orig).splitlines()[0]}\n")
+        return 4
+    # The server ends in good order when it is told to, and then sends itself the signal again.
+    signal.signal(signal.SIGTERM, _ended)
     uvicorn.run(
-        create_app(Service.build(settings)),
+        create_app(service),
         host=chosen.host,
         port=chosen.port,
         access_log=False,
@@ -46,6 +59,10 @@ def main(arguments: list[str]) -> int:
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     return 0
+
+
+def _ended(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)
 
 
 def _openapi(path: Path, *, is_check: bool) -> int:

@@ -40,6 +40,8 @@ def create_app(service: Service) -> FastAPI:
     """Return the application that serves with these parts. It gives the parts back when it shuts down."""
     app = assemble()
     app.state.service = service
+    # The pool may grow to twice this; see `deps.place`.
+    app.state.places = anyio.CapacityLimiter(service.settings.database_pool)
     app.add_middleware(BodyLimit)
     app.add_middleware(Edge)
     return app

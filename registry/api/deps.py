@@ -1,6 +1,6 @@
 """What endpoints ask for: the service, one unit of work, and the caller with a permission."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -21,7 +21,17 @@ def service_of(request: Request) -> Service:
 ServiceDep = Annotated[Service, Depends(service_of)]
 
 
-def unit_of_work(service: ServiceDep) -> Iterator[Session]:
+async def place(request: Request) -> AsyncIterator[None]:
+    """Hold one of as many places as there are connections to spare.
+
+    A request that has a connection still needs threads: to write its answer, to commit. Without places, those
+    threads could all wait for a connection, each held by a request that waits for a thread.
+    """
+    async with request.app.state.places:
+        yield
+
+
+def unit_of_work(service: ServiceDep, _: Annotated[None, Depends(place, scope="function")]) -> Iterator[Session]:
     """Yield a session whose transaction commits before the answer goes out, or leaves nothing behind."""
     with service.database.transaction() as session:
         yield session
@@ -35,7 +45,7 @@ SessionDep = Annotated[Session, Depends(unit_of_work, scope="function")]
 def identify(service: Service, secret: str) -> Actor:
     """Return who holds a token. Raises Unauthenticated.
 
-    It has a transaction of its own: a request that holds a connection never waits for a thread that waits for one.
+    It has a transaction of its own, within one thread, and takes no place: half of the connections are left for it.
     """
     with service.database.transaction() as session:
         return auth.authenticate(session, secret, db.now(session))

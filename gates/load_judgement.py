@@ -325,7 +325,7 @@ def _error_findings(reading: Reading) -> list[Finding]:
                 found=first.detail,
             )
         )
-    if load_health.cached_ratio(reading.run.samples) is None:
+    if reading.errors.k < reading.n and load_health.cached_ratio(reading.run.samples) is None:
         message = "The engine does not say how many prompt tokens came from a cache"
         found.append(finding("cache-unknown", message, severity=Severity.INFO))
     return found
@@ -355,7 +355,11 @@ def _measurements(reading: Reading) -> list[Measurement]:
         found.append(_proportion(f"{metric.name}_over_bound", metric.decision.over, n, float(1 - rule.percentile)))
     found += [_proportion(share.name, share.k, n, share.limit) for share in (reading.attainment, reading.errors)]
     window_seconds = reading.suite.plan[-1].at_us / 1e6
-    tokens = sum(sample.completion_tokens or 0 for sample in run.samples if not sample.is_failed)
+    # Of answers that ended in the window: what a queue still held at its end was not yet served.
+    ended = (
+        sample for sample in run.samples if not sample.is_failed and sample.done_us <= reading.suite.plan[-1].at_us
+    )
+    tokens = sum(sample.completion_tokens or 0 for sample in ended)
     effect = stats.minimum_detectable(n, float(1 - rule.percentile))
     allowed = stats.admissible_misses(n, rule.percentile, rule.confidence)
     numbers = (

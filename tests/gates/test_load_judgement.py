@@ -168,6 +168,10 @@ def test_a_good_run_passes_and_states_its_numbers(verdict):
     assert measured(found, "send_lag", "p99").value == 0.5
     assert measured(found, "loop_lag", "p99").value == 0.3
     assert measured(found, "generator_cpu").value == 0.025
+    ended = sum(row[COLUMNS.index("done_us")] <= 3_200_000 for row in good_records(SUITE)["requests"])
+    assert 60 <= ended < 64
+    assert measured(found, "output_tokens").value == pytest.approx(ended * 8 / 3.2)
+    assert measured(found, "goodput").value == pytest.approx(20)
     assert measured(found, "generator_precedence").value == 1
     assert measured(found, "gap_fit").value > 0.001
     assert measured(found, "distinct_gap_ratio").value > 0.95
@@ -449,6 +453,16 @@ def test_a_dead_engine_fails_even_when_almost_every_answer_had_come(verdict):
     found = verdict(records)
     assert found.verdict is Verdict.FAILED
     assert codes(found) == ["engine-died"]
+
+
+def test_where_no_answer_came_nothing_is_said_of_a_cache(verdict):
+    records = good_records(SUITE)
+    for row in records["requests"]:
+        break_row(row, "connect")
+    found = verdict(records)
+    assert found.verdict is Verdict.FAILED
+    assert "cache-unknown" not in [each.code for each in found.findings]
+    assert measured(found, "output_tokens").value == 0
 
 
 def test_an_engine_that_does_not_tell_of_its_cache_is_noted(verdict):

@@ -239,6 +239,10 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
     """
     row = held(session, project, job, said.fencing_token)
     at = db.now(session)
+    if said.problem is None and row.kind == JobKind.SERVE and row.is_wanted:
+        # Nobody asked the replica to stop, so however it ended it is a failure, and the bundle must serve again.
+        detail = "the replica ended, and nobody had asked for it"
+        said = Complete(fencing_token=said.fencing_token, problem="ended-unasked", detail=detail)
     if said.problem is None:
         _finish(session, row, problem=None, at=at)
         return

@@ -29,8 +29,9 @@ NEXT: dict[tuple[Phase, Kind], Phase] = {
 """(phase, kind) → next phase. What is neither here nor in NOTES is refused."""
 
 NOTES: dict[Kind, frozenset[Phase]] = {
-    Kind.STAGED: frozenset({Phase.STAGED, Phase.BOOTED}),
-    Kind.ENGINE_BOOTED: frozenset({Phase.BOOTED}),
+    # Once more for a second evaluation, and for each replica that serves live traffic.
+    Kind.STAGED: frozenset(Phase) - {Phase.CANDIDATE},
+    Kind.ENGINE_BOOTED: frozenset(Phase) - {Phase.CANDIDATE, Phase.STAGED},
     Kind.GATE_RECORDED: frozenset({Phase.STAGED, Phase.BOOTED}),
     Kind.APPROVAL_GRANTED: frozenset({Phase.GATED}),
     Kind.APPROVAL_NOT_REQUIRED: frozenset({Phase.GATED}),

@@ -196,3 +196,17 @@ def test_an_evaluation_with_no_verdict_has_not_passed(service: Service, actor: A
         jobs.complete(session, service, actor.project_id, made, Complete(fencing_token=held.fencing_token))
     with service.database.transaction() as session:
         assert jobs.outcome(session, jobs.get(session, actor.project_id, made)) == "undecided"
+
+
+def test_a_replica_that_ends_unasked_is_booted_again_after_a_pause_by_the_same_job(
+    service: Service, actor: Actor
+) -> None:
+    made = job(service, actor, JobKind.SERVE)
+    held = claim(service, actor)
+    assert held is not None
+    with service.database.transaction() as session:
+        jobs.complete(session, service, actor.project_id, made, Complete(fencing_token=held.fencing_token))
+    assert state(service, actor, made) == (JobState.PENDING, 1)
+    assert claim(service, actor) is None
+    with service.database.transaction() as session:
+        assert jobs.get(session, actor.project_id, made).due_at > db.now(session)

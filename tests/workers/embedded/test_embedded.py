@@ -6,29 +6,64 @@ import stat
 import httpx
 import pytest
 
+from registry.client import Client
+from schemas.api import ReleaseCreate, TargetCreate
+from tests.support import chain, factories
 from tests.support.embedded import Stack, beneath, runs, until
 from workers.embedded.__main__ import main
+from workers.engines.drivers import LLAMACPP
 
 PARTS = {"postgres", "valkey", "api", "control", "beat", "envoy", "runner"}
 
 
-def answers(gateway_url):
-    """Tell whether Envoy serves: it knows no target yet, and says so."""
+CANARY = {
+    "steps": [{"weight_bp": 10_000, "hold_seconds": "0.2", "min_requests": 29, "max_seconds": "60"}],
+    "stop_conditions": [{"metric": "error_ratio", "max_ratio": "0.1"}],
+    "soak_seconds": "0.5",
+    "dead_man_seconds": "60",
+    "drain_seconds": "2",
+}
+
+
+def release(facts, folder):
+    """Take CHAIN live through the API alone, with the requests that its canary needs."""
+    with Client(facts["url"], facts["token"]) as client:
+        directory = chain.write_bundle_directory(folder)
+        bundle = chain.describe(directory, environment=LLAMACPP.identity().digest)
+        for file in bundle.files:
+            client.blobs.upload(file.sha256, directory / file.path)
+        client.bundles.create(bundle)
+        policy = client.policies.create(json.dumps(factories.policy_body(canary=CANARY)).encode())
+        client.targets.create(TargetCreate(name="chat@prod", runner_class="cpu", gateway="local"))
+        made = client.releases.create(ReleaseCreate(target="chat@prod", bundle=bundle.digest, policy=policy.digest))
+
+        def is_promoted():
+            ask(facts)
+            return client.releases.get(made.id).phase == "promoted"
+
+        until(is_promoted, seconds=90)
+
+
+def ask(facts):
+    """Return the answer of the target to CHAIN's prompt, or the status without one."""
+    body = {"model": "chain", "messages": chain.PROMPT, "temperature": 0, "max_tokens": 8}
+    url = f"{facts['gateway_url']}/chat@prod/v1/chat/completions"
     try:
-        return httpx.get(f"{gateway_url}/chat@prod/v1/models", trust_env=False).status_code == 404
+        answer = httpx.post(url, json=body, trust_env=False, timeout=10)
     except httpx.TransportError:
-        return False
+        return None
+    return answer.json()["choices"][0]["message"]["content"] if answer.status_code == 200 else answer.status_code
 
 
-@pytest.mark.timeout(180)
-def test_a_stack_survives_kills_and_comes_back_on_the_same_data(tmp_path):
+@pytest.mark.timeout(300)
+def test_a_stack_survives_kills_and_serves_again_on_the_same_data(tmp_path):
     data = tmp_path / "my data"  # a space, as in many people's paths
     stack = Stack(data)
     first = stack.wait_ready()
     assert set(stack.running()) == PARTS
     assert stack.get("/readyz").status_code == 200
     assert stack.get("/v1/me").json() == {"project": "default", "name": "admin", "role": "admin"}
-    assert answers(first["gateway_url"])
+    assert ask(first) == 404  # of Envoy, which knows no target yet
     assert json.loads((data / "config.json").read_text()) == {"url": first["url"], "token": first["token"]}
     assert stat.S_IMODE((data / "config.json").stat().st_mode) == 0o600
 
@@ -37,23 +72,32 @@ def test_a_stack_survives_kills_and_comes_back_on_the_same_data(tmp_path):
     assert f"in use by the process {stack.process.pid}" in second.complaint()
     assert second.process.returncode == 4
 
-    # A part that is killed comes back, and the others find it again.
+    release(first, tmp_path / "chain")
+    assert ask(first) == chain.ANSWER
+
+    # A part that is killed comes back.
     killed = stack.running()["envoy"]
     os.kill(killed, signal.SIGKILL)
-    until(lambda: stack.running().get("envoy", killed) != killed and answers(first["gateway_url"]))
+    until(lambda: stack.running().get("envoy", killed) != killed and ask(first) == chain.ANSWER)
 
-    # The supervisor itself is killed: what it ran ends, now or at the next start, which finds everything as it was.
+    # The supervisor itself is killed: what it ran ends, now or at the next start, but for the engine.
     former = stack.running()
     stack.kill()
     stack = Stack(data)
     again = stack.wait_ready()
     assert {**again, "pid": 0, "ready_seconds": 0} == {**first, "pid": 0, "ready_seconds": 0}
     assert not any(runs(pid) for pid in former.values())
-    assert stack.get("/v1/me").status_code == 200
+    until(lambda: ask(again) == chain.ANSWER, seconds=60)
 
+    # Stopped as it should be, nothing is left, and the next start boots the engine anew.
     assert stack.stop() == 0
     assert beneath(data) == []
     assert not (data / "processes.json").exists()
+    stack = Stack(data)
+    stack.wait_ready()
+    until(lambda: ask(again) == chain.ANSWER, seconds=60)
+    assert stack.stop() == 0
+    assert beneath(data) == []
 
 
 @pytest.mark.parametrize(

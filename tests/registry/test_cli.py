@@ -51,6 +51,14 @@ def test_the_commands_are_the_ones_that_were_agreed():
     assert found == COMMANDS
 
 
+def test_the_readme_names_every_command_and_exit_status():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for path in LEAVES:
+        assert f"`sluicegate {' '.join(path)}`" in readme
+    for status in Exit:
+        assert f"\n| {status.value} | " in readme or status is Exit.INTERRUPTED
+
+
 @pytest.mark.parametrize("path", [leaf for leaf in LEAVES if leaf not in STARTED], ids=" ".join)
 def test_every_command_explains_itself_with_examples_and_speaks_json(command, path):
     ran = command.ok(*path, "--help")

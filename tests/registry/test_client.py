@@ -9,8 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from registry.client import Client
-from registry.client.transport import PAGE_SIZE
+from registry.client import Client, transport
 from schemas import problems
 from schemas.api import ProjectCreate, TokenCreate
 from schemas.bundle import Bundle
@@ -263,8 +262,9 @@ def test_what_is_wrong_with_a_document_is_raised_with_its_places(engineer, manag
         engineer.suites.get("sha256:" + "0" * 64)
 
 
-def test_lists_go_on_past_one_page(engineer):
-    count = PAGE_SIZE + 5
+def test_lists_go_on_past_one_page(engineer, monkeypatch):
+    monkeypatch.setattr(transport, "PAGE_SIZE", 3)
+    count = 10
     for number in range(count):
         engineer.suites.create(GoldenSuite.model_validate(golden_body(name=f"suite-{number}")))
     names = [suite.name for suite in engineer.suites.list()]

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -127,7 +128,9 @@ class Bench:
     def steal(self, job: UUID) -> None:
         """Give a job to somebody else, as when its lease had run out."""
         with self.service.database.transaction() as session:
-            session.get_one(JobRow, job).fencing_token += 1
+            row = session.get_one(JobRow, job)
+            row.fencing_token += 1
+            row.lease_until = db.now(session) + timedelta(seconds=600)
 
     def run(self, job: UUID) -> Run:
         """Return a job as the service shows it."""

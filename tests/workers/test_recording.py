@@ -51,6 +51,36 @@ def test_a_recorded_reference_passes_its_own_bundle_and_fails_another_template(b
     assert result(done, "integrity")["verdict"] == "passed"
 
 
+def test_one_boot_serves_all_four_gates(bench, tmp_path):
+    golden_suite, _ = prepared(bench, tmp_path)
+    load_suite = factories.registered_load(bench.service, bench.api.actor(), requests=60)
+    golden = {"gate": "golden", "suite": golden_suite.digest, "margin_nat": "0.1", "min_prompts": 2}
+    load = {
+        "gate": "load",
+        "suite": load_suite.digest,
+        "percentile": "0.9",
+        "confidence": "0.95",
+        "requests": 60,
+        "ttft_ms": 8000,
+        "tpot_ms": 4000,
+        "e2e_ms": 9000,
+        "attainment_min": "0.9",
+        "error_max": "0.1",
+        "send_lag_ms": 4000,
+    }
+    policy = bench.policy([*QUICK_GATES, golden, load], "everything")
+    bundle = bench.bundle()
+    agent = bench.start()
+    bench.done(recorded(bench, golden_suite, bundle))
+    run = bench.evaluate(bundle, policy, target=TARGET)
+    agent.ring()
+    done = bench.done(run)
+    assert [(one["gate"], one["verdict"]) for one in done.results] == [
+        (gate, "passed") for gate in ("compatibility", "golden", "load", "integrity")
+    ], done.results
+    assert bench.states(run).count("loading") == 1
+
+
 def test_a_bundle_that_does_not_boot_records_nothing(bench, tmp_path):
     suite, _ = prepared(bench, tmp_path)
     bench.start()

@@ -239,3 +239,17 @@ def test_what_a_killed_process_left_is_removed_at_the_start(tmp_path, bundle, co
     Staging(tmp_path).tidy()
     assert not left_over(tmp_path)
     assert passes(bundle, root)
+
+
+def test_a_discarded_bundle_is_fetched_again(tmp_path, bundle, contents):
+    staged = Staging(tmp_path)
+    root = staged.stage(bundle, serve(contents)).root
+    model = root / "model.gguf"
+    model.chmod(0o644)
+    model.write_bytes(b"x" * model.stat().st_size)
+    assert not passes(bundle, staged.stage(bundle, refuse).root)
+    staged.discard(bundle)
+    assert not root.exists()
+    fetch = serve(contents)
+    assert passes(bundle, staged.stage(bundle, fetch).root)
+    assert len(fetch.asked) == len(bundle.files)

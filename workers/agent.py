@@ -21,7 +21,7 @@ from registry.settings import RunnerSettings
 from schemas.problems import NotFound, Problem, TransitionRefused
 from schemas.runner import Claim, JobKind, RunnerRegistration
 from workers import evaluation, fingerprint, live, recording
-from workers.engines.drivers import DRIVERS
+from workers.boot import installed_engines
 from workers.launchers.process import ProcessLauncher, boot_id, strays
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.site import Site
@@ -166,7 +166,7 @@ class Agent:
             name=site.name,
             runner_class=self._settings.runner_class,
             fingerprint=site.fingerprint,
-            engines=sorted(DRIVERS),
+            engines=installed_engines(),
             boot_id=boot_id(),
         )
         while not self._stopping.is_set():

@@ -1,9 +1,9 @@
 """What every job that boots an engine does: the right engine, the right bytes, one replica whose changes are told."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from gates import integrity
 from gates.dialect import DIALECTS
@@ -37,6 +37,16 @@ class IntegrityFailed(Problem):
     """The staged files are not the ones that the bundle names; nothing was booted from them."""
 
     kind, title, status = "integrity-failed", "Integrity failed", 409
+
+
+def installed_engines() -> list[str]:
+    """Return the engines that this runner has, sorted."""
+    found = []
+    for name, driver in sorted(DRIVERS.items()):
+        with contextlib.suppress(EnvironmentAltered, NotInstalled):
+            driver.identity()
+            found.append(name)
+    return found
 
 
 def require_engine(bundle: Bundle) -> None:
@@ -129,7 +139,7 @@ def booted(site: Site, lease: Lease, ready: Ready) -> None:
     lease.report(Kind.ENGINE_BOOTED, lease.act("booted", 1), body)
 
 
-@contextmanager
+@contextlib.contextmanager
 def gate_replica(site: Site, lease: Lease, bundle: Bundle, place: Place) -> Iterator[Replica]:
     """Yield a replica that ends with the context, with the job and with this process, whichever comes first."""
     workdir = site.data_dir / "engines" / str(lease.job)

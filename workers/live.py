@@ -25,9 +25,9 @@ from pydantic import Field, ValidationError
 
 from schemas.bundle import Bundle
 from schemas.common import Closed, Digest, Positive, ShortText
-from schemas.problems import EngineFailed
+from schemas.problems import EngineFailed, Problem
 from schemas.runner import Claim, ReplicaState
-from workers.boot import Transitions, require_engine, require_integrity, start_and_wait
+from workers.boot import Transitions, booted, require_engine, require_integrity, start_and_wait
 from workers.engines.drivers import Launch
 from workers.launchers.process import Launched, ProcessLauncher, strays
 from workers.lease import Ending, JobEnded, Lease, log
@@ -237,17 +237,25 @@ class _Live:
         require_engine(self.bundle)
         place = self.site.stage(self.lease, self.bundle)
         require_integrity(self.site, self.lease, self.bundle, place)
-        # Not reported as staged: that is a step of the release, which is long past it.
         replica = self._replica()
+        facts = place.facts
+        self.transitions(
+            ReplicaState.STAGED, f"{facts.files} files, {facts.size} bytes, right where the engine reads them"
+        )
         try:
-            start_and_wait(self.lease, replica, BOOT_SECONDS)
+            ready = start_and_wait(self.lease, replica, BOOT_SECONDS)
         except JobEnded:
             # What becomes of an engine that still loads is decided as for one that serves.
-            pass
+            return replica
         except BaseException:
             replica.stop(grace_seconds=0.0)
             self.kept.forget(self.lease.job)
             raise
+        try:
+            booted(self.site, self.lease, ready)
+        except (JobEnded, Problem) as error:
+            # It serves whether or not this could be told.
+            log.warning("boot_not_reported", job=str(self.lease.job), error=str(error))
         return replica
 
     def _goes_on(self) -> bool:

@@ -38,7 +38,10 @@ def test_a_replica_gets_ready_answers_and_can_be_found_again(bench):
     assert answers(replica)
     left = shelf(bench).read(job)
     assert (left.pid, left.start_time, left.boot_id) == (replica["pid"], replica["start_time"], boot_id())
-    assert bench.states(job) == ["loading", "warming", "ready"]
+    assert bench.states(job) == ["staged", "loading", "warming", "ready"]
+    (entry,) = [entry for entry in bench.entries(job) if entry.kind != "replica_changed"]
+    assert entry.kind == "engine_booted"
+    assert entry.body["engine"]["model_ids"] == ["chain"]
     assert os.getsid(replica["pid"]) == replica["pid"]
 
 
@@ -54,7 +57,7 @@ def test_a_replica_outlives_its_runner_and_is_taken_up_again_by_the_next(bench):
     assert bench.row(job).attempt == 1
     assert answers(second)
     # Live traffic is never told that a replica loads which serves all the time.
-    assert bench.states(job) == ["loading", "warming", "ready", "ready"]
+    assert bench.states(job) == ["staged", "loading", "warming", "ready", "ready"]
 
 
 def test_a_replica_is_still_taken_up_when_the_lease_ran_out_meanwhile(bench):

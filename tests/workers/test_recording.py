@@ -66,7 +66,7 @@ def test_one_boot_serves_all_four_gates(bench, tmp_path):
         "e2e_ms": 9000,
         "attainment_min": "0.9",
         "error_max": "0.1",
-        "send_lag_ms": 4000,
+        "send_lag_ms": 800,
     }
     policy = bench.policy([*QUICK_GATES, golden, load], "everything")
     bundle = bench.bundle()

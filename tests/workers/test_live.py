@@ -39,7 +39,7 @@ def test_a_replica_gets_ready_answers_and_can_be_found_again(bench):
     left = shelf(bench).read(job)
     assert (left.pid, left.start_time, left.boot_id) == (replica["pid"], replica["start_time"], boot_id())
     assert bench.states(job) == ["staged", "loading", "warming", "ready"]
-    (entry,) = [entry for entry in bench.entries(job) if entry.kind != "replica_changed"]
+    (entry,) = until(lambda: [one for one in bench.entries(job) if one.kind != "replica_changed"])
     assert entry.kind == "engine_booted"
     assert entry.body["engine"]["model_ids"] == ["chain"]
     assert os.getsid(replica["pid"]) == replica["pid"]

@@ -134,8 +134,8 @@ def python(*arguments: str) -> tuple[str, ...]:
 def table(stack: Stack, gateway_part: Part) -> list[Part]:
     """Return every part of a stack.
 
-    Stopping begins with what decides (beat and control worker), so that nobody judges a stack that goes away;
-    then the gateway drains, the runner lets go of its jobs, and what the others stand on ends last.
+    Stopping begins with what acts (beat, control worker, runner), so that nobody judges a stack that goes away; the
+    live engines serve on without their runner. Then the gateway drains, and what the others stand on ends last.
     """
     layout = stack.layout
     service = stack.service_environment()
@@ -170,7 +170,7 @@ def table(stack: Stack, gateway_part: Part) -> list[Part]:
         environment = stack.runner_environment()
         runner = _worker("runner", "workers.runner", layout.run, environment, queue=queue, after=base)
         # It ends the engines of gates and tells the service, which is waited for.
-        runner = replace(runner, ready=lambda: is_registered(stack), stop_rank=2, stop_seconds=45.0)
+        runner = replace(runner, ready=lambda: is_registered(stack), stop_seconds=45.0)
         found.append(runner)
     return found
 
@@ -200,7 +200,7 @@ def _beat(workdir: Path, environment: dict[str, str], *, after: tuple[str, ...])
     quiet = ("--pidfile", "", "--loglevel", "WARNING")  # else it writes a line a second
     return Part(
         name="beat",
-        argv=python("-m", "celery", "-A", "workers.app", "beat", *quiet),
+        argv=python("-m", "celery", "-A", "workers.beat", "beat", *quiet),
         workdir=workdir,
         environment=environment,
         after=after,

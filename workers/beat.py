@@ -1,0 +1,16 @@
+"""The clock: `celery -A workers.beat beat` asks for a sweep every second, and loads nothing of what a sweep does."""
+
+from celery import Celery
+
+from registry.settings import Settings
+from workers.broker import CONTROL_QUEUE, configure
+
+SWEEP_SECONDS = 1.0
+
+settings = Settings()  # the process is this application; nothing imports it for anything else
+app = Celery("sluicegate-beat", broker=settings.broker_url.get_secret_value())
+configure(app, queue=CONTROL_QUEUE)
+app.conf.beat_schedule = {
+    "sweep": {"task": "workers.tasks.sweep", "schedule": SWEEP_SECONDS, "options": {"expires": 5}},
+}
+app.conf.beat_scheduler = "celery.beat:Scheduler"  # what is due every second needs no file of what was done when

@@ -52,6 +52,16 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     Kind.PROMOTION_REQUESTED: ("plain", lambda b: b["reason"]),
     Kind.ROLLBACK_REQUESTED: ("warn", lambda b: b["reason"]),
     Kind.REPLICA_CHANGED: ("plain", lambda b: f"{b['replica']['state']} ({b['purpose']}): {b['replica']['cause']}"),
+    **dict.fromkeys(
+        (Kind.BUNDLE_REGISTERED, Kind.POLICY_REGISTERED, Kind.SUITE_REGISTERED),
+        ("plain", lambda b: f"{b['name']} {b['digest'][:19]}"),
+    ),
+    Kind.TARGET_CREATED: ("plain", lambda b: f"{b['name']} on {b['runner_class']}, behind {b['gateway']}"),
+    Kind.REFERENCE_SET: (
+        "plain",
+        lambda b: f"{b['target']} compares suite {b['suite'][7:19]} with what {b['bundle'][7:19]} answered",
+    ),
+    Kind.TOKEN_CREATED: ("plain", lambda b: f"for {b['name']}, as {b['role']}"),
 }
 """Kind → tone, and what to say of its body."""
 
@@ -62,5 +72,5 @@ def tell(entry: Entry) -> tuple[str, str]:
     """Return the tone (good, bad, warn, plain) and the sentence of an entry."""
     if entry.kind is Kind.GATE_RECORDED:
         return TONES[entry.body["verdict"]], f"{entry.body['gate']} {entry.body['verdict']}: {entry.body['summary']}"
-    tone, story = STORIES.get(entry.kind, ("plain", lambda _: ""))
+    tone, story = STORIES[entry.kind]
     return tone, story(entry.body)

@@ -36,6 +36,8 @@ def login(
     output = Output(as_json=as_json)
     profile = load() if url is None else Profile(url.rstrip("/"), _secret(token))
     with client_for(profile) as client:
+        if client.is_in_clear:
+            output.note(f"{profile.url} is plain HTTP: others on the way can read the token", "warn")
         identity = client.me()
     told = {"url": profile.url, "project": identity.project, "name": identity.name, "role": identity.role}
     if url is not None:

@@ -54,6 +54,11 @@ class Client:
         """Address of the service, without a slash at the end."""
         return self._transport.url
 
+    @property
+    def is_in_clear(self) -> bool:
+        """Whether others on the way can read the token: plain HTTP to another machine."""
+        return self._transport.is_in_clear
+
     def version(self) -> Version:
         """Ask what answers; needs no token."""
         return self._transport.get(Version, "/v1/version")

@@ -52,6 +52,7 @@ class Transport:
 
     def __init__(self, url: str, token: str | None, *, timeout_seconds: float) -> None:
         self.url = url.rstrip("/")
+        """Address, without a slash at the end."""
         try:
             parsed = httpx.URL(self.url)
         except httpx.InvalidURL as error:
@@ -63,6 +64,8 @@ class Transport:
             if not token or not token.isascii() or not token.isprintable() or " " in token:
                 raise ValueError("the token has characters that no token has")
             headers["authorization"] = f"Bearer {token}"
+        self.is_in_clear = parsed.scheme == "http" and not _is_loopback(parsed.host)
+        """Whether the token can be read on the way."""
         self._http = httpx.Client(
             base_url=self.url,
             headers=headers,
@@ -145,7 +148,7 @@ class Transport:
                 answer.read()
                 raise _problem(answer)
             yield answer
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise Unavailable(f"{self.url} broke off in the middle of an answer: {_why(error)}") from error
         finally:
             answer.close()
@@ -170,7 +173,7 @@ class Transport:
         for pause in (*RETRY_PAUSES_SECONDS, None):
             try:
                 return attempt()
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 never_arrived = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
                 safe = never_arrived or method in ("GET", "HEAD")
                 if pause is None or not safe or not can_repeat:
@@ -203,13 +206,14 @@ def _problem(answer: httpx.Response) -> Problem:
     return kind(f"{where} was answered with {status} {answer.reason_phrase}, not in Sluicegate's words".rstrip())
 
 
-def _why(error: httpx.TransportError) -> str:
+def _why(error: httpx.RequestError) -> str:
     if isinstance(error, httpx.TimeoutException):
         return "no answer in time"
     return str(error) or type(error).__name__
 
 
 def _is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine, by its name or number alone."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -129,6 +129,28 @@ def test_the_token_and_the_version_are_sent_and_no_proxy_is_asked(monkeypatch):
     assert http.asked[0].path == "/v1/version"
 
 
+def test_an_answer_that_cannot_be_unpacked_is_unavailable():
+    packed = answer(200, b"not gzip").replace(b"connection:", b"content-encoding: gzip\r\nconnection:")
+    with scripted(lambda asked: packed) as (client, _), pytest.raises(problems.Unavailable, match="broke off"):
+        client.version()
+
+
+@pytest.mark.parametrize(
+    ("url", "is_in_clear"),
+    [
+        ("http://127.0.0.1:1", False),
+        ("http://[::1]:1", False),
+        ("http://localhost:1", False),
+        ("https://sluicegate.example", False),
+        ("http://sluicegate.example", True),
+        ("http://127.0.0.1.example", True),
+    ],
+)
+def test_the_client_knows_when_others_can_read_the_token(url, is_in_clear):
+    with Client(url, "token") as client:
+        assert client.is_in_clear is is_in_clear
+
+
 @pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://host", "http://", "http://[::1"])
 def test_what_is_no_url_is_refused(url):
     with pytest.raises(ValueError, match="is not a URL"):

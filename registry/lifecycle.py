@@ -88,6 +88,16 @@ def advance(state: State, kind: Kind, body: Mapping[str, Any], at: datetime) -> 
     if phase is not state.phase:
         # A new phase is a new situation: what held the old one no longer does.
         state = replace(state, phase=phase, phase_since=at, held=())
+    told = _told(state, kind, body, at)
+    return replace(told, held=tuple(map(_storable, told.held)), reason=told.reason and _storable(told.reason))
+
+
+def _storable(text: str) -> str:
+    """A reason may quote a model's output, and PostgreSQL keeps no NUL; evidence has the text as it was."""
+    return text.replace("\0", "\ufffd")
+
+
+def _told(state: State, kind: Kind, body: Mapping[str, Any], at: datetime) -> State:
     match kind:
         case Kind.PAUSED:
             return replace(state, is_paused=True, reason=str(body["reason"]))

@@ -23,7 +23,6 @@ from tests.support.factories import (
     canary_body,
     file_entry,
     policy_body,
-    started_release,
     upload,
 )
 
@@ -310,14 +309,14 @@ def test_a_document_of_the_largest_size_is_read(api):
 
 
 def test_text_that_the_database_cannot_hold_is_refused(api):
-    release = started_release(api.service, api.actor("manager"))
     before = counted(api.service)
-    refused = api.clients["manager"].post(f"/v1/releases/{release}/pauses", json={"reason": "a\0b"})
-    checked(refused, "invalid-document")
-    lone = api.clients["manager"].post(
-        f"/v1/releases/{release}/pauses", content=rb'{"reason": "\ud800"}', headers={"content-type": "application/json"}
-    )
-    checked(lone, "invalid-document")
+    fingerprint = {"cpu": "a\0b", "cpu_flags": "avx2", "cores": 2, "memory_bytes": 1, "accelerators": [], "kernel": "6"}
+    runner = {"name": "r", "runner_class": "cpu", "fingerprint": fingerprint, "engines": [], "boot_id": "x"}
+    refused = api.clients["runner"].post("/v1/runners", json=runner)
+    assert checked(refused, "invalid-document")["detail"] == "a value cannot be stored"
+    lone = json.dumps(runner).replace("\\u0000", "\\ud800").encode()
+    refused = api.clients["runner"].post("/v1/runners", content=lone, headers={"content-type": "application/json"})
+    assert checked(refused, "invalid-document")["errors"][0]["pointer"] == "/fingerprint/cpu"
     assert counted(api.service) == before
 
 

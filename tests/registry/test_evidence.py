@@ -120,6 +120,16 @@ def test_recording_moves_the_release_as_the_table_says(service, actor):
         assert (folded.phase, folded.phase_since, folded.held) == (row.phase, row.phase_since, tuple(row.held))
 
 
+def test_an_entry_may_quote_what_the_database_cannot_keep_beside_it(service, actor):
+    release = started_release(service, actor)
+    record_act(service, release, Kind.HELD, Reasoned(reasons=["the model said a\0b"]))
+    with service.database.transaction() as session:
+        assert session.get_one(ReleaseRow, release).held == ["the model said a\ufffdb"]
+        entry = evidence.read(session, evidence.release_stream(release))[-1]
+        assert evidence.wire(entry).body["reasons"] == ["the model said a\0b"]
+        assert verification.verify(session, actor.project_id).verified
+
+
 def test_recording_an_act_twice_changes_nothing(service, actor):
     release = started_release(service, actor)
     record_act(service, release, Kind.STAGED, STAGED, "job:1:staged")

@@ -139,7 +139,7 @@ def test_created_stands_only_at_the_beginning():
         fold(log(Kind.CREATED))
 
 
-def test_a_hold_ends_when_the_phase_moves_when_it_is_resumed_and_when_traffic_shifts():
+def test_a_hold_ends_when_the_phase_moves_when_it_is_resumed_and_when_the_next_step_begins():
     held = fold(log(Kind.STAGED, Kind.ENGINE_BOOTED, Kind.HELD))
     assert held.held == ("load inconclusive",)
     assert held.reason == "load inconclusive"
@@ -147,7 +147,17 @@ def test_a_hold_ends_when_the_phase_moves_when_it_is_resumed_and_when_traffic_sh
     assert advance(held, Kind.RESUMED, BODY[Kind.RESUMED], LATER).held == ()
     assert advance(held, Kind.GATE_RECORDED, {}, LATER).held == ("load inconclusive",)
     canary = fold([*log(*PATH[:8]), (Kind.HELD, BODY[Kind.HELD], AT)])
-    assert advance(canary, Kind.TRAFFIC_SHIFTED, BODY[Kind.TRAFFIC_SHIFTED], LATER).held == ()
+    again, onward = ({"desired": SPLIT, "step": step} for step in (0, 1))
+    assert advance(canary, Kind.TRAFFIC_SHIFTED, again, LATER).held == ("load inconclusive",)
+    assert advance(canary, Kind.TRAFFIC_SHIFTED, onward, LATER).held == ()
+    assert advance(canary, Kind.PROMOTION_REQUESTED, BODY[Kind.PROMOTION_REQUESTED], LATER).held == ()
+
+
+def test_resuming_a_canary_gives_its_step_a_fresh_start():
+    canary = fold(log(*PATH[:7], Kind.PAUSED))
+    assert (canary.step_since, advance(canary, Kind.RESUMED, BODY[Kind.RESUMED], LATER).step_since) == (AT, LATER)
+    gated = fold(log(*PATH[:4], Kind.PAUSED))
+    assert advance(gated, Kind.RESUMED, BODY[Kind.RESUMED], LATER).step_since is None
 
 
 def test_a_pause_outlives_a_change_of_phase():
@@ -173,6 +183,11 @@ def test_the_reason_is_that_of_the_latest_decision():
     assert fold(log(*PATH[:7], Kind.TRAFFIC_RESTORED)).reason == "too slow"
     no_reasons = [*log(*PATH[:7]), (Kind.TRAFFIC_RESTORED, {"desired": [], "cause": "controller_lost"}, AT)]
     assert fold(no_reasons).reason == "controller_lost"
+
+
+def test_a_reason_that_quotes_a_nul_can_be_stored():
+    held = fold([*log(Kind.STAGED), (Kind.HELD, {"reasons": ["token a\0b"]}, AT)])
+    assert (held.held, held.reason) == (("token a\ufffdb",), "token a\ufffdb")
 
 
 def test_a_new_release_is_a_candidate_since_it_was_created():

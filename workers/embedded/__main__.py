@@ -36,9 +36,8 @@ def main(arguments: list[str]) -> int:
     """Run the stack until it is asked to stop. Returns the exit status."""
     began = time.monotonic()
     chosen = _parser().parse_args(arguments)
-    root = chosen.data if chosen.data is not None else default_data()
     try:
-        layout = Layout(Path(root).expanduser().resolve())
+        layout = Layout(data_directory(chosen.data))
         layout.prepare()
         with layout.held():
             return run(layout, chosen, began=began)
@@ -88,10 +87,19 @@ def run(layout: Layout, chosen: argparse.Namespace, *, began: float) -> int:
     return STATUSES[outcome.ending]
 
 
-def default_data() -> Path:
-    """Return the data directory of a person who names none."""
+def data_directory(asked: str | None) -> Path:
+    """Return the data directory that a person names, or that of one who names none.
+
+    Raises:
+        DataRefused: it lies in a home directory, and there is none.
+    """
     home = Path(os.environ.get("XDG_DATA_HOME", ""))
-    return (home if home.is_absolute() else Path("~/.local/share").expanduser()) / "sluicegate"
+    try:
+        if asked is not None:
+            return Path(asked).expanduser().resolve()
+        return ((home if home.is_absolute() else Path("~/.local/share").expanduser()) / "sluicegate").resolve()
+    except RuntimeError as error:
+        raise DataRefused(f"{error} Name a data directory with --data", status=2) from error
 
 
 def _end_engines(layout: Layout, say: Say) -> None:

@@ -11,22 +11,22 @@ class Backoff:
     """How long to wait before a part that has ended starts again, and when to give up.
 
     Args:
-        first_seconds: pause after the first end; each further one is twice as long.
+        first_seconds: pause after the first end; each further one is three times as long.
         longest_seconds: longest pause.
         crashes: ends within the window that are one too many.
         window_seconds: ends before it are forgotten.
     """
 
-    first_seconds: float = 0.25
-    longest_seconds: float = 15.0
-    crashes: int = 5
+    first_seconds: float = 0.1
+    longest_seconds: float = 10.0
+    crashes: int = 6
     window_seconds: float = 60.0
 
     def pause(self, recent: int) -> float | None:
         """Return the pause after so many ends within the window, in seconds; None to give up."""
         if recent >= self.crashes:
             return None
-        return min(self.first_seconds * 2.0 ** (recent - 1), self.longest_seconds)
+        return min(self.first_seconds * 3.0 ** (recent - 1), self.longest_seconds)
 
 
 @dataclass(frozen=True)

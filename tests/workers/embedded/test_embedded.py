@@ -10,7 +10,7 @@ from registry.client import Client
 from schemas.api import ReleaseCreate, TargetCreate
 from tests.support import chain, factories
 from tests.support.embedded import Stack, beneath, runs, until
-from workers.embedded.__main__ import main
+from workers.embedded.__main__ import data_directory, main
 from workers.engines.drivers import LLAMACPP
 
 PARTS = {"postgres", "valkey", "api", "control", "beat", "envoy", "runner"}
@@ -110,6 +110,22 @@ def test_arguments_that_make_no_sense_are_a_matter_of_usage(arguments, tmp_path,
     assert caught.value.code == 2
     assert "usage" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "xdg", "found"),
+    [
+        (None, "/srv/share", "/srv/share/sluicegate"),
+        (None, "relative", "/home/maria/.local/share/sluicegate"),
+        (None, None, "/home/maria/.local/share/sluicegate"),
+        ("~/stack", "/srv/share", "/home/maria/stack"),
+        ("/srv/stack/../other", None, "/srv/other"),
+    ],
+)
+def test_the_data_lie_where_they_are_asked_for_or_in_the_home_of_the_person(asked, xdg, found, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/maria")
+    monkeypatch.setenv("XDG_DATA_HOME", xdg) if xdg else monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    assert str(data_directory(asked)) == found
 
 
 def test_a_place_that_cannot_be_used_is_said_in_one_line(tmp_path, capsys):

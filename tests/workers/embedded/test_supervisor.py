@@ -115,9 +115,13 @@ def test_a_program_that_is_not_there_is_given_up_and_named(stage):
     assert "/nonexistent/program" in "\n".join(outcome.tail)
 
 
-@pytest.mark.parametrize(("recent", "pause"), [(1, 0.25), (2, 0.5), (4, 2.0), (5, None)])
-def test_pauses_double_until_a_part_is_given_up(recent, pause):
-    assert Backoff().pause(recent) == pause
+@pytest.mark.parametrize(("recent", "pause"), [(1, 0.1), (2, 0.3), (4, 2.7), (5, 8.1), (6, None)])
+def test_pauses_grow_until_a_part_is_given_up(recent, pause):
+    assert Backoff().pause(recent) == (pause if pause is None else pytest.approx(pause))
+
+
+def test_pauses_stay_below_the_longest_one():
+    assert Backoff(crashes=100).pause(50) == Backoff().longest_seconds
 
 
 def test_parts_stop_by_rank_and_those_of_one_rank_together(stage):

@@ -1,5 +1,6 @@
 """A real PostgreSQL of the test run's own, migrated once, and databases copied from it."""
 
+import atexit
 import os
 import tempfile
 from pathlib import Path
@@ -61,6 +62,8 @@ class Postgres:
         """Stop the server and remove its folder."""
         self._admin.close()
         self._server.cleanup()
+        # It would clean up once more when Python ends, and for that make its folder again.
+        atexit.unregister(self._server._cleanup)
         self._folder.cleanup()
 
 

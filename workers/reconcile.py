@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 MAX_EVALUATIONS = 3
 """An errored gate is run again at most twice by itself; a failed one never."""
-TURN_SECONDS = 15.0
+TURN_SECONDS = 4.0
 """How long one call may stay with a release that moves fast, before others get their turn."""
 RETRY_SECONDS = 2.0
 

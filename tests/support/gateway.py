@@ -18,6 +18,7 @@ from workers.traffic import envoy_process
 from workers.traffic.envoy import EnvoyGateway
 
 TARGET = "chat@prod"
+CHAT = {"model": "chain", "stream": True, "max_tokens": 8, "messages": [{"role": "user", "content": "ping"}]}
 
 
 def free_port() -> int:
@@ -104,7 +105,7 @@ async def ask(
     """Send one request and read its stream to the end; `opened` is set once its status has come."""
     began, data = time.perf_counter(), b""
     try:
-        async with session.post(url, json={"stream": True}, headers=headers) as answer:
+        async with session.post(url, json=CHAT, headers=headers) as answer:
             if opened:
                 opened.set()
             answers.statuses[answer.status] += 1

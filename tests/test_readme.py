@@ -1,0 +1,77 @@
+"""The README is checked against the code: a name that is missing or wrong there fails here."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gates.catalog import CATALOG
+from registry.auth import PERMISSIONS
+from registry.lifecycle import NEXT
+from registry.settings import RunnerSettings, Settings
+from schemas.problems import PROBLEMS
+from schemas.release import Phase
+from schemas.result import Verdict
+
+README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+ROLES = ("engineer", "manager", "admin", "runner")
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """Return the rows of the first table under a heading: first cell without back quotes → other cells."""
+    section = README.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")
+    ]
+    return {row[0].strip("`"): row[1:] for row in rows[2:]}
+
+
+def test_every_phase_is_described_and_leads_where_the_table_says() -> None:
+    described = table("Life of a release")
+    assert list(described) == [str(phase) for phase in Phase]
+    for (phase, _), following in NEXT.items():
+        if following not in {phase, Phase.REJECTED} and phase in {Phase.CANDIDATE, Phase.STAGED, Phase.BOOTED}:
+            assert f"`{following}`" in described[phase][1]
+
+
+def test_every_gate_and_verdict_is_described() -> None:
+    assert list(table("Gates")) == list(CATALOG)
+    for verdict in Verdict:
+        assert f"`{verdict}`" in README
+
+
+@pytest.mark.parametrize("action", PERMISSIONS)
+def test_the_permission_table_is_the_code_s_cell_by_cell(action: str) -> None:
+    cells = table("Who may do what")[action]
+    assert {role for role, cell in zip(ROLES, cells, strict=True) if cell == "yes"} == PERMISSIONS[action]
+
+
+def test_the_permission_table_has_nothing_more() -> None:
+    assert set(table("Who may do what")) == set(PERMISSIONS)
+
+
+def test_every_setting_is_described_with_its_default() -> None:
+    section = README.split("\n## Settings\n", 1)[1].split("\n## ", 1)[0]
+    for settings, prefix in ((Settings, "SLUICEGATE_"), (RunnerSettings, "SLUICEGATE_RUNNER__")):
+        for name, field in settings.model_fields.items():
+            if name == "gateways":
+                assert "SLUICEGATE_GATEWAYS__<name>__URL" in section
+                continue
+            line = next((row for row in section.splitlines() if row.startswith(f"| `{prefix}{name.upper()}` |")), None)
+            assert line is not None, f"{prefix}{name.upper()} is not described"
+            assert str(field.description) in line
+            if not field.is_required() and field.default is not None:
+                assert f"`{field.default}`" in line
+
+
+def test_every_problem_is_described_with_its_status() -> None:
+    described = table("Problems")
+    assert list(described) == list(PROBLEMS)
+    for kind, problem in PROBLEMS.items():
+        assert described[kind][0] == str(problem.status)
+        assert described[kind][1] == " ".join(str(problem.__doc__).split())
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = [int(found) for found in re.findall(r"^\*\*D(\d+)\. ", README, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))

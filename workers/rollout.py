@@ -16,6 +16,7 @@ from registry.tables import ReleaseRow, TargetRow
 from schemas.evidence import Judgement, Kind, Note, Replaced, SplitEntry, Traffic
 from schemas.problems import NotEligible
 from schemas.release import Phase
+from schemas.runner import JobKind
 from workers.control import Control, Held
 from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, live_bundle, live_of, serve
 from workers.traffic.envoy import EnvoyGateway
@@ -162,12 +163,13 @@ def settle(control: Control, held: Held) -> float | None:
 
 
 def clear(control: Control, held: Held) -> float | None:
-    """Ended without traffic: its replica, if there is one, is not wanted any more."""
+    """Ended: neither an evaluation that still runs nor its replica is wanted any more."""
     with control.transaction(held) as (session, release):
+        unwanted = [job for job in jobs.of_release(session, release.id, JobKind.EVALUATE) if job.state in jobs.OPEN]
         if not _is_bundle_needed(session, release):
-            for job in jobs.serving(session, release.target_id):
-                if job.bundle == release.bundle:
-                    jobs.unwant(session, job, now=db.now(session))
+            unwanted += [job for job in jobs.serving(session, release.target_id) if job.bundle == release.bundle]
+        for job in unwanted:
+            jobs.unwant(session, job, now=db.now(session))
     return None
 
 

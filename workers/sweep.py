@@ -3,32 +3,22 @@
 from collections.abc import Callable
 from uuid import UUID
 
-import structlog
-
-from schemas.problems import Problem
 from workers.control import Control
-
-log = structlog.get_logger(__name__)
 
 
 def sweep(control: Control, hand_out: Callable[[UUID], None]) -> int:
-    """Hand out the releases that are due, ring for waiting jobs, and show the gateways that a controller lives.
+    """Hand out the releases that are due, and ring for waiting jobs.
+
+    It does not show the gateways that a controller lives: only whoever looks at live traffic does (`rollout`), so that
+    traffic which nobody judges goes back by itself.
 
     Returns:
         How many releases were handed out.
     """
-    for name, gateway in control.gateways.items():
-        try:
-            gateway.beat()
-        except OSError as error:
-            log.warning("gateway_beat_failed", gateway=name, error=str(error))
     control.revive()
     due = control.due()
     for release in due:
         hand_out(release)
     for runner_class in control.waiting_classes():
-        try:
-            control.ring(runner_class)
-        except (Problem, OSError) as error:
-            log.warning("ring_failed", runner_class=runner_class, error=str(error))
+        control.ring(runner_class)
     return len(due)

@@ -16,7 +16,7 @@ from registry.auth import Actor
 from registry.service import Service
 from registry.settings import Gateway
 from registry.tables import JobRow
-from schemas.api import Complete, ReleaseCreate, TargetCreate
+from schemas.api import Complete, Progress, ReleaseCreate, TargetCreate
 from schemas.bundle import Bundle
 from schemas.policy import Policy
 from schemas.release import Phase, ReleaseDetail
@@ -112,6 +112,12 @@ class World:
 
         self.until(claimed, seconds=10)
         return claims[0]
+
+    def is_wanted(self, claim: Claim) -> bool:
+        """Renew a claim's lease, and tell whether its job is still wanted."""
+        with self.service.database.transaction() as session:
+            said = Progress(fencing_token=claim.fencing_token)
+            return jobs.renew(session, self.service, self.actor.project_id, claim.job, said).is_wanted
 
     def report(self, claim: Claim, act: str, kind: str, body: dict[str, Any]) -> None:
         said = Report(fencing_token=claim.fencing_token, act=act, kind=kind, body=body)

@@ -1,4 +1,6 @@
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from schemas.release import Phase, ReleaseDetail
 from tests.support.gateway import ask_many
 from tests.support.streams import Script, stream_engine
 from tests.support.world import QUICK_CANARY, World, world
+from workers.sweep import sweep
+from workers.traffic.guard import DeadManSwitch
 
 
 @pytest.fixture
@@ -273,3 +277,36 @@ def test_a_manager_may_skip_the_remaining_steps(here: World) -> None:
             releases.promote(session, here.service, here.actor, second, Act(reason="hotfix"))
         here.until_phase(second, Phase.PROMOTED)
         assert set(ask_many(here.envoy.url(), 5).engines) == {"two"}
+
+
+def test_a_rejection_ends_an_evaluation_that_still_runs(here: World) -> None:
+    release = here.release(here.bundle("one", b"1" * 10), here.policy())
+    claim = here.claim()
+    with here.service.database.transaction() as session:
+        releases.reject(session, here.service, here.actor, release, Act(reason="wrong weights"))
+    here.until(lambda: not here.is_wanted(claim))
+    here.complete(claim)
+    assert here.show(release).phase is Phase.REJECTED
+
+
+def test_traffic_that_no_controller_looks_at_goes_back_by_itself_and_the_release_says_so(here: World) -> None:
+    policy = here.policy(canary=QUICK_CANARY | {"dead_man_seconds": "1"})
+    with stream_engine("one") as one, stream_engine("two") as two:
+        first = here.live(here.bundle("one", b"1" * 10), here.policy("first"), one)
+        second = here.release(here.bundle("two", b"2" * 10), policy)
+        here.evaluate()
+        here.serve(two, pid=2000)
+        here.until_phase(second, Phase.CANARY)
+        switch = DeadManSwitch(here.envoy.gateway, monotonic=time.monotonic())
+        # The sweep goes on, but nobody looks at the release.
+        ends = time.monotonic() + 10
+        while switch.check(monotonic=time.monotonic(), now=datetime.now(UTC)) is None:
+            assert time.monotonic() < ends
+            sweep(here.control, lambda _: None)
+            time.sleep(0.1)
+        assert set(ask_many(here.envoy.url(), 10).engines) == {"one"}
+        shown = here.until_phase(second, Phase.ROLLED_BACK)
+        assert body(shown, Kind.TRAFFIC_RESTORED)["cause"] == "controller_lost"
+        assert here.show(first).phase is Phase.PROMOTED
+        here.until(lambda: here.envoy.gateway.take_notice() is None)
+    assert_verified(here)

@@ -272,7 +272,7 @@ def test_a_directory_goes_live_is_succeeded_refused_rolled_back_and_every_step_c
     assert traffic.whole > 0
     target = journey.ok("target", "show", TARGET)
     assert target["stable_bundle"] == first
-    assert {each["phase"] for each in journey.ok("release", "list")["items"]} == {
+    assert {each["phase"] for each in journey.ok("release", "list", "--target", TARGET)["items"]} == {
         "promoted",
         "rejected",
         "rolled_back",

@@ -15,7 +15,10 @@ FUNCTION_LINES = 60
 COMMIT = ("registry/db.py", "migrations/env.py")
 PHASE = ("registry/evidence.py",)
 # The command line knows no settings of the service: it has a person's own address, token and directory.
-ENVIRONMENT = ("registry/settings.py", "registry/cli/", "workers/embedded/", "workers/launchers/", "workers/engines/")
+ENVIRONMENT = (
+    *("registry/settings.py", "registry/cli/", "workers/embedded/", "workers/demo/", "workers/launchers/"),
+    "workers/engines/",
+)
 STATEMENTS = ("migrations/versions/",)  # a migration is a list of statements, not a function to follow
 CLIENT = ("registry/cli.py", "registry/cli/", "registry/client.py", "registry/client/")
 CLIENT_MAY_IMPORT = ("schemas", "gates", "registry.client", "registry.cli")

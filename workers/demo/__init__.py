@@ -1,0 +1,1 @@
+"""The demonstration: four releases on a fresh stack, under live traffic, told as they happen."""

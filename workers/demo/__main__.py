@@ -1,0 +1,195 @@
+"""Runs the demonstration: `sluicegate demo`, which is `python -m workers.demo`.
+
+A fresh stack in a directory of its own, a real model, live streams through the gateway, and four releases: the first
+one, a good successor, one with a broken template, one that is slow where no suite looks. Exit status: 0 everything
+came out as it should, 1 it did not, 2 usage, 4 not possible here.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from registry.client import Client
+from schemas.problems import Problem
+from workers.demo.bundles import ModelMissing, assemble
+from workers.demo.follow import Stuck
+from workers.demo.people import ActFailed
+from workers.demo.report import Outcome, differences
+from workers.demo.screen import Screen
+from workers.demo.stack import Facts, Stack, StackFailed
+from workers.demo.story import Story, Unexpected
+from workers.demo.summary import summarise
+from workers.demo.traffic import TrafficFailed
+
+DONE: Final = 0
+DIFFERS: Final = 1
+USAGE: Final = 2
+IMPOSSIBLE: Final = 4
+INTERRUPTED: Final = 130
+
+
+def main(arguments: list[str]) -> int:
+    """Run the demonstration. Returns the exit status."""
+    chosen = _parser().parse_args(arguments)
+    # A polite end by SIGTERM stops the stack just as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    is_temporary = chosen.data is None
+    root = Path(tempfile.mkdtemp(prefix="sluicegate-demo-")) if is_temporary else Path(chosen.data).absolute()
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(root.iterdir()):
+            return _refuse(f"{root} is not empty; name a new folder with --data", USAGE)
+    except OSError as error:
+        return _refuse(f"{root} cannot be used: {error.strerror}", IMPOSSIBLE)
+    with Screen() as screen:
+        run = _Run(chosen, root, screen)
+        status = run.guarded()
+    if is_temporary:
+        _clear(root, keep_logs=status not in (DONE, INTERRUPTED))
+    return status
+
+
+class _Run:
+    def __init__(self, chosen: argparse.Namespace, root: Path, screen: Screen) -> None:
+        self.chosen = chosen
+        self.root = root
+        self.screen = screen
+        self.outcome = Outcome()
+        ports = (("--port", chosen.port), ("--gateway-port", chosen.gateway_port))
+        self.stack = Stack(root, *(word for name, value in ports if value is not None for word in (name, str(value))))
+
+    def guarded(self) -> int:
+        """Run, stop the stack whatever happened, and return the exit status."""
+        try:
+            return self._whole()
+        except KeyboardInterrupt:
+            self.screen.line("interrupted", "warn")
+            return INTERRUPTED
+        except ModelMissing as missing:
+            return self._failed(str(missing), IMPOSSIBLE)
+        except StackFailed as failed:
+            return self._failed(str(failed), IMPOSSIBLE)
+        except (Stuck, ActFailed, TrafficFailed) as failed:
+            return self._failed(f"{failed}\n{self.stack.last_words()}", DIFFERS)
+        except Problem as problem:
+            return self._failed(f"{problem.title}: {problem.detail}\n{self.stack.last_words()}", DIFFERS)
+        finally:
+            self.screen.now("stopping the stack")
+            with suppress(KeyboardInterrupt):  # a second Ctrl-C; the first one is still being obeyed
+                self.stack.stop()
+            self.screen.rest()
+
+    def _failed(self, why: str, status: int) -> int:
+        self.screen.rest()
+        self.screen.space()
+        self.screen.line("the demonstration did not come to its end:", "bad")
+        self.screen.text(why, "bad")
+        self.screen.line(f"logs are in {self.stack.logs} and {self.stack.said}", "warn")
+        return status
+
+    def _whole(self) -> int:
+        screen = self.screen
+        screen.line("Sluicegate's demonstration: four releases of Gemma 3 270M under live traffic")
+        screen.chapter("A fresh stack, and the model")
+        model, self.outcome.model_sha256 = assemble(self.root, self.chosen.model)
+        screen.line(f"model of {model.stat().st_size / 1e6:,.0f} MB, SHA-256 {self.outcome.model_sha256}")
+        facts = self.stack.start()
+        screen.line(f"PostgreSQL, Valkey, API, workers, runner and Envoy are ready after {facts.ready_seconds:.1f} s")
+        with Client(facts.url, facts.token) as client:
+            story = Story(self.stack, facts, client, self.root, model, screen, self.outcome)
+            try:
+                self._tell(story)
+            finally:
+                story.end_traffic()
+        return self._conclude(facts)
+
+    def _tell(self, story: Story) -> None:
+        chapters: tuple[tuple[str, Callable[[], None]], ...] = (
+            ("Rules, a target, and the reference", story.prepare),
+            ("(a) The first bundle", story.first),
+            ("(b) A good successor", story.successor),
+            ("(c) A broken template", story.broken),
+            ("(d) Slow where no suite looks", story.slow),
+        )
+        try:
+            for title, chapter in chapters:
+                self.screen.chapter(title)
+                chapter()
+        except Unexpected as unexpected:
+            self.screen.line(str(unexpected), "bad")
+        self.screen.chapter("Evidence")
+        story.finish()
+        self.screen.end_chapter()
+
+    def _conclude(self, facts: Facts) -> int:
+        self.screen.rest()
+        different = differences(self.outcome)
+        summarise(self.screen, self.outcome, different)
+        if self.chosen.json is not None:
+            self.chosen.json.write_text(json.dumps(self.outcome.document(), indent=2) + "\n", encoding="utf-8")
+        if self.chosen.keep:
+            self._keep(facts)
+        return DIFFERS if different else DONE
+
+    def _keep(self, facts: Facts) -> None:
+        screen = self.screen
+        screen.space()
+        screen.text(f"The stack stays up. The last release: {facts.url}/releases/{self.outcome.releases[-1].id}")
+        screen.text(f"Log in there with this token: {facts.token}")
+        screen.text(f"On the command line: export SLUICEGATE_URL={facts.url} SLUICEGATE_TOKEN={facts.token}")
+        screen.text("Ctrl-C ends it.")
+        with suppress(KeyboardInterrupt):
+            while True:
+                self.stack.check()
+                time.sleep(1.0)
+
+
+def _clear(root: Path, *, keep_logs: bool) -> None:
+    """Remove a temporary folder; after a failure its logs stay."""
+    if not keep_logs:
+        shutil.rmtree(root, ignore_errors=True)
+        return
+    for folder in (root / "bundles", root / "home"):
+        shutil.rmtree(folder, ignore_errors=True)
+    for path in [root / "model.gguf", *(root / "stack").glob("*")]:
+        if path.name in ("logs", "runner"):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    for path in (root / "stack" / "runner").rglob("*.gguf"):
+        path.unlink(missing_ok=True)
+
+
+def _refuse(text: str, status: int) -> int:
+    sys.stderr.write(f"sluicegate demo: {text}\n")
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sluicegate demo",
+        description="Release a real model four times on a stack of its own, under live traffic: promoted and "
+        "replaced, promoted, rejected, rolled back.",
+    )
+    add = parser.add_argument
+    add("--json", type=Path, metavar="FILE", help="write what was found as JSON")
+    add("--keep", action="store_true", help="leave the stack up at the end, until Ctrl-C")
+    add("--data", metavar="DIR", help="folder for everything, which stays (default: a temporary one)")
+    add("--port", type=int, help="port of the API (default: a free one)")
+    add("--gateway-port", type=int, help="port of the gateway (default: a free one)")
+    add("--model", type=Path, metavar="FILE", help="another GGUF file (default: Gemma 3 270M of its package)")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

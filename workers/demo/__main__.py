@@ -7,6 +7,7 @@ came out as it should, 1 it did not, 2 usage, 4 not possible here.
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import sys
@@ -92,12 +93,20 @@ class _Run:
         self.screen.space()
         self.screen.line("the demonstration did not come to its end:", "bad")
         self.screen.text(why, "bad")
-        self.screen.line(f"logs are in {self.stack.logs} and {self.stack.said}", "warn")
+        self._advise()
         return status
+
+    def _advise(self) -> None:
+        """Say where to look on, and whether the machine itself may be the reason."""
+        self.screen.line(f"logs are in {self.stack.logs} and {self.stack.said}", "warn")
+        if (busy := load_of_machine()) is not None:
+            self.screen.line(f"{busy}: a good bundle may be too slow then; run it again on a quieter one", "warn")
 
     def _whole(self) -> int:
         screen = self.screen
         screen.line("Sluicegate's demonstration: four releases of Gemma 3 270M under live traffic")
+        if (busy := load_of_machine()) is not None:
+            screen.line(f"{busy}: everything takes longer", "warn")
         screen.chapter("A fresh stack, and the model")
         model, self.outcome.model_sha256 = assemble(self.root, self.chosen.model)
         screen.line(f"model of {model.stat().st_size / 1e6:,.0f} MB, SHA-256 {self.outcome.model_sha256}")
@@ -133,6 +142,8 @@ class _Run:
         self.screen.rest()
         different = differences(self.outcome)
         summarise(self.screen, self.outcome, different)
+        if different:
+            self._advise()
         if self.chosen.json is not None:
             self.chosen.json.write_text(json.dumps(self.outcome.document(), indent=2) + "\n", encoding="utf-8")
         if self.chosen.keep:
@@ -150,6 +161,12 @@ class _Run:
             while True:
                 self.stack.check()
                 time.sleep(1.0)
+
+
+def load_of_machine() -> str | None:
+    """Say how busy this machine is when more than its processors can bear; None when it is not."""
+    load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    return f"this machine is busy (load {load:.1f} on {processors} processors)" if load > processors else None
 
 
 def _clear(root: Path, *, keep_logs: bool) -> None:

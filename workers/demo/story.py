@@ -27,7 +27,7 @@ from workers.examples import examples
 TARGET: Final = "chat@demo"
 RATES_PER_SECOND: Final = (0.8, 4.0)
 """Lowest and highest rate of live traffic."""
-BUSY_RATIO: Final = 0.4
+BUSY_RATIO: Final = 0.3
 """Of one engine's time that live traffic may take: the rate follows from what the first load gate measured."""
 SEED: Final = 270
 PEOPLE: Final[tuple[RoleName, ...]] = ("engineer", "manager")

@@ -165,8 +165,10 @@ class LiveTraffic:
 
     async def _send_all(self) -> None:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        open_streams: set[asyncio.Task[None]] = set()
-        async with aiohttp.ClientSession(connector=connector, trust_env=False, auto_decompress=False) as session:
+        async with (
+            aiohttp.ClientSession(connector=connector, trust_env=False, auto_decompress=False) as session,
+            asyncio.TaskGroup() as streams,
+        ):
             due = time.monotonic()
             while True:
                 due += self._source.gammavariate(SHAPE, 1 / (SHAPE * self._rate))
@@ -174,16 +176,13 @@ class LiveTraffic:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), max(0.0, due - time.monotonic()))
                 if self._stopping.is_set():
-                    break
-                if len(open_streams) >= CAP:
-                    self.account.skipped += 1
+                    return
+                account = self.account
+                if account.sent - len(account.ends) >= CAP:
+                    account.skipped += 1
                     continue
-                number = self.account.sent
-                self.account.sent += 1
-                task = asyncio.create_task(self._send(session, shape, number))
-                open_streams.add(task)
-                task.add_done_callback(open_streams.discard)
-            await asyncio.gather(*open_streams)
+                account.sent += 1
+                streams.create_task(self._send(session, shape, account.sent - 1))
 
     def body(self, shape: Shape, number: int) -> dict[str, Any]:
         """Return a request as an ordinary client writes it: no word about the engine's caches."""

@@ -71,6 +71,7 @@ class Stack:
             told: dict[str, Any] = json.loads(line)
             return Facts(told["url"], told["token"], told["runner_class"], float(told["ready_seconds"]))
         except (ValueError, KeyError, TypeError) as error:
+            self.stop()  # it has ended, or is about to: then its last words are written
             raise StackFailed(f"the stack did not start; it said last:\n{last_lines(self.said)}") from error
 
     def check(self) -> None:

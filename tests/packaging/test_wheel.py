@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -69,3 +70,36 @@ def test_an_installed_package_is_imported_from_the_wheel(installed, package):
 def test_the_version_is_the_projects(installed):
     code = "import importlib.metadata as found; print(found.version('sluicegate'))"
     assert run(installed / "bin" / "python", "-c", code, cwd=installed).strip() == "0.1.0"
+
+
+def test_the_installed_command_tells_its_commands(installed):
+    said = run(installed / "bin" / "sluicegate", "--help", cwd=installed)
+    for command in (
+        "up",
+        "demo",
+        "login",
+        "bundle",
+        "policy",
+        "suite",
+        "target",
+        "release",
+        "gate",
+        "evidence",
+        "runner",
+    ):
+        assert re.search(rf"^\W*{command}\b", said, re.MULTILINE), said
+
+
+def test_importing_the_client_pulls_in_no_part_of_the_service(installed):
+    code = "import sys, registry.client, registry.cli; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = set(run(installed / "bin" / "python", "-c", code, cwd=installed).split())
+    assert "httpx" in loaded
+    assert not loaded & {"alembic", "celery", "fastapi", "psycopg", "redis", "sqlalchemy", "uvicorn", "workers"}
+
+
+@pytest.mark.parametrize("kind", ["policies", "suites"])
+def test_the_example_documents_are_found_in_the_installed_package(installed, kind):
+    code = f"from workers.examples import examples; print(examples({kind!r}))"
+    where = Path(run(installed / "bin" / "python", "-c", code, cwd=installed).strip())
+    assert where.is_relative_to(installed)
+    assert any(where.iterdir())

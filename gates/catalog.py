@@ -4,7 +4,7 @@ import time
 
 from pydantic import TypeAdapter
 
-from gates import compatibility, golden, integrity, load
+from gates import compatibility, golden, integrity, load, structured
 from gates.errors import InstrumentError
 from gates.gate import Gate, GateContext, Judged, JudgeInput, Records, Rule, clip, errored
 from schemas.bundle import Bundle
@@ -12,9 +12,9 @@ from schemas.common import canonical_json, sha256_digest, strict_json
 from schemas.policy import GateRule
 from schemas.reference import Reference
 from schemas.result import GateResult
-from schemas.suite import GoldenSuite, LoadSuite
+from schemas.suite import AnySuite
 
-GATES = (integrity.GATE, compatibility.GATE, golden.GATE, load.GATE)
+GATES = (integrity.GATE, compatibility.GATE, golden.GATE, structured.GATE, load.GATE)
 CATALOG: dict[str, Gate] = {gate.name: gate for gate in GATES}
 """Every gate that a policy may name."""
 
@@ -68,9 +68,7 @@ def conclude(gate_name: str, context: GateContext, records: Records, *, duration
     return recompute(raw, context.suite, context.reference, context.bundle), raw
 
 
-def recompute(
-    record_bytes: bytes, suite: GoldenSuite | LoadSuite | None, reference: Reference | None, bundle: Bundle
-) -> GateResult:
+def recompute(record_bytes: bytes, suite: AnySuite | None, reference: Reference | None, bundle: Bundle) -> GateResult:
     """Return the result that these records give, bit for bit the one that was recorded.
 
     Raises:

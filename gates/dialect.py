@@ -36,6 +36,7 @@ class Capability(StrEnum):
     CACHE_CONTROL = "cache_control"
     METRICS = "metrics"
     CONTEXT = "context"
+    LOGIT_BIAS = "logit_bias"
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,10 @@ class Dialect:
         """Return the fields that ask for an answer that conforms to a JSON Schema."""
         wrapped = {"name": name, "schema": dict(schema), "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": wrapped}}
+
+    def bias_fields(self, bias: Mapping[int, float]) -> dict[str, object]:
+        """Return the fields that add to the scores of tokens, by token id."""
+        return {"logit_bias": {str(token): value for token, value in bias.items()}} if bias else {}
 
     def render(self, messages: Sequence[Message], template_arguments: Mapping[str, object] | None = None) -> Request:
         """Build the request that turns a conversation into the prompt's text, without generating."""

@@ -11,16 +11,16 @@ from typing import Any
 
 from gates.endpoint import Endpoint
 from schemas.bundle import Bundle
-from schemas.policy import CompatibilityRule, GoldenRule, IntegrityRule, LoadRule
+from schemas.policy import CompatibilityRule, IntegrityRule, SuiteRule
 from schemas.reference import Reference
 from schemas.result import Finding, Measurement, Severity, Verdict
 from schemas.runner import EngineIdentity
-from schemas.suite import GoldenSuite, LoadSuite
+from schemas.suite import AnySuite
 
 Records = dict[str, Any]
 """Raw records as JSON values. They come back from storage as untrusted input: `judge` checks what it reads."""
 
-Rule = IntegrityRule | CompatibilityRule | GoldenRule | LoadRule
+Rule = IntegrityRule | CompatibilityRule | SuiteRule
 
 MAX_FINDINGS = 500
 MAX_TEXT = 4096
@@ -38,7 +38,7 @@ class GateContext:
     bundle: Bundle
     root: Path
     rule: Rule
-    suite: GoldenSuite | LoadSuite | None = None
+    suite: AnySuite | None = None
     reference: Reference | None = None
     endpoint: Endpoint | None = None
     engine: EngineIdentity | None = None
@@ -55,7 +55,7 @@ class JudgeInput:
     rule: Rule
     records: Records
     bundle: Bundle
-    suite: GoldenSuite | LoadSuite | None = None
+    suite: AnySuite | None = None
     reference: Reference | None = None
 
 

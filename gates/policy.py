@@ -14,16 +14,18 @@ from typing import assert_never
 from gates import stats
 from gates.arrivals import plan_faults
 from gates.canary import least_requests, limit_ratio
+from gates.contracts import suite_faults
 from schemas.policy import (
     CompatibilityRule,
     GoldenRule,
     IntegrityRule,
     LoadRule,
     Policy,
+    StructuredRule,
     TtftCondition,
 )
 from schemas.result import Verdict
-from schemas.suite import GoldenSuite, LoadSuite
+from schemas.suite import AnySuite, GoldenSuite, LoadSuite, StructuredSuite
 
 LEAST_PERCENTILE = Decimal("0.5")
 """A gated percentile below the median would let most requests miss the bound."""
@@ -81,7 +83,7 @@ def decide(required: Sequence[str], verdicts: Mapping[str, Verdict]) -> Decision
     return Decision(Outcome.PASSED, ())
 
 
-def plan_problems(policy: Policy, suites: Mapping[str, GoldenSuite | LoadSuite]) -> list[str]:
+def plan_problems(policy: Policy, suites: Mapping[str, AnySuite]) -> list[str]:
     """Return what makes a policy unable to decide, one sentence each, or nothing.
 
     Args:
@@ -101,6 +103,8 @@ def plan_problems(policy: Policy, suites: Mapping[str, GoldenSuite | LoadSuite])
                 problems = _golden_problems(rule, suites.get(rule.suite))
             case LoadRule():
                 problems = _load_problems(rule, suites.get(rule.suite))
+            case StructuredRule():
+                problems = _structured_problems(rule, suites.get(rule.suite))
             case _:
                 assert_never(rule)
         found += [f"/gates/{place}/{field}: {problem}" for field, problem in problems]
@@ -111,7 +115,7 @@ def plan_problems(policy: Policy, suites: Mapping[str, GoldenSuite | LoadSuite])
 Problems = Iterator[tuple[str, str]]
 
 
-def _golden_problems(rule: GoldenRule, suite: GoldenSuite | LoadSuite | None) -> Problems:
+def _golden_problems(rule: GoldenRule, suite: AnySuite | None) -> Problems:
     if suite is None:
         yield "suite", f"no suite {rule.suite} is registered"
     elif not isinstance(suite, GoldenSuite):
@@ -120,7 +124,7 @@ def _golden_problems(rule: GoldenRule, suite: GoldenSuite | LoadSuite | None) ->
         yield "min_prompts", f"{rule.min_prompts} prompts are required, and the suite has {len(suite.prompts)}"
 
 
-def _load_problems(rule: LoadRule, suite: GoldenSuite | LoadSuite | None) -> Problems:
+def _load_problems(rule: LoadRule, suite: AnySuite | None) -> Problems:
     yield from _load_limit_problems(rule)
     if suite is None:
         yield "suite", f"no suite {rule.suite} is registered"
@@ -163,6 +167,29 @@ def _load_limit_problems(rule: LoadRule) -> Problems:
     most = max(SEND_LAG_FLOOR_MS, rule.ttft_ms // SEND_LAG_SHARE)
     if rule.send_lag_ms > most:
         yield "send_lag_ms", f"{rule.send_lag_ms} ms would hide in a bound of {rule.ttft_ms} ms: at most {most}"
+
+
+def _structured_problems(rule: StructuredRule, suite: AnySuite | None) -> Problems:
+    if rule.whitespace_max >= 1:
+        yield "whitespace_max", f"{rule.whitespace_max} allows everything"
+    if suite is None:
+        yield "suite", f"no suite {rule.suite} is registered"
+        return
+    if not isinstance(suite, StructuredSuite):
+        yield "suite", f"{rule.suite} is no structured suite"
+        return
+    answers = len(suite.items) * suite.repeats
+    for field, success in (("validity_min", rule.validity_min), ("truncation_max", 1 - rule.truncation_max)):
+        value = getattr(rule, field)
+        if success >= 1:
+            yield field, f"{value} cannot be proved by any number of answers"
+        elif success <= 0:
+            yield field, f"{value} allows everything"
+        elif answers < (floor := stats.minimum_samples_for_bound(success)):
+            what = f"{answers} answers ({len(suite.items)} items, {suite.repeats} times) cannot prove {value}"
+            yield field, f"{what}, even if all are good: at least {floor}"
+    for _, fault in suite_faults(suite):
+        yield "suite", fault
 
 
 def _canary_problems(policy: Policy) -> Problems:

@@ -23,12 +23,12 @@ from schemas.bundle import Bundle
 from schemas.common import strict_json
 from schemas.evidence import Kind
 from schemas.evidence import Registered as RegisteredBody
-from schemas.policy import GoldenRule, LoadRule, Policy
+from schemas.policy import GoldenRule, LoadRule, Policy, StructuredRule, SuiteRule
 from schemas.problems import BlobsMissing, Conflict, InvalidDocument, NotFound, PolicyTooWeak
 from schemas.reference import Reference
-from schemas.suite import GoldenSuite, LoadSuite, Suite
+from schemas.suite import AnySuite, GoldenSuite, LoadSuite, StructuredSuite, Suite
 
-AnyDocument = Bundle | Policy | GoldenSuite | LoadSuite | Reference
+AnyDocument = Bundle | Policy | AnySuite | Reference
 DocumentT = TypeVar("DocumentT", bound=AnyDocument)
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
@@ -43,6 +43,13 @@ _ENTRY = {
     "suite": Kind.SUITE_REGISTERED,
 }
 """Kinds of documents whose registration is evidence by itself. A reference counts once it is set on a target."""
+
+_SUITES: dict[type[SuiteRule], type[AnySuite]] = {
+    GoldenRule: GoldenSuite,
+    LoadRule: LoadSuite,
+    StructuredRule: StructuredSuite,
+}
+"""Rule of a gate → the kind of suite that it takes."""
 
 MAX_ERRORS = 100
 KEPT = 32
@@ -197,17 +204,17 @@ def _check_files(session: Session, project: UUID, bundle: Bundle) -> None:
 
 
 def _check_policy(session: Session, project: UUID, policy: Policy) -> None:
-    suites: dict[str, GoldenSuite | LoadSuite] = {}
+    suites: dict[str, AnySuite] = {}
     wrong = []
     for place, rule in enumerate(policy.gates):
-        if not isinstance(rule, GoldenRule | LoadRule):
+        if not isinstance(rule, SuiteRule):
             continue
         try:
             suites[rule.suite] = load_suite(session, project, rule.suite)
         except NotFound as problem:
             wrong.append({"pointer": f"/gates/{place}/suite", "detail": problem.detail})
             continue
-        expected = GoldenSuite if isinstance(rule, GoldenRule) else LoadSuite
+        expected = _SUITES[type(rule)]
         if not isinstance(suites[rule.suite], expected):
             detail = f"{rule.suite} is a {suites[rule.suite].schema_id}, and {rule.gate} needs {expected.SCHEMA_ID}"
             wrong.append({"pointer": f"/gates/{place}/suite", "detail": detail})
@@ -229,10 +236,9 @@ def _check_reference(session: Session, project: UUID, reference: Reference) -> N
     except NotFound as problem:
         wrong.append({"pointer": "/suite", "detail": problem.detail})
     else:
-        asked = [prompt.id for prompt in suite.prompts]
         if not isinstance(suite, GoldenSuite):
             wrong.append({"pointer": "/suite", "detail": f"{reference.suite} is no golden suite"})
-        elif [recording.prompt for recording in reference.recordings] != asked:
+        elif [one.prompt for one in reference.recordings] != [prompt.id for prompt in suite.prompts]:
             wrong.append({"pointer": "/recordings", "detail": "must answer the prompts of the suite, in its order"})
     if wrong:
         raise InvalidDocument(f"the reference is not valid: {wrong[0]['pointer']} {wrong[0]['detail']}", errors=wrong)
@@ -375,9 +381,9 @@ def load_policy(session: Session, project: UUID, digest: str) -> Policy:
     return _load(session, project, "policy", digest, Policy)
 
 
-def load_suite(session: Session, project: UUID, digest: str) -> GoldenSuite | LoadSuite:
+def load_suite(session: Session, project: UUID, digest: str) -> AnySuite:
     """Return a suite of a project. Raises NotFound."""
-    return _load(session, project, "suite", digest, GoldenSuite | LoadSuite)  # type: ignore[arg-type] # a union is a type to isinstance
+    return _load(session, project, "suite", digest, AnySuite)  # type: ignore[arg-type] # a union is a type to isinstance
 
 
 def load_reference(session: Session, project: UUID, digest: str) -> Reference:

@@ -9,7 +9,7 @@ from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow
 from schemas.api import RecordCreate, RunCreate
-from schemas.policy import GoldenRule, LoadRule, Policy
+from schemas.policy import GoldenRule, Policy, SuiteRule
 from schemas.problems import InvalidDocument
 from schemas.reference import Reference
 from schemas.runner import JobKind
@@ -62,9 +62,7 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
 
 def suites_of(policy: Policy, gates: set[str]) -> list[str]:
     """Return the suites that some gates of a policy need, sorted."""
-    return sorted(
-        {rule.suite for rule in policy.gates if rule.gate in gates and isinstance(rule, GoldenRule | LoadRule)}
-    )
+    return sorted({rule.suite for rule in policy.gates if rule.gate in gates and isinstance(rule, SuiteRule)})
 
 
 def record(session: Session, actor: Actor, body: RecordCreate) -> JobRow:

@@ -14,13 +14,14 @@ from schemas.evidence import Envelope, Statement
 from schemas.policy import Policy
 from schemas.reference import Reference
 from schemas.result import Finding, GateResult, Measurement
-from schemas.suite import GoldenSuite, LoadSuite
+from schemas.suite import GoldenSuite, LoadSuite, StructuredSuite
 
 DOCUMENTS = (
     Bundle,
     Policy,
     GoldenSuite,
     LoadSuite,
+    StructuredSuite,
     Reference,
     GateResult,
     Measurement,

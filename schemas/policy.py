@@ -61,7 +61,23 @@ class LoadRule(Closed):
     )
 
 
-GateRule = Annotated[IntegrityRule | CompatibilityRule | GoldenRule | LoadRule, Field(discriminator="gate")]
+class StructuredRule(Closed):
+    """Answers under a JSON Schema are instances of it, as two validators say, and come without delay or padding."""
+
+    gate: Literal["structured"] = Field(description="Gate name.")
+    suite: Digest = Field(description="Structured suite.")
+    validity_min: Ratio = Field(description="Least lower bound (95 %) of the share of finished answers that are valid.")
+    truncation_max: Ratio = Field(description="Largest upper bound (95 %) of the share of answers cut by max_tokens.")
+    whitespace_max: Ratio = Field(description="Largest share of white space outside strings in an item's output.")
+    whitespace_run_bytes: Positive = Field(description="Longest run of white space in an answer, in bytes.")
+    compile_cold_ms: Positive = Field(description="Bound on what a schema adds to TTFT at its first use, ms.")
+    compile_warm_ms: Positive = Field(description="Bound on what it adds when it is used again, ms.")
+    answer_seconds: Seconds = Field(description="Longest time for one answer.")
+
+
+SuiteRule = GoldenRule | LoadRule | StructuredRule
+"""Rules that name a suite."""
+GateRule = Annotated[IntegrityRule | CompatibilityRule | SuiteRule, Field(discriminator="gate")]
 
 
 class Approval(Closed):

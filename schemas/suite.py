@@ -116,5 +116,58 @@ class LoadSuite(Document):
         return self
 
 
-Suite = Annotated[GoldenSuite | LoadSuite, Field(discriminator="schema_id")]
-SUITE: TypeAdapter[GoldenSuite | LoadSuite] = TypeAdapter(Suite)
+JsonText = Annotated[str, Field(min_length=1, max_length=65_536)]
+"""JSON as text: its order is kept, since engines write properties in the order of the schema."""
+
+
+class TokenBias(Closed):
+    """Something added to the score of one token, for models too small to be steered by words."""
+
+    token: Integer = Field(description="Token id.")
+    bias: DecimalString = Field(description="Added to its logit; negative to avoid it.")
+
+
+class StructuredItem(Closed):
+    """One JSON Schema of the contract with callers, and a conversation that asks for an instance of it."""
+
+    id: ItemId = Field(description="Name of the item in reports.")
+    json_schema: JsonText = Field(description="The schema, as JSON text.")
+    messages: Annotated[list[Message], Field(min_length=1, max_length=64)] = Field(
+        description="The conversation; best one that tempts the model to break the schema."
+    )
+    max_tokens: Annotated[Positive, Field(le=4096)] = Field(description="Output limit in tokens.")
+    valid: Annotated[list[JsonText], Field(min_length=1, max_length=100)] = Field(
+        description="Instances written by hand that the schema must accept."
+    )
+    invalid: Annotated[list[JsonText], Field(min_length=1, max_length=100)] = Field(
+        description="Instances written by hand that the schema must refuse."
+    )
+    logit_bias: Annotated[list[TokenBias], Field(max_length=256)] | None = Field(
+        None, description="Sent with each request of the item. Callers do not; the result says that it was."
+    )
+
+
+class StructuredSuite(Document):
+    """JSON Schemas that callers rely on, with prompts, and instances that prove the judges."""
+
+    SCHEMA_ID: ClassVar[str] = "sluicegate.dev/suite/structured/v1"
+
+    schema_id: Literal["sluicegate.dev/suite/structured/v1"] = Field(
+        alias="schema", description="Schema of this document."
+    )
+    name: Name = Field(description="Family that the suite belongs to.")
+    description: Text | None = Field(None, description="For people.")
+    items: Annotated[list[StructuredItem], Field(min_length=1, max_length=1000)] = Field(description="The contract.")
+    repeats: Annotated[Positive, Field(le=10_000)] = Field(
+        description="Answers asked for an item: the first at temperature 0, the others at 1 with seeds of their own."
+    )
+
+    @model_validator(mode="after")
+    def _ids(self) -> Self:
+        sorted_unique(sorted(item.id for item in self.items), "item ids")
+        return self
+
+
+AnySuite = GoldenSuite | LoadSuite | StructuredSuite
+Suite = Annotated[AnySuite, Field(discriminator="schema_id")]
+SUITE: TypeAdapter[AnySuite] = TypeAdapter(Suite)

@@ -11,11 +11,11 @@ from gates import catalog, compatibility, integrity
 from gates.gate import GateContext, Records
 from schemas.bundle import Bundle
 from schemas.evidence import Kind
-from schemas.policy import CompatibilityRule, GoldenRule, LoadRule, Policy
+from schemas.policy import CompatibilityRule, GoldenRule, Policy, SuiteRule
 from schemas.problems import EngineFailed, InvalidDocument
 from schemas.reference import Reference
 from schemas.result import GateResult, Verdict
-from schemas.suite import GoldenSuite, LoadSuite
+from schemas.suite import AnySuite
 from workers.boot import booted, endpoint_of, gate_replica, require_engine, start_and_wait
 from workers.lease import Lease
 from workers.serving import Cause, Ready, Replica
@@ -56,7 +56,7 @@ class _Evaluation:
     policy: Policy
     bundle: Bundle
     place: Place
-    suites: dict[str, GoldenSuite | LoadSuite] = field(default_factory=dict)
+    suites: dict[str, AnySuite] = field(default_factory=dict)
     references: dict[str, Reference] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -148,7 +148,7 @@ class _Evaluation:
 
     def _load_documents(self, gates: list[str]) -> None:
         for rule in self.policy.gates:
-            if rule.gate in gates and isinstance(rule, GoldenRule | LoadRule):
+            if rule.gate in gates and isinstance(rule, SuiteRule):
                 self.suites[rule.suite] = self.site.suite(self.lease, rule.suite)
                 reference = self.lease.claim.references.get(rule.suite)
                 if isinstance(rule, GoldenRule) and reference is not None:
@@ -165,7 +165,7 @@ class _Evaluation:
         rules = [rule for rule in self.policy.gates if rule.gate == gate]
         if not rules:
             raise InvalidDocument(f"policy {self.policy.name} has no rule for {gate}", errors=[])
-        suite = rules[0].suite if isinstance(rules[0], GoldenRule | LoadRule) else ""
+        suite = rules[0].suite if isinstance(rules[0], SuiteRule) else ""
         return GateContext(
             bundle=self.bundle,
             root=self.place.root,

@@ -13,7 +13,7 @@ from schemas.policy import Policy
 from schemas.problems import DigestMismatch, InvalidDocument
 from schemas.reference import Reference
 from schemas.runner import Fingerprint
-from schemas.suite import SUITE, GoldenSuite, LoadSuite
+from schemas.suite import SUITE, AnySuite
 from workers.launchers.process import ProcessLauncher
 from workers.lease import Lease
 from workers.staging import Place, Staging
@@ -50,7 +50,7 @@ class Site:
         stored = lease.patiently(lambda _: self.client.policies.get(digest))
         return _checked(Policy.model_validate(_body(stored)), digest)
 
-    def suite(self, lease: Lease, digest: str) -> GoldenSuite | LoadSuite:
+    def suite(self, lease: Lease, digest: str) -> AnySuite:
         """Return a suite."""
         stored = lease.patiently(lambda _: self.client.suites.get(digest))
         return _checked(SUITE.validate_python(_body(stored)), digest)

@@ -17,7 +17,7 @@ from schemas import VERSION
 from schemas.bundle import Bundle
 from schemas.policy import Policy
 from schemas.reference import Reference
-from schemas.suite import GoldenSuite, LoadSuite
+from schemas.suite import GoldenSuite, LoadSuite, StructuredSuite
 
 ROUTERS = (
     meta.router,
@@ -32,7 +32,7 @@ ROUTERS = (
     pages.router,
 )
 REF = "#/components/schemas/{model}"
-COMPONENTS: tuple[Any, ...] = (problems.ProblemBody, Bundle, Policy, GoldenSuite, LoadSuite, Reference)
+COMPONENTS: tuple[Any, ...] = (problems.ProblemBody, Bundle, Policy, GoldenSuite, LoadSuite, StructuredSuite, Reference)
 """Models that routes name in their own words, because they read raw bytes or answer problems."""
 
 

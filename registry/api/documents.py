@@ -154,7 +154,7 @@ def get_policy(digest: NamedDigest, actor: FetcherDep, session: SessionDep) -> R
     operation_id="registerSuite",
     status_code=201,
     responses=known(POSTED),
-    openapi_extra=takes("GoldenSuite", "LoadSuite"),
+    openapi_extra=takes("GoldenSuite", "LoadSuite", "StructuredSuite"),
 )
 def register_suite(
     actor: Annotated[Actor, allow("register_suite")],

@@ -13,9 +13,9 @@ from registry.cli.output import Output, percent
 from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import Registered
-from schemas.policy import GoldenRule, LoadRule, Policy, StopCondition, TtftCondition
+from schemas.policy import Policy, StopCondition, SuiteRule, TtftCondition
 from schemas.problems import NotFound, PolicyTooWeak
-from schemas.suite import SUITE, GoldenSuite, LoadSuite
+from schemas.suite import SUITE, AnySuite
 
 app = group("Policies: which gates with which limits, how traffic moves, who approves.")
 
@@ -39,9 +39,9 @@ def _check_power(client: Client, policy: Policy) -> None:
     # Statistics take a second to load, and only this command needs them.
     from gates.policy import plan_problems
 
-    suites: dict[str, GoldenSuite | LoadSuite] = {}
+    suites: dict[str, AnySuite] = {}
     for rule in policy.gates:
-        if isinstance(rule, GoldenRule | LoadRule):
+        if isinstance(rule, SuiteRule):
             try:
                 suites[rule.suite] = SUITE.validate_python(client.suites.get(rule.suite).document)
             except NotFound:

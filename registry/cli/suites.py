@@ -17,7 +17,7 @@ from registry.cli.profile import connect
 from schemas.api import RecordCreate, Registered
 from schemas.bundle import Bundle
 from schemas.problems import InvalidDocument
-from schemas.suite import SUITE, GoldenSuite, LoadSuite
+from schemas.suite import SUITE, AnySuite, LoadSuite, StructuredSuite
 
 app = group("Suites: prompts and arrival plans that gates run.")
 
@@ -29,7 +29,7 @@ def push(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A suite, or a load spec, in JSON or TOML.")],
     as_json: Json = False,
 ) -> int:
-    """Register a golden suite or a load suite.
+    """Register a golden, a load or a structured suite.
 
     A load spec (rate, requests, distribution, seed) is drawn into a plan of arrivals here. The same spec gives
     the same plan.
@@ -42,7 +42,7 @@ def push(
     return Exit.DONE
 
 
-def read_suite(file: Path) -> GoldenSuite | LoadSuite:
+def read_suite(file: Path) -> AnySuite:
     """Return a file's suite, drawn when it is a load spec. Raises Usage, InvalidDocument."""
     value = read_file(file)
     try:
@@ -53,7 +53,7 @@ def read_suite(file: Path) -> GoldenSuite | LoadSuite:
         raise InvalidDocument(f"{file}: {error}") from None
 
 
-def suite_of(value: Any) -> GoldenSuite | LoadSuite:
+def suite_of(value: Any) -> AnySuite:
     """Return a suite from JSON, drawn when it is a load spec. Raises ValueError."""
     if isinstance(value, dict) and "schema" not in value and "rate_per_second" in value:
         # Statistics take a second to load, and only a spec needs them.
@@ -89,8 +89,9 @@ def _show(out: Output, found: Registered) -> None:
         ("name", suite.name),
         ("digest", found.digest),
         ("description", suite.description),
-        ("prompts", len(suite.prompts)),
     ]
+    asked = suite.items if isinstance(suite, StructuredSuite) else suite.prompts
+    pairs.append(("items" if isinstance(suite, StructuredSuite) else "prompts", len(asked)))
     if isinstance(suite, LoadSuite):
         process = suite.process
         shape = f", shape {process.shape}" if process.shape is not None else ""
@@ -100,13 +101,15 @@ def _show(out: Output, found: Registered) -> None:
             ("measured", f"{len(suite.plan)} requests in {suite.plan[-1].at_us / 1e6:.1f} s"),
             ("time-out", f"{suite.request_seconds} s"),
         ]
+    elif isinstance(suite, StructuredSuite):
+        pairs.append(("repeats", suite.repeats))
     else:
         pairs += [("alternatives", suite.top_k), ("repeats", suite.repeats)]
     out.fields(pairs)
     out.say("")
     out.table(
         ["PROMPT", "TOKENS", "LAST MESSAGE"],
-        ([one.id, one.max_tokens, one.messages[-1].content[:80]] for one in suite.prompts),
+        ([one.id, one.max_tokens, one.messages[-1].content[:80]] for one in asked),
     )
 
 

@@ -8,6 +8,7 @@ from gates.policy import Outcome, decide, plan_problems
 from schemas.policy import Policy
 from schemas.result import Verdict
 from schemas.suite import GoldenSuite
+from tests.support import structured
 
 PROMPTS = [{"id": "one", "messages": [{"role": "user", "content": "ping"}], "max_tokens": 8}]
 
@@ -243,3 +244,44 @@ def test_every_rule_says_what_it_can_detect():
     rule = make().gates[3]
     assert policy.minimum_detectable(rule) == stats.minimum_detectable(64, 0.1)
     assert policy.minimum_detectable(rule) == pytest.approx(0.224, abs=0.001)
+
+
+def with_structured(suite=None, /, **rule):
+    suite = suite or structured.suite()
+    body = make().model_dump(mode="json", by_alias=True, exclude_none=True)
+    body["gates"][2] = structured.rule_body(suite.digest) | rule
+    return plan_problems(Policy.model_validate(body), SUITES | {suite.digest: suite})
+
+
+def test_299_answers_are_the_least_that_can_prove_99_percent():
+    assert with_structured() == []
+    what = "298 answers (1 items, 298 times) cannot prove"
+    assert with_structured(structured.suite(repeats=298)) == [
+        f"/gates/2/validity_min: {what} 0.99, even if all are good: at least 299",
+        f"/gates/2/truncation_max: {what} 0.01, even if all are good: at least 299",
+    ]
+    two = structured.suite(structured.item("a"), structured.item("b"), repeats=150)
+    assert with_structured(two) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "start"),
+    [
+        ({"validity_min": "1"}, "/gates/2/validity_min: 1 cannot be proved"),
+        ({"validity_min": "0"}, "/gates/2/validity_min: 0 allows everything"),
+        ({"validity_min": "0.995"}, "/gates/2/validity_min: 299 answers (1 items, 299 times) cannot prove 0.995"),
+        ({"truncation_max": "0"}, "/gates/2/truncation_max: 0 cannot be proved"),
+        ({"truncation_max": "1"}, "/gates/2/truncation_max: 1 allows everything"),
+        ({"whitespace_max": "1"}, "/gates/2/whitespace_max: 1 allows everything"),
+        ({"suite": GOLDEN.digest}, f"/gates/2/suite: {GOLDEN.digest} is no structured suite"),
+        ({"suite": "sha256:" + "0" * 64}, "/gates/2/suite: no suite sha256:000"),
+    ],
+)
+def test_a_structured_rule_that_could_never_decide_is_refused(rule, start):
+    (found,) = with_structured(**rule)
+    assert found.startswith(start)
+
+
+def test_a_structured_suite_whose_instances_contradict_its_schema_is_refused():
+    unfit = structured.suite(structured.item(valid=('{"n":"1"}',)))
+    assert [one.split(":")[0] for one in with_structured(unfit)] == ["/gates/2/suite"]

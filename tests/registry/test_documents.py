@@ -11,7 +11,8 @@ from schemas.bundle import Bundle
 from schemas.common import canonical_json, sha256_digest
 from schemas.policy import Policy
 from schemas.problems import BlobsMissing, Conflict, InvalidDocument, NotFound, PolicyTooWeak
-from schemas.suite import GoldenSuite
+from schemas.suite import GoldenSuite, StructuredSuite
+from tests.support import structured
 from tests.support.api import make_tokens
 from tests.support.factories import (
     WEIGHTS,
@@ -105,6 +106,20 @@ def test_registering_again_answers_the_same_and_writes_nothing(service, actor, k
     other = Actor(actor.project_id, actor.project, "somebody else", "admin")
     assert register(service, other, kind, spaced) == (first, False)
     assert rows(service) == before
+
+
+def test_a_structured_suite_and_its_policy_are_registered_and_held_to_their_instances(service, actor):
+    suite = structured.suite()
+    register(service, actor, "suite", suite.canonical())
+    register(service, actor, "policy", policy_body(gates=[*GATES, structured.rule_body(suite.digest)]))
+    golden = registered_golden(service, actor)
+    places = refused(service, actor, "policy", policy_body(gates=[*GATES, structured.rule_body(golden.digest)]))
+    assert StructuredSuite.SCHEMA_ID in places["/gates/2/suite"]
+    unfit = structured.suite(structured.item(valid=('{"n":"1"}',)))
+    register(service, actor, "suite", unfit.canonical())
+    rule = structured.rule_body(unfit.digest)
+    places = refused(service, actor, "policy", policy_body(gates=[*GATES, rule]), problem=PolicyTooWeak)
+    assert "valid instance 0 of number is refused" in places["/gates/2/suite"]
 
 
 def test_registering_is_one_entry_in_a_stream_of_the_document(service, actor):

@@ -18,8 +18,9 @@ from schemas.bundle import Bundle
 from schemas.common import Wire
 from schemas.policy import Policy
 from schemas.reference import Reference
-from schemas.suite import GoldenSuite, LoadSuite
+from schemas.suite import GoldenSuite, LoadSuite, StructuredSuite
 from tests.support.factories import bundle_body, golden_body, load_body, policy_body, reference_body
+from tests.support.structured import suite_body
 
 ROOT = Path(__file__).parents[2]
 OPENAPI = FOLDER / "openapi.json"
@@ -29,6 +30,7 @@ DOCUMENTS = [
     (Policy, policy_body()),
     (GoldenSuite, golden_body()),
     (LoadSuite, load_body()),
+    (StructuredSuite, suite_body()),
     (Reference, reference_body(GOLDEN, "sha256:" + "0" * 64)),
 ]
 

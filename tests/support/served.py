@@ -9,7 +9,7 @@ from gates.dialect import LLAMACPP
 from gates.endpoint import Endpoint
 from gates.gate import GateContext, Rule
 from schemas.runner import EngineIdentity
-from schemas.suite import GoldenSuite
+from schemas.suite import AnySuite, GoldenSuite
 from tests.support import chain, engine
 from workers.launchers.process import Condition
 
@@ -111,6 +111,6 @@ def suite(*contents: str, max_tokens: int = 8, repeats: int = 2, system: str | N
     )
 
 
-def with_suite(context: GateContext, golden: GoldenSuite, **changes: object) -> GateContext:
-    """Return the context with a golden suite and further changes."""
-    return replace(context, suite=golden, **changes)  # type: ignore[arg-type]  # fields of GateContext
+def with_suite(context: GateContext, suite: AnySuite, **changes: object) -> GateContext:
+    """Return the context with a suite and further changes."""
+    return replace(context, suite=suite, **changes)  # type: ignore[arg-type]  # fields of GateContext

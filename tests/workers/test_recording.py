@@ -1,10 +1,16 @@
-from registry import targets
+from registry import documents, targets
 from registry.settings import Gateway
 from schemas.api import RecordCreate, TargetCreate
-from tests.support import factories
+from tests.support import factories, structured
 from tests.support.runners import QUICK_GATES, result, until
 
 TARGET = "chain@test"
+PROMISES_JSON = {
+    "served_name": "chain",
+    "usage": "all_tokens",
+    "cancellation": "on_disconnect",
+    **structured.JSON_FEATURES,
+}
 
 
 def prepared(bench, tmp_path):
@@ -98,3 +104,17 @@ def test_where_compatibility_is_not_asked_a_failed_boot_leaves_the_gate_errored(
     done = bench.done(bench.evaluate(bad, policy, target=TARGET, gates=["golden"]))
     assert result(done, "golden")["verdict"] == "errored"
     assert done.outcome == "undecided"
+
+
+def test_a_structured_gate_runs_in_an_evaluation(bench):
+    suite = structured.suite()
+    with bench.service.database.transaction() as session:
+        documents.register(session, bench.service, bench.api.actor(), "suite", suite.canonical())
+    policy = bench.policy([*QUICK_GATES, structured.rule_body(suite.digest)], "structured")
+    run = bench.evaluate(bench.bundle("json", serving=PROMISES_JSON), policy)
+    plain = bench.evaluate(bench.bundle("plain"), policy)
+    bench.start()
+    done = result(bench.done(run), "structured")
+    assert done["verdict"] == "passed", done["summary"]
+    failed = result(bench.done(plain), "structured")
+    assert (failed["verdict"], failed["findings"][0]["code"]) == ("failed", "json-schema-not-declared")

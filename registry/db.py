@@ -13,13 +13,19 @@ AFTER_COMMIT = "after_commit"
 
 
 def connect(settings: Settings) -> Engine:
-    """Return an engine whose connections refuse to wait for ever for a lock or a statement."""
+    """Return an engine whose connections refuse to wait for ever for a lock, a statement or their own caller.
+
+    A writer that stands still in its transaction would keep what others have committed from those who follow the log.
+    """
+    limits = {"lock_timeout": "10s", "statement_timeout": "60s", "idle_in_transaction_session_timeout": "60s"}
     return create_engine(
         settings.database_url.get_secret_value(),
         pool_size=settings.database_pool,
         max_overflow=settings.database_pool,
         pool_pre_ping=True,
-        connect_args={"options": "-c timezone=utc -c lock_timeout=10s -c statement_timeout=60s"},
+        connect_args={
+            "options": " ".join(f"-c {name}={value}" for name, value in {"timezone": "utc", **limits}.items())
+        },
     )
 
 

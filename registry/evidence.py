@@ -10,11 +10,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select, text
+from sqlalchemy import Text, cast, func, literal, or_, select, text, tuple_
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import db, lifecycle
+from registry import cursors, db, lifecycle
+from registry.cursors import Cursor
 from registry.keys import Signer
 from registry.tables import EntryRow, ReleaseRow
 from schemas.common import Closed, canonical_json, format_instant, sha256_digest, strict_json
@@ -176,6 +177,7 @@ def append(session: Session, project: UUID, signed: Signed) -> tuple[EntryRow, b
         envelope=signed.envelope,
         previous=previous,
         key_id=signed.key_id,
+        transaction_id=cursors.number_for(session, last.transaction_id if last else 0),
     )
     row.entry_digest = link(row)
     session.add(row)
@@ -250,12 +252,54 @@ def read(session: Session, stream: str, *, after: int = 0, limit: int | None = N
     return list(session.scalars(query if limit is None else query.limit(limit)))
 
 
-def browse(session: Session, project: UUID, *, after: int, limit: int, stream: str | None = None) -> list[EntryRow]:
-    """Return a project's entries, of all streams or one, after a sequence number, oldest first."""
-    query = select(EntryRow).where(EntryRow.project_id == project, EntryRow.sequence > after)
-    if stream is not None:
-        query = query.where(EntryRow.stream == stream)
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which entries of a project: all that match everything named."""
+
+    stream: str | None = None
+    target: UUID | None = None
+    """The target's own stream and those of its releases."""
+    kinds: tuple[str, ...] = ()
+    """Of any of these kinds; of all when empty."""
+
+
+def browse(
+    session: Session, project: UUID, selection: Selection, *, after: Cursor, before: int, limit: int
+) -> list[EntryRow]:
+    """Return entries of a project in the order of cursors; none that is committed later comes before them.
+
+    Args:
+        session: of the caller.
+        project: whose entries.
+        selection: which of them.
+        after: the last one seen.
+        before: what `cursors.horizon` gave, in a statement before this one.
+        limit: most entries.
+    """
+    place = tuple_(EntryRow.transaction_id, EntryRow.sequence)
+    seen = tuple_(cursors.number(after.transaction), after.sequence)
+    query = select(EntryRow).where(
+        EntryRow.project_id == project, place > seen, EntryRow.transaction_id < cursors.number(before)
+    )
+    if selection.stream is not None:
+        query = query.where(EntryRow.stream == selection.stream)
+    if selection.target is not None:
+        of = select(literal("release/") + cast(ReleaseRow.id, Text)).where(ReleaseRow.target_id == selection.target)
+        query = query.where(or_(EntryRow.stream == f"target/{selection.target}", EntryRow.stream.in_(of)))
+    if selection.kinds:
+        query = query.where(EntryRow.kind.in_(selection.kinds))
+    return list(session.scalars(query.order_by(EntryRow.transaction_id, EntryRow.sequence).limit(limit)))
+
+
+def browse_stream(session: Session, project: UUID, stream: str, *, after: int, limit: int) -> list[EntryRow]:
+    """Return a stream's entries after a sequence, oldest first: its lock makes sequence and commit agree."""
+    query = select(EntryRow).where(EntryRow.project_id == project, EntryRow.stream == stream, EntryRow.sequence > after)
     return list(session.scalars(query.order_by(EntryRow.sequence).limit(limit)))
+
+
+def cursor_of(row: EntryRow) -> Cursor:
+    """Return the cursor of a reader whose last entry is this one."""
+    return Cursor(row.transaction_id, row.sequence)
 
 
 def wire(row: EntryRow, *, with_envelope: bool = False) -> Entry:

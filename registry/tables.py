@@ -1,5 +1,6 @@
 """Tables. Only the noun's own module queries them; `entries` is written by `registry.evidence` alone."""
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -8,6 +9,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     DateTime,
+    Dialect,
     ForeignKey,
     Identity,
     Index,
@@ -19,7 +21,9 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import UserDefinedType
 
 from schemas.evidence import Kind
 from schemas.release import Phase
@@ -32,6 +36,29 @@ IN_PROGRESS = (Phase.CANDIDATE, Phase.STAGED, Phase.BOOTED, Phase.GATED, Phase.A
 
 def _one_of(column: str, values: tuple[str, ...]) -> str:
     return f"{column} IN ({', '.join(repr(str(value)) for value in values)})"
+
+
+class TransactionId(UserDefinedType[int]):
+    """PostgreSQL's `xid8`, a transaction's number that never wraps around; an int in Python."""
+
+    cache_ok = True
+    render_bind_cast = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        """Return the name of the type."""
+        return "xid8"
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[int | None], str | None]:  # noqa: ARG002 - SQLAlchemy's
+        """Send text: the database has no cast from an integer."""
+        return lambda value: None if value is None else str(value)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], int | None]:  # noqa: ARG002
+        """Return an int."""
+        return lambda value: None if value is None else int(value)
+
+
+# For comparing the tables with a database.
+ischema_names.setdefault("xid8", TransactionId)
 
 
 class Base(DeclarativeBase):
@@ -290,9 +317,11 @@ class EntryRow(Base):
     previous: Mapped[str]
     entry_digest: Mapped[str] = mapped_column(unique=True)
     key_id: Mapped[str] = mapped_column(ForeignKey("signing_keys.key_id"))
+    transaction_id: Mapped[int] = mapped_column(TransactionId, server_default=text("pg_current_xact_id()"))
+    """Transaction that wrote it, or a later one that had written to its stream before: see `registry.cursors`."""
     __table_args__ = (
         CheckConstraint(_one_of("kind", tuple(Kind)), "kind"),
         UniqueConstraint("stream", "position"),
         UniqueConstraint("stream", "act"),
-        Index(None, "project_id", "sequence"),
+        Index(None, "project_id", "transaction_id", "sequence"),
     )

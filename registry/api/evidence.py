@@ -4,11 +4,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from registry import db, evidence, keys, verification
+from registry import cursors, db, evidence, keys, verification
 from registry.api.deps import SessionDep, allow
 from registry.api.pages import Limit
 from registry.api.problems import declare
 from registry.auth import Actor
+from registry.cursors import Cursor
+from registry.evidence import Selection
 from schemas.api import Page, PublicKey
 from schemas.common import MAX_INTEGER
 from schemas.evidence import Entry, Verification
@@ -23,20 +25,57 @@ StreamName = Annotated[
 ]
 
 
+After = Annotated[
+    str | None,
+    Query(max_length=64, description="`next` of the page before: a cursor; of one stream, a sequence."),
+]
+
+
 @router.get("/v1/evidence", operation_id="listEvidence", responses=declare(InvalidDocument))
 def list_evidence(
     actor: ReaderDep,
     session: SessionDep,
     *,
     stream: StreamName = None,
-    after: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="`next` of the page before; 0 begins.")] = 0,
+    after: After = None,
     envelopes: Annotated[bool, Query(description="Whether to give the signed envelopes too.")] = False,
     limit: Limit = 50,
 ) -> Page[Entry]:
-    """List evidence entries, oldest first."""
-    rows = evidence.browse(session, actor.project_id, after=after, limit=limit + 1, stream=stream)
-    shown = [evidence.wire(row, with_envelope=envelopes) for row in rows[:limit]]
-    return Page(items=shown, next=str(shown[-1].sequence) if len(rows) > limit else None)
+    """List evidence entries: of one stream by position, of all in an order that no later commit changes."""
+    project = actor.project_id
+    if stream is not None:
+        rows = evidence.browse_stream(session, project, stream, after=_sequence(after), limit=limit + 1)
+    else:
+        horizon, where = cursors.horizon(session), cursor(after)
+        rows = evidence.browse(session, project, Selection(), after=where, before=horizon, limit=limit + 1)
+    following = None
+    if len(rows) > limit:
+        last = rows[limit - 1]
+        following = str(last.sequence if stream is not None else evidence.cursor_of(last))
+    return Page(items=[evidence.wire(row, with_envelope=envelopes) for row in rows[:limit]], next=following)
+
+
+def cursor(after: str | None) -> Cursor:
+    """Return the cursor that a query names; without one, the beginning. Raises InvalidDocument."""
+    if after is None:
+        return cursors.START
+    try:
+        return Cursor.parse(after)
+    except ValueError:
+        raise _not_given_out("is not a cursor that this service gave out") from None
+
+
+def _sequence(after: str | None) -> int:
+    if after is None:
+        return 0
+    if not after.isascii() or not after.isdecimal() or int(after) > MAX_INTEGER:
+        raise _not_given_out(f"of one stream is a sequence, 0 to {MAX_INTEGER}")
+    return int(after)
+
+
+def _not_given_out(why: str) -> InvalidDocument:
+    detail = f"query parameter after: {why}"
+    return InvalidDocument(detail, errors=[{"pointer": "", "detail": detail}])
 
 
 @router.post("/v1/evidence/verifications", operation_id="verifyEvidence", responses=declare(InvalidDocument))

@@ -30,13 +30,16 @@ def _stream(client: Client, stream: str | None, release: str | None) -> str | No
     "list",
     epilog=examples(
         "sluicegate evidence list --release 01a2289b-8894",
-        "sluicegate evidence list --after 1200 --envelopes --json > evidence.json",
+        "sluicegate evidence list --release 01a2289b-8894 --after 1200 --envelopes --json > evidence.json",
     ),
 )
 def list_(
     stream: Stream = None,
     release: OfRelease = None,
-    after: Annotated[int, typer.Option("--after", min=0, help="Only entries with a higher sequence.")] = 0,
+    after: Annotated[
+        int | None,
+        typer.Option("--after", min=0, help="Of one stream or release: only entries with a higher sequence."),
+    ] = None,
     envelopes: Annotated[bool, typer.Option("--envelopes", help="With the signed envelopes, for --json.")] = False,
     limit: Limit = 200,
     as_json: Json = False,
@@ -45,6 +48,8 @@ def list_(
     output = Output(as_json=as_json)
     with connect() as client:
         asked = _stream(client, stream, release)
+        if after is not None and asked is None:
+            raise Usage("--after needs --stream or --release: sequences of several streams are not committed in order")
         entries = client.evidence.list(stream=asked, after=after, envelopes=envelopes)
         found = list(itertools.islice(entries, limit))
 

@@ -117,16 +117,19 @@ class Evidence:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def list(self, *, stream: str | None = None, after: int = 0, envelopes: bool = False) -> Iterator[Entry]:
-        """List entries by sequence, oldest first.
+    def list(
+        self, *, stream: str | None = None, after: int | str | None = None, envelopes: bool = False
+    ) -> Iterator[Entry]:
+        """List entries, oldest first.
 
         Args:
             stream: only of this stream, such as release/<id>.
-            after: only entries with a higher sequence.
+            after: with a stream, a sequence; of all entries, a cursor, as `Client.events` gives it.
             envelopes: whether to ask for the signed envelopes too.
         """
         parameters = {"stream": stream, "envelopes": "true" if envelopes else None}
-        return self._transport.pages(Entry, "/v1/evidence", parameters, cursor="after", start=str(after))
+        start = None if after is None else str(after)
+        return self._transport.pages(Entry, "/v1/evidence", parameters, cursor="after", start=start)
 
     def verify(self, *, stream: str | None = None) -> Verification:
         """Have chains, signatures and phases recomputed from what is stored, of one stream when it is named."""

@@ -154,8 +154,10 @@ def test_an_address_that_is_not_there_and_a_method_that_it_lacks(api):
         ("/v1/releases/1", "path parameter release"),
         ("/v1/releases?phase=lost", "query parameter phase"),
         ("/v1/targets/chat", "path parameter name"),
-        ("/v1/evidence?after=-1", "query parameter after"),
-        ("/v1/evidence?after=99999999999999999999", "query parameter after"),
+        ("/v1/evidence?after=1200", "query parameter after"),
+        ("/v1/evidence?stream=release/x&after=-1", "query parameter after"),
+        ("/v1/evidence?stream=release/x&after=99999999999999999999", "query parameter after"),
+        ("/v1/evidence?stream=release/x&after=AAAAAAAAAAAAAAAAAAAAAA", "query parameter after"),
         ("/v1/evidence?stream=a%00b", "query parameter stream"),
     ],
 )

@@ -294,7 +294,13 @@ def test_lists_go_on_past_one_page(engineer, monkeypatch):
     sequences = [entry.sequence for entry in engineer.evidence.list()]
     assert sequences == sorted(set(sequences))
     assert len(sequences) >= count
-    assert [entry.sequence for entry in engineer.evidence.list(after=sequences[-2])] == sequences[-1:]
+
+
+def test_a_stream_is_read_on_from_a_sequence(engineer, api):
+    everything = list(engineer.evidence.list(stream=f"project/{api.project_id}"))
+    assert len(everything) >= 4
+    rest = engineer.evidence.list(stream=f"project/{api.project_id}", after=everything[-2].sequence)
+    assert [entry.id for entry in rest] == [everything[-1].id]
 
 
 def test_evidence_is_read_and_verified(engineer):

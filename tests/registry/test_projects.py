@@ -123,4 +123,5 @@ def test_only_administrators_of_the_installation_make_projects(service):
         theirs = auth.Actor(project.id, "team-b", "bo", "admin")
         with pytest.raises(NotPermitted):
             projects.require_installation(theirs)
-        assert len(evidence.browse(session, project.id, after=0, limit=10)) == 4
+        stream = f"project/{project.id}"
+        assert len(evidence.browse_stream(session, project.id, stream, after=0, limit=10)) == 4

@@ -12,10 +12,11 @@ class NotUtf8(ValueError):
 
 @dataclass(frozen=True)
 class Event:
-    """One dispatched event: its name ("" for the default) and its data lines joined by LF."""
+    """One dispatched event: its name ("" for the default), its data lines joined by LF, and the last id before it."""
 
     name: str
     data: str
+    id: str = ""
 
 
 @dataclass
@@ -27,6 +28,9 @@ class EventParser:
     """
 
     comments: int = 0
+    last_id: str = ""
+    """Where the stream is read on from: the latest id, of an event or of a block without data."""
+    _id: str = ""
     _buffer: bytearray = field(default_factory=bytearray)
     _name: str = ""
     _data: list[str] = field(default_factory=list)
@@ -40,8 +44,9 @@ class EventParser:
             if line:
                 self._field(line)
                 continue
+            self.last_id = self._id
             if self._data:
-                events.append(Event(self._name, "\n".join(self._data)))
+                events.append(Event(self._name, "\n".join(self._data), self.last_id))
             self._name, self._data = "", []
         return events
 
@@ -83,5 +88,7 @@ class EventParser:
                 self._name = value
             case "error":
                 self._name, self._data = "error", [*self._data, value]
-            case _:  # id, retry and unknown fields mean nothing here
+            case "id" if "\0" not in value:
+                self._id = value
+            case _:  # retry and unknown fields mean nothing here
                 pass

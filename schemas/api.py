@@ -6,6 +6,7 @@ from uuid import UUID
 from pydantic import Field
 
 from schemas.common import Closed, Digest, Instant, Name, ShortText, Text, Wire
+from schemas.evidence import Entry
 
 TargetName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?@[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
 """name@environment."""
@@ -203,3 +204,10 @@ class Reported(Wire):
     """A report is in the log."""
 
     entry_digest: str = Field(description="Digest of its entry.")
+
+
+class Event(Wire):
+    """One entry of the log as it is told to those who follow it."""
+
+    cursor: str = Field(description="Where to read on from: everything up to this entry has been told.")
+    entry: Entry = Field(description="The entry.")

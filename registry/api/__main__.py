@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-import uvicorn
 from pydantic import ValidationError
 from sqlalchemy.exc import OperationalError
 
 from registry import logs
 from registry.api.app import assemble, create_app
+from registry.api.server import Server
 from registry.service import Service
 from registry.settings import Settings, explain
 
@@ -48,17 +48,15 @@ def main(arguments: list[str]) -> int:
         return 4
     # The server ends in good order when it is told to, and then sends itself the signal again.
     signal.signal(signal.SIGTERM, _ended)
-    uvicorn.run(
+    server = Server(
         create_app(service),
         host=chosen.host,
         port=chosen.port,
-        access_log=False,
-        log_config=None,
-        server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    return 0
+    server.run()
+    return 0 if server.started else 3
 
 
 def _ended(_number: int, _frame: FrameType | None) -> None:

@@ -9,7 +9,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from registry.api import admin, blobs, documents, evidence, meta, problems, releases, runners, runs, targets
+from registry.api import admin, blobs, documents, events, evidence, meta, problems, releases, runners, runs, targets
+from registry.api.bell import Bell
 from registry.api.middleware import BodyLimit, Edge
 from registry.service import Service
 from registry.web import pages
@@ -29,6 +30,7 @@ ROUTERS = (
     runs.router,
     runners.router,
     evidence.router,
+    events.router,
     pages.router,
 )
 REF = "#/components/schemas/{model}"
@@ -42,6 +44,8 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     # The pool may grow to twice this; see `deps.place`.
     app.state.places = anyio.CapacityLimiter(service.settings.database_pool)
+    app.state.bell = Bell(service.database.engine.url)
+    app.state.lookers = anyio.CapacityLimiter(events.LOOKERS)
     app.add_middleware(BodyLimit)
     app.add_middleware(Edge)
     return app
@@ -69,7 +73,8 @@ def assemble() -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    yield
+    async with app.state.bell:
+        yield
     await anyio.to_thread.run_sync(app.state.service.close)
 
 

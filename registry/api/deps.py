@@ -51,12 +51,17 @@ def identify(service: Service, secret: str) -> Actor:
         return auth.authenticate(session, secret, db.now(session))
 
 
-def actor_of(service: ServiceDep, request: Request) -> Actor:
-    """Return the caller. Raises Unauthenticated."""
+def bearer(request: Request) -> str:
+    """Return the token that a request carries. Raises Unauthenticated."""
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret.strip():
         raise Unauthenticated("send a token as `Authorization: Bearer TOKEN`")
-    actor = identify(service, secret.strip())
+    return secret.strip()
+
+
+def actor_of(service: ServiceDep, request: Request) -> Actor:
+    """Return the caller. Raises Unauthenticated."""
+    actor = identify(service, bearer(request))
     request.state.actor = f"{actor.project}/{actor.name}"
     return actor
 

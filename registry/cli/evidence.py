@@ -12,7 +12,7 @@ from registry.cli.options import Json, Limit, examples, group
 from registry.cli.output import Output
 from registry.cli.profile import connect
 from registry.client import Client
-from schemas.evidence import Verification
+from schemas.evidence import Kind, Verification
 
 app = group("Evidence: signed, hash-chained entries of what happened.")
 
@@ -63,6 +63,49 @@ def list_(
             out.say("none")
 
     output.result({"items": found}, human)
+    return Exit.DONE
+
+
+@app.command(
+    epilog=examples(
+        "sluicegate evidence follow --target chat@prod",
+        "sluicegate evidence follow --kind promoted --kind traffic_restored --timeout 3600",
+        "sluicegate evidence follow --after $CURSOR --timeout 0.5 --json",
+    )
+)
+def follow(
+    stream: Stream = None,
+    release: OfRelease = None,
+    target: Annotated[str | None, typer.Option("--target", "-t", help="Only of this target and its releases.")] = None,
+    kind: Annotated[list[Kind] | None, typer.Option("--kind", help="Only of this kind; repeatable.")] = None,
+    after: Annotated[str | None, typer.Option("--after", help="Go on after this cursor, which --json gives.")] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=0, help="End after so many seconds.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Print the log, then each new entry as it happens, until --timeout or Ctrl-C. Survives restarts of the service.
+
+    With --json it prints one object at the end: `items`, and the `cursor` to go on from. It needs --timeout then.
+    """
+    output = Output(as_json=as_json)
+    if as_json and timeout is None:
+        raise Usage("--json prints one object at the end: say with --timeout when that is")
+    found, cursor = [], after
+    with connect() as client:
+        for event in client.events(
+            after=after,
+            stream=_stream(client, stream, release),
+            target=target,
+            kinds=kind or (),
+            seconds=timeout,
+            on_away=lambda problem: output.note(f"{problem.detail}; waiting for it", "warn"),
+        ):
+            cursor = event.cursor
+            if as_json:
+                found.append(event.entry)
+            else:
+                text, tone = line(event.entry)
+                output.say(f"{event.entry.recorded_at:%Y-%m-%d} {text}  [{event.entry.stream}]", tone)
+    output.result({"items": found, "cursor": cursor}, lambda _: None)
     return Exit.DONE
 
 

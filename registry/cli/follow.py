@@ -39,10 +39,8 @@ class Decided:
     why: str
 
 
-def follow_release(
-    client: Client, output: Output, release: UUID, *, until: Until, timeout_seconds: float, entries_seen: int = 0
-) -> int:
-    """Follow a release, print each new entry of its log, and end with the release and what became of it.
+def follow_release(client: Client, output: Output, release: UUID, *, until: Until, timeout_seconds: float) -> int:
+    """Follow a release, print each entry of its log, and end with the release and what became of it.
 
     A release that holds before it has traffic ends the wait: it goes on only when a person lets it. One that holds
     in its canary may still go on by itself, so the wait goes on too.
@@ -53,26 +51,49 @@ def follow_release(
         release: its id.
         until: how far.
         timeout_seconds: longest wait.
-        entries_seen: sequence of the last entry that need not be printed.
 
     Returns:
         The exit status.
     """
-    seen = entries_seen
+    clock, seen = Clock(), 0
 
     def look() -> tuple[ReleaseDetail, Decided | None]:
         nonlocal seen
         found = client.releases.get(release)
-        for entry in found.log:
-            if entry.sequence > seen:
-                output.follow(*line(entry))
-                seen = entry.sequence
+        for entry in found.log[seen:]:
+            output.follow(*line(entry))
+        seen = len(found.log)
         return found, decided(found, until)
 
-    found, verdict = _wait(look, output, timeout_seconds, lambda release: f"it is {release.phase}")
+    def note(problem: Unavailable) -> None:
+        output.note(f"{problem.detail}; waiting for it", "warn")
+
+    def left() -> float:
+        return max(0.0, timeout_seconds - clock.seconds)
+
+    found, verdict = look()
+    if verdict is None:
+        for event in client.events(release=release, seconds=left(), on_away=note):
+            if event.entry.position > seen:
+                found, verdict = _patiently(look, note, left)
+                if verdict is not None:
+                    break
+    verdict = verdict or Decided(Exit.UNDECIDED, "time-out", f"it is {found.phase} after {timeout_seconds:g} s")
     told = {**plain(found), "outcome": verdict.outcome, "why": verdict.why}
     output.result(told, lambda out: out.say(f"{verdict.outcome}: {verdict.why}", _tone(verdict)))
     return verdict.exit_status
+
+
+def _patiently(look: Callable[[], SeenT], note: Callable[[Unavailable], None], left: Callable[[], float]) -> SeenT:
+    """Look, and again when the service went away in between. Raises Unavailable when time is up."""
+    while True:
+        try:
+            return look()
+        except Unavailable as problem:
+            if not left():
+                raise
+            note(problem)
+            time.sleep(min(INTERVAL_SECONDS, left()))
 
 
 def decided(release: ReleaseDetail, until: Until) -> Decided | None:

@@ -3,20 +3,27 @@
     with Client("http://127.0.0.1:8080", token) as client:
         for release in client.releases.list(target="chat@prod"):
             print(release.id, release.phase)
+        for event in client.events(target="chat@prod"):
+            print(event.entry.kind, event.cursor)
 
 A refusal is raised as the class of `schemas.problems` that the service named; a service that cannot be reached,
 or that answers with something that is not ours, is `Unavailable`. Safe to use from several threads.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
+from uuid import UUID
 
 from registry.client.documents import Bundles, Policies, References, Suites
+from registry.client.events import Following, Selection
 from registry.client.jobs import Jobs, Runners
 from registry.client.storage import Blobs
 from registry.client.transport import Transport
 from registry.client.work import Evidence, Projects, Releases, Runs, Targets, Tokens
-from schemas.api import Identity, Version
+from schemas.api import Event, Identity, Version
+from schemas.evidence import Kind
+from schemas.problems import Unavailable
 
 __all__ = ["Client"]
 
@@ -66,6 +73,40 @@ class Client:
     def me(self) -> Identity:
         """Ask who the token is. Raises Unauthenticated."""
         return self._transport.get(Identity, "/v1/me")
+
+    def events(
+        self,
+        *,
+        after: str | None = None,
+        stream: str | None = None,
+        release: UUID | None = None,
+        target: str | None = None,
+        kinds: Sequence[Kind] = (),
+        seconds: float | None = None,
+        on_away: Callable[[Unavailable], None] | None = None,
+    ) -> Iterator[Event]:
+        """Follow the log: every entry that is there, then each new one as it happens, without end.
+
+        A connection that is cut is made anew, and goes on after the last entry: each comes exactly once, in an order
+        that is the same for all readers. `cursor` of an event is what a later call takes as `after`.
+        Closing the client, from any thread, ends it.
+
+        Args:
+            after: a cursor; from the beginning when absent.
+            stream: only of this stream, such as release/<id>.
+            release: only of this release.
+            target: only of this target and its releases, as name@environment.
+            kinds: only of these kinds.
+            seconds: end after so long.
+            on_away: called once each time that the service is away.
+
+        Raises:
+            Unavailable: the service has never answered.
+            Unauthenticated: the token has ended.
+            NotFound, InvalidDocument.
+        """
+        selection = Selection(stream, release, target, tuple(kinds))
+        return Following(self._transport, selection, on_away or (lambda _: None)).follow(after, seconds)
 
     def close(self) -> None:
         """Give the connections back."""

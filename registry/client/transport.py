@@ -1,8 +1,10 @@
 """How the client speaks HTTP: what is tried again, and what each kind of answer becomes."""
 
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from typing import Any, TypeVar
 
@@ -66,6 +68,9 @@ class Transport:
             headers["authorization"] = f"Bearer {token}"
         self.is_in_clear = parsed.scheme == "http" and not _is_loopback(parsed.host)
         """Whether the token can be read on the way."""
+        self._is_closed = False
+        self._streams: set[httpx.Response] = set()
+        self._lock = threading.Lock()
         self._http = httpx.Client(
             base_url=self.url,
             headers=headers,
@@ -75,8 +80,16 @@ class Transport:
             trust_env=not _is_loopback(parsed.host),
         )
 
+    def is_closed(self) -> bool:
+        """Tell whether the connections were given back."""
+        return self._is_closed
+
     def close(self) -> None:
-        """Give the connections back."""
+        """Give the connections back, also those that another thread still reads a stream from."""
+        with self._lock:
+            self._is_closed = True
+            for answer in self._streams:
+                shut(answer)
         self._http.close()
 
     def get(self, model: type[ModelT], path: str, parameters: Parameters | None = None) -> ModelT:
@@ -139,18 +152,35 @@ class Transport:
         return answer
 
     @contextmanager
-    def stream(self, path: str) -> Iterator[httpx.Response]:
+    def stream(
+        self,
+        path: str,
+        *,
+        parameters: Parameters | None = None,
+        headers: Mapping[str, str] | None = None,
+        silence_seconds: float | None = None,
+    ) -> Iterator[httpx.Response]:
         """Read raw bytes as they arrive. What has arrived is not asked for again when the connection breaks."""
-        request = self._http.build_request("GET", path, headers={"accept": "application/octet-stream"})
+        request = self._http.build_request(
+            "GET",
+            path,
+            params={key: value for key, value in (parameters or {}).items() if value is not None},
+            headers={"accept": "application/octet-stream", **(headers or {})},
+            timeout=httpx.USE_CLIENT_DEFAULT if silence_seconds is None else httpx.Timeout(silence_seconds),
+        )
         answer = self._tried("GET", lambda: self._http.send(request, stream=True), can_repeat=True)
         try:
             if not answer.is_success:
                 answer.read()
                 raise _problem(answer)
+            with self._lock:
+                self._streams.add(answer)
             yield answer
         except httpx.RequestError as error:
             raise Unavailable(f"{self.url} broke off in the middle of an answer: {_why(error)}") from error
         finally:
+            with self._lock:
+                self._streams.discard(answer)
             answer.close()
 
     def parse(self, model: type[ModelT], answer: httpx.Response) -> ModelT:
@@ -182,6 +212,16 @@ class Transport:
                     raise Unavailable(f"{self.url} {said}: {_why(error)}{doubt}") from error
                 time.sleep(pause)
         raise AssertionError("the last try returns or raises")
+
+
+def shut(answer: httpx.Response) -> None:
+    """End whoever waits for bytes of an answer, in whatever thread: closing alone would leave it waiting."""
+    stream = answer.extensions.get("network_stream")
+    connection = stream.get_extra_info("socket") if stream is not None else None
+    if connection is not None:
+        # It may have been closed by the other side already.
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def _encoded(body: BaseModel | bytes | Iterator[bytes] | None) -> tuple[bytes | Iterator[bytes] | None, dict[str, str]]:

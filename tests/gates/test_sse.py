@@ -13,9 +13,9 @@ STREAM = (
 EVENTS = [
     Event("", '{"a": "ü€😀"}'),
     Event("error", "x\ny"),
-    Event("", ""),
-    Event("error", '{"code":500}'),
-    Event("", "[DONE]"),
+    Event("", "", "1"),
+    Event("error", '{"code":500}', "1"),
+    Event("", "[DONE]", "1"),
 ]
 
 
@@ -59,3 +59,12 @@ def test_an_event_without_data_is_dropped():
 def test_a_line_that_is_not_utf8_is_refused():
     with pytest.raises(NotUtf8):
         parse([b"data: \xc3\n\n"])
+
+
+def test_the_last_id_counts_once_its_block_is_whole_with_data_or_without():
+    parser = EventParser()
+    assert parser.feed(b"id: a\ndata: 1\n\n: nothing new\nid: b\n") == [Event("", "1", "a")]
+    assert parser.last_id == "a"
+    assert parser.feed(b"\nid: c\ndata: 2") == []
+    assert parser.last_id == "b"
+    assert parser.feed(b"\n\nid: d\0\ndata: 3\n\n") == [Event("", "2", "c"), Event("", "3", "c")]

@@ -36,7 +36,7 @@ COMMANDS = {
         "rollback",
     },
     "gate": {"run"},
-    "evidence": {"list", "verify"},
+    "evidence": {"list", "follow", "verify"},
     "runner": {"list"},
 }
 LEAVES = [

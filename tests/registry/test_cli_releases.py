@@ -445,7 +445,8 @@ def test_evidence_is_listed_and_verified(scene):
     assert [entry["kind"] for entry in listed][-1] == "created"
     assert "created (manager): created for chat@prod" in scene.command.ok("evidence", "list", "--release", identity).out
     last = listed[-1]["sequence"]
-    after = scene.command.ok("evidence", "list", "--after", last - 1, "--envelopes", "--json").json["items"]
+    of = ("--release", identity)
+    after = scene.command.ok("evidence", "list", *of, "--after", last - 1, "--envelopes", "--json").json["items"]
     assert [entry["sequence"] for entry in after] == [last]
     assert after[0]["envelope"]["signatures"]
     assert len(scene.command.ok("evidence", "list", "--limit", "2", "--json").json["items"]) == 2

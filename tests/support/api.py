@@ -8,10 +8,10 @@ from typing import Self
 from uuid import UUID
 
 import httpx
-import uvicorn
 
 from registry import auth, db, projects
 from registry.api.app import create_app
+from registry.api.server import Server
 from registry.auth import Actor
 from registry.service import Service
 from schemas.api import RoleName
@@ -36,8 +36,7 @@ class Api:
         listening.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         self._socket = listening
-        config = uvicorn.Config(create_app(service), access_log=False, log_config=None, server_header=False)
-        self._server = uvicorn.Server(config)
+        self._server = Server(create_app(service))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
         self.clients = {role: self.client(token) for role, token in self.tokens.items()}
 

@@ -1,17 +1,18 @@
 """The catalogue of gates, and the one way from a measurement to a result with its records."""
 
 import time
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from gates import compatibility, golden, integrity, load, structured
+from gates import compatibility, golden, identity, integrity, load, structured
 from gates.errors import InstrumentError
 from gates.gate import Gate, GateContext, Judged, JudgeInput, Records, Rule, clip, errored
 from schemas.bundle import Bundle
 from schemas.common import canonical_json, sha256_digest, strict_json
 from schemas.policy import GateRule
 from schemas.reference import Reference
-from schemas.result import GateResult
+from schemas.result import GateResult, Verdict
 from schemas.suite import AnySuite
 
 GATES = (integrity.GATE, compatibility.GATE, golden.GATE, structured.GATE, load.GATE)
@@ -22,6 +23,8 @@ MAX_RECORD_BYTES = 512 * 1024 * 1024
 
 _RULE: TypeAdapter[Rule] = TypeAdapter(GateRule)
 _KEYS = {"gate", "version", "rule", "suite", "reference", "bundle", "duration_ms", "records"}
+_MORE_KEYS = {"identity"}
+"""Of gates that ask an engine."""
 
 
 def run(gate_name: str, context: GateContext) -> tuple[GateResult, bytes]:
@@ -33,14 +36,19 @@ def run(gate_name: str, context: GateContext) -> tuple[GateResult, bytes]:
     """
     started = time.monotonic()
     gate = CATALOG[gate_name]
+    before = identity.look(context)
     try:
         records = gate.measure(context)
     except InstrumentError as error:
         records = {"instrument": str(error)}
-    return conclude(gate_name, context, records, duration_ms=_since(started))
+    duration_ms = _since(started)
+    seen = None if before is None else {"before": before, "after": identity.look(context)}
+    return conclude(gate_name, context, records, duration_ms=duration_ms, seen=seen)
 
 
-def conclude(gate_name: str, context: GateContext, records: Records, *, duration_ms: int) -> tuple[GateResult, bytes]:
+def conclude(
+    gate_name: str, context: GateContext, records: Records, *, duration_ms: int, seen: Records | None = None
+) -> tuple[GateResult, bytes]:
     """Judge records that were measured elsewhere, such as an integrity pass that already shows a wrong byte.
 
     Args:
@@ -48,6 +56,7 @@ def conclude(gate_name: str, context: GateContext, records: Records, *, duration
         context: only its documents are read.
         records: what the gate's `measure` would have returned, or `{"instrument": reason}`.
         duration_ms: how long the measurement took.
+        seen: the engine's identity before and after, when one was asked.
     """
     body = {
         "gate": gate_name,
@@ -59,6 +68,8 @@ def conclude(gate_name: str, context: GateContext, records: Records, *, duration
         "duration_ms": duration_ms,
         "records": records,
     }
+    if seen is not None:
+        body["identity"] = seen
     try:
         raw = canonical_json(body)
     except ValueError as error:
@@ -77,7 +88,7 @@ def recompute(record_bytes: bytes, suite: AnySuite | None, reference: Reference 
     """
     body = strict_json(record_bytes, limit=MAX_RECORD_BYTES)
     gate = CATALOG.get(body["gate"]) if isinstance(body, dict) and "gate" in body else None
-    if gate is None or body.keys() != _KEYS:
+    if gate is None or body.keys() - _MORE_KEYS != _KEYS:
         raise ValueError("these bytes are no record of a gate that this version knows")
     if body["version"] != gate.version:
         raise ValueError(f"recorded by version {body['version']} of {gate.name}; this is version {gate.version}")
@@ -87,7 +98,7 @@ def recompute(record_bytes: bytes, suite: AnySuite | None, reference: Reference 
             raise ValueError(f"these records were measured with another {name}: {body[name]}")
     rule = _RULE.validate_python(body["rule"])
     records = body["records"] if isinstance(body["records"], dict) else {"instrument": "The records are no object."}
-    judged = _judge(gate, JudgeInput(rule, records, bundle, suite, reference))
+    judged = _judge(gate, JudgeInput(rule, records, bundle, suite, reference), body.get("identity"))
     return GateResult(
         gate=gate.name,
         definition=definition(gate.name, rule),
@@ -108,11 +119,14 @@ def definition(gate_name: str, rule: Rule) -> str:
     return sha256_digest(canonical_json(body))
 
 
-def _judge(gate: Gate, given: JudgeInput) -> Judged:
+def _judge(gate: Gate, given: JudgeInput, seen: Any) -> Judged:
     if "instrument" in given.records:
         return errored(str(given.records["instrument"]) or "The measurement failed without a reason.")
     try:
-        return gate.judge(given)
+        judged = gate.judge(given)
+        if seen is None or (gate.watches_process and judged.verdict is Verdict.FAILED):
+            return judged
+        return identity.held_to(judged, seen)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         # Records come from storage: what is missing or of another type must never be read as good.
         return errored(f"The records cannot be read ({type(error).__name__}: {error}); run the gate again.")

@@ -297,4 +297,5 @@ GATE = Gate(
     ),
     measure=measure,
     judge=judge,
+    watches_process=True,
 )

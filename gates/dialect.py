@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from schemas.common import sha256_digest
+
 # An engine writes the least float for a token of probability zero; no real log-probability comes near it.
 _IMPOSSIBLE = -1e30
 
@@ -162,6 +164,8 @@ class Dialect:
     tokenize_flags: Mapping[str, bool] = field(default_factory=dict)
     detokenize_path: str = "/detokenize"
     context_pointer: tuple[str, ...] = ()
+    facts_path: str | None = None
+    facts_fields: tuple[str, ...] = ()
 
     # -------------------------------------------------------------------------------------------- requests
 
@@ -288,6 +292,12 @@ class Dialect:
                 return None
             value = value.get(step)
         return value if self.context_pointer and type(value) is int else None
+
+    def read_facts(self, body: object) -> dict[str, str]:
+        """Read what the engine says of itself, beyond its models; long texts as their digest. Raises Malformed."""
+        said = _mapping(body)
+        values = {name: said[name] if isinstance(said[name], str) else repr(said[name]) for name in self.facts_fields}
+        return {name: value if len(value) <= 200 else sha256_digest(value.encode()) for name, value in values.items()}
 
     def read_answer(self, body: object) -> Piece:
         """Read a plain answer. Raises Malformed."""
@@ -429,6 +439,8 @@ LLAMACPP = Dialect(
     tokenize_flags={"add_special": True, "parse_special": True},
     # Of one slot, and at most what the model was trained with.
     context_pointer=("meta", "n_ctx"),
+    facts_path="/props",
+    facts_fields=("build_info", "model_path", "total_slots", "chat_template"),
 )
 """Verified with xllamacpp 2026.10.11549. Log-probability entries carry token ids, in chat and in completions; a plain
 answer lists the end-of-turn token too, a stream does not."""

@@ -19,6 +19,7 @@ from gates.answers import DETAIL_CHARACTERS, Answer, Outcome, Stream, read_plain
 from gates.dialect import (
     GREEDY,
     Dialect,
+    Malformed,
     Message,
     Request,
     Sampling,
@@ -235,6 +236,15 @@ class Endpoint:
     async def models(self) -> list[ServedModel]:
         """Return what the engine says it serves. Raises EndpointError, Malformed."""
         return self.dialect.read_models(await self.get_json(self.dialect.models_path))
+
+    async def facts(self) -> dict[str, str]:
+        """Return what the engine says of itself, if anything. Raises EndpointError, Malformed."""
+        if self.dialect.facts_path is None:
+            return {}
+        try:
+            return self.dialect.read_facts(await self.get_json(self.dialect.facts_path))
+        except KeyError as error:
+            raise Malformed(f"{self.dialect.facts_path} does not name {error}") from None
 
     async def metrics(self) -> dict[str, float]:
         """Return the engine's metrics by name. Raises EndpointError, Malformed."""

@@ -75,7 +75,8 @@ class Gate:
 
     `version` rises whenever the same records could get another verdict, or the same engine other records.
     `depends_on` names components of the bundle (`schemas.bundle.COMPONENTS`): a result stays valid for another
-    bundle in which these are the same.
+    bundle in which these are the same. `watches_process`: it blames the candidate itself when the engine dies or is
+    restarted by what the gate does.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Gate:
     depends_on: tuple[str, ...]
     measure: Callable[[GateContext], Records]
     judge: Callable[[JudgeInput], Judged]
+    watches_process: bool = False
 
 
 def finding(

@@ -62,6 +62,11 @@ def test_records_of_something_else_are_refused(context, change):
         catalog.recompute(canonical_json(json.loads(raw) | change), None, None, context.bundle)
 
 
+def test_records_of_before_identities_were_kept_are_still_read(context):
+    _, raw = catalog.run("integrity", context)
+    assert "identity" not in json.loads(raw)
+
+
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"null", b'{"gate":"integrity"}'])
 def test_bytes_that_are_no_record_are_refused(context, raw):
     with pytest.raises(ValueError, match=r"JSON|record"):

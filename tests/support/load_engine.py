@@ -10,6 +10,8 @@ from tests.support import scripted_engine
 from tests.support.scripted_engine import Script, ScriptedEngine
 
 CHAT = "/v1/chat/completions"
+_FACTS = {"build_info": "scripted", "model_path": "none", "total_slots": 4, "chat_template": ""}
+_IDENTITY = {"/v1/models": Script.json({"data": [{"id": "scripted"}]}), "/props": Script.json(_FACTS)}
 
 
 class _Numbered(dict[str, Script]):
@@ -28,7 +30,7 @@ class _Numbered(dict[str, Script]):
     def get(self, key: str, default: Any, /) -> Any: ...
     def get(self, key: str, default: Any = None, /) -> Any:
         if key != CHAT:
-            return default
+            return _IDENTITY.get(key, default)
         self.asked += 1
         return self.choose(self.asked - 1)
 

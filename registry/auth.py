@@ -3,6 +3,7 @@
 import hmac
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -15,7 +16,7 @@ from registry import db, evidence
 from registry.service import Service
 from registry.tables import ProjectRow, TokenRow
 from schemas.api import RoleName, TokenCreated
-from schemas.common import sha256_digest
+from schemas.common import Closed, sha256_digest
 from schemas.evidence import Kind
 from schemas.evidence import TokenCreated as TokenCreatedBody
 from schemas.problems import Conflict, InvalidDocument, NotPermitted, Unauthenticated
@@ -25,21 +26,25 @@ SECRET_BYTES = 32
 _SECRET = re.compile(r"slg_[A-Za-z0-9_-]{43}")
 ADMIN_PROJECT = "default"
 """Administrators of this project also make projects, and tokens for them."""
+LIMITABLE: tuple[RoleName, ...] = ("ci", "engineer", "manager")
+"""Roles whose tokens may be limited to targets: the others act on none, or answer for all."""
 
-_ENGINEERS = frozenset({"engineer", "manager", "admin"})
+_ADMIN = frozenset({"admin"})
 _MANAGERS = frozenset({"manager", "admin"})
-_EVERYONE = frozenset({"engineer", "manager", "admin", "runner"})
+_ENGINEERS = _MANAGERS | {"engineer"}
+_PROPOSERS = _ENGINEERS | {"ci"}
+_READERS = _PROPOSERS | {"viewer", "auditor"}
 
 PERMISSIONS: dict[str, frozenset[str]] = {
     # Reading. A runner reads the documents and blobs of its jobs, and nothing else.
-    "read": _ENGINEERS,
-    "fetch": _EVERYONE,
+    "read": _READERS,
+    "fetch": _READERS | {"runner"},
     # Proposing.
-    "upload_blob": _ENGINEERS,
-    "register_bundle": _ENGINEERS,
-    "register_suite": _ENGINEERS,
-    "create_release": _ENGINEERS,
-    "create_run": _ENGINEERS,
+    "upload_blob": _PROPOSERS,
+    "register_bundle": _PROPOSERS,
+    "register_suite": _PROPOSERS,
+    "create_release": _PROPOSERS,
+    "create_run": _PROPOSERS,
     # Making the rules that bind those who propose.
     "register_policy": _MANAGERS,
     "create_target": _MANAGERS,
@@ -48,11 +53,13 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     "approve": _MANAGERS,
     "promote": _MANAGERS,
     "resume": _MANAGERS,
-    # Stopping: the safe direction, so whoever sees the fault may act.
-    "reject": _ENGINEERS,
+    # Stopping: the safe direction, so whoever sees the fault may act. A pipeline sees candidates, not live traffic.
+    "reject": _PROPOSERS,
     "pause": _ENGINEERS,
     "rollback": _ENGINEERS,
-    "administer": frozenset({"admin"}),
+    # Answering for the installation.
+    "list_tokens": _ADMIN | {"auditor"},
+    "administer": _ADMIN,
     "run_jobs": frozenset({"runner"}),
 }
 """Action → roles that may do it. What is not here, nobody may."""
@@ -66,6 +73,10 @@ class Actor:
     project: str
     name: str
     role: RoleName
+    token: UUID | None = None
+    """Identity of the token; None for one that speaks for itself, such as the bootstrap."""
+    targets: frozenset[str] | None = None
+    """Targets that the token may act on, as name@environment; None for all."""
 
 
 def require(actor: Actor, action: str) -> None:
@@ -83,6 +94,50 @@ def require(actor: Actor, action: str) -> None:
             role=actor.role,
             allowed=sorted(roles),
         )
+
+
+def require_target(actor: Actor, target: str) -> None:
+    """Return when the actor's token is not limited to other targets. Reading is never limited.
+
+    Raises:
+        NotPermitted: it is; the problem names the targets that the token is for.
+    """
+    if actor.targets is not None and target not in actor.targets:
+        mine = sorted(actor.targets)
+        raise NotPermitted(
+            f"the token of {actor.name} is for {', '.join(mine)}, not for {target}", target=target, targets=mine
+        )
+
+
+def require_whole_project(actor: Actor, action: str) -> None:
+    """Return when the actor's token is not limited to targets: a rule binds every target of the project.
+
+    Raises:
+        NotPermitted.
+    """
+    if actor.targets is not None:
+        mine = sorted(actor.targets)
+        raise NotPermitted(
+            f"the token of {actor.name} is for {', '.join(mine)} only, and {action} concerns every target",
+            action=action,
+            targets=mine,
+        )
+
+
+def confirm(session: Session, actor: Actor) -> None:
+    """Return when the actor's token still counts, and keep it from being revoked until the transaction ends.
+
+    A token is looked up before a request's transaction begins. What lets something through asks again within it,
+    so that an act and the revocation of its token have an order.
+
+    Raises:
+        Unauthenticated: it was revoked or has ended.
+    """
+    if actor.token is None:
+        return
+    row = session.get(TokenRow, actor.token, with_for_update={"read": True}, populate_existing=True)
+    if row is None or not is_valid(row, db.now(session)):
+        raise Unauthenticated("the token is not known, or no longer valid")
 
 
 def fingerprint(secret: str) -> str:
@@ -118,8 +173,9 @@ def authenticate(session: Session, secret: str, now: datetime) -> Actor:
     token, project = found
     if not is_valid(token, now):
         raise Unauthenticated("the token is not known, or no longer valid")
-    role: RoleName = token.role  # type: ignore[assignment] # the column's CHECK holds the same four
-    return Actor(project_id=project.id, project=project.name, name=token.name, role=role)
+    role: RoleName = token.role  # type: ignore[assignment] # the column's CHECK holds the same names
+    targets = None if token.targets is None else frozenset(token.targets)
+    return Actor(project.id, project.name, token.name, role, token=token.id, targets=targets)
 
 
 def is_valid(token: TokenRow, now: datetime) -> bool:
@@ -138,26 +194,38 @@ def create_token(
     now: datetime,
     expires_at: datetime | None = None,
     secret: str | None = None,
+    targets: Sequence[str] | None = None,
 ) -> TokenCreated:
     """Make a token and record the act. The secret is in the answer and nowhere else.
 
-    `by` is who makes it; `secret` one chosen by the operator, by default a new one.
+    `by` is who makes it; `secret` one chosen by the operator, by default a new one; `targets` those that it may act
+    on, by default all.
 
     Raises:
-        Conflict: a token with this secret exists.
-        InvalidDocument: it would have ended before it began.
+        Conflict: a token with this secret exists, or a valid one of this name in the project.
+        InvalidDocument: it would have ended before it began, or its role acts on no target and it is limited to some.
     """
     secret = secret or new_secret()
     if expires_at is not None and expires_at <= now:
-        past = "is not in the future"
-        raise InvalidDocument(f"expires_at {past}", errors=[{"pointer": "/expires_at", "detail": past}])
+        raise _wrong("expires_at", "is not in the future")
+    if targets is not None and role not in LIMITABLE:
+        raise _wrong("targets", f"is for the roles {', '.join(LIMITABLE)}; a {role} is not bound to targets")
+    hold_project(session, project.id)
     if find_token(session, secret) is not None:
         raise Conflict("a token with this secret exists already")
+    holder = next((token for token in valid_tokens(session, project.id, now) if token.name == name), None)
+    if holder is not None:
+        # Who acted is told by name, and whether two people agreed is told by two names.
+        raise Conflict(
+            f"the token {holder.id} has the name {name} in {project.name}; revoke it or take another name",
+            holder=str(holder.id),
+        )
     row = TokenRow(
         id=uuid7(),
         project_id=project.id,
         name=name,
         role=role,
+        targets=None if targets is None else sorted(set(targets)),
         secret_sha256=fingerprint(secret),
         created_at=now,
         expires_at=expires_at,
@@ -165,18 +233,43 @@ def create_token(
     )
     session.add(row)
     session.flush()
+    body = TokenCreatedBody(token=row.id, role=role, name=name, expires_at=expires_at, targets=row.targets)
+    record_token(session, service, row, f"token:{row.id}", by, Kind.TOKEN_CREATED, body)
+    return TokenCreated(id=row.id, name=name, role=role, secret=secret, expires_at=expires_at, targets=row.targets)
+
+
+def _wrong(field: str, detail: str) -> InvalidDocument:
+    return InvalidDocument(f"{field} {detail}", errors=[{"pointer": f"/{field}", "detail": detail}])
+
+
+def record_token(
+    session: Session, service: Service, token: TokenRow, act: str, by: str, kind: Kind, body: Closed
+) -> None:
+    """Record an act on a token in its project's stream."""
     signed = evidence.state(
         service.signer,
-        f"project/{project.id}",
-        f"token:{row.id}",
+        f"project/{token.project_id}",
+        act,
         by,
-        Kind.TOKEN_CREATED,
-        TokenCreatedBody(token=row.id, role=role, name=name, expires_at=expires_at),
-        subjects={"token": sha256_digest(str(row.id).encode())},
+        kind,
+        body,
+        subjects={"token": sha256_digest(str(token.id).encode())},
         now=db.now(session),
     )
-    evidence.append(session, project.id, signed)
-    return TokenCreated(id=row.id, name=name, role=role, secret=secret, expires_at=expires_at)
+    evidence.append(session, token.project_id, signed)
+
+
+def hold_project(session: Session, project: UUID) -> None:
+    """Let nobody else make or revoke tokens of a project until the transaction ends."""
+    session.get(ProjectRow, project, with_for_update={"key_share": True}, populate_existing=True)
+
+
+def valid_tokens(session: Session, project: UUID, now: datetime) -> list[TokenRow]:
+    """Return the tokens of a project that count, oldest first."""
+    rows = session.scalars(
+        select(TokenRow).where(TokenRow.project_id == project, TokenRow.revoked_at.is_(None)).order_by(TokenRow.id)
+    )
+    return [row for row in rows if is_valid(row, now)]
 
 
 def find_token(session: Session, secret: str) -> TokenRow | None:

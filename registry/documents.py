@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates.policy import plan_problems
-from registry import blobs, db, evidence
+from registry import auth, blobs, db, evidence
 from registry.auth import Actor
 from registry.places import place_of
 from registry.service import Service
@@ -110,7 +110,10 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
         InvalidDocument: it is not such a document, or contradicts what is stored.
         BlobsMissing: a bundle's files have not been uploaded to this project.
         PolicyTooWeak: a policy asks for fewer samples than its rules can decide with.
+        NotPermitted: a policy, by a token that is limited to some targets.
     """
+    if kind == "policy":
+        auth.require_whole_project(actor, "register_policy")
     document = parse(kind, raw)
     digest = document.digest
     known = _find(session, actor.project_id, kind, digest)

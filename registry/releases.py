@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import policy as judgement
-from registry import db, documents, evidence, targets
+from registry import auth, db, documents, evidence, targets
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import EntryRow, ReleaseRow, TargetRow
@@ -19,7 +19,7 @@ from schemas.api import Act, ReleaseCreate
 from schemas.common import Closed
 from schemas.evidence import Approved, Created, Kind, Note, Reasoned
 from schemas.policy import GoldenRule, Policy
-from schemas.problems import Conflict, NotEligible, NotFound, ReferenceMissing, TransitionRefused
+from schemas.problems import Conflict, NotEligible, NotFound, NotPermitted, ReferenceMissing, TransitionRefused
 from schemas.release import GateStatus, Phase, Release, ReleaseDetail
 from schemas.result import GateResult, Verdict
 
@@ -31,7 +31,10 @@ def create(session: Session, service: Service, actor: Actor, body: ReleaseCreate
         NotFound: the project lacks target, bundle or policy.
         ReferenceMissing: a golden gate of the policy has no reference on the target.
         Conflict: another release is under way on the target; the problem names it.
+        NotPermitted: the actor's token is for other targets.
     """
+    auth.require_target(actor, body.target)
+    auth.confirm(session, actor)
     target = targets.lock(session, targets.get(session, actor.project_id, body.target).id)
     bundle = documents.load_bundle(session, actor.project_id, body.bundle)
     policy = documents.load_policy(session, actor.project_id, body.policy)
@@ -189,10 +192,12 @@ def approve(session: Session, service: Service, actor: Actor, release_id: UUID, 
     """Approve a gated release. When the policy's number of managers is reached, the release is approved.
 
     Raises:
+        NotPermitted: the actor is the release's author.
         NotFound, NotEligible, TransitionRefused.
     """
-    release = _locked(session, actor.project_id, release_id)
+    release = _locked(session, actor, release_id)
     policy = documents.load_policy(session, actor.project_id, release.policy)
+    _require_other(release, actor, "approve")
     if release.phase == Phase.GATED:
         require_eligible(session, release, policy, now=db.now(session))
     name = f"approval:{actor.name}"
@@ -222,7 +227,7 @@ def reject(session: Session, service: Service, actor: Actor, release_id: UUID, b
     Raises:
         TransitionRefused: it has traffic (roll it back instead) or has ended.
     """
-    release = _locked(session, actor.project_id, release_id)
+    release = _locked(session, actor, release_id)
     if release.phase in {Phase.CANARY, Phase.PROMOTED}:
         raise TransitionRefused(
             f"release {release.id} has traffic; take it back with `sluicegate release rollback {release.id}`",
@@ -234,7 +239,7 @@ def reject(session: Session, service: Service, actor: Actor, release_id: UUID, b
 
 def pause(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
     """Stop a release from moving on. Stop conditions stay armed."""
-    release = _locked(session, actor.project_id, release_id)
+    release = _locked(session, actor, release_id)
     if release.is_paused:
         return release
     return act(session, service, release, _once("pause", session), actor.name, Kind.PAUSED, Note(reason=body.reason))
@@ -246,7 +251,7 @@ def resume(session: Session, service: Service, actor: Actor, release_id: UUID, b
     Raises:
         TransitionRefused: it is neither paused nor held.
     """
-    release = _locked(session, actor.project_id, release_id)
+    release = _locked(session, actor, release_id)
     if not release.is_paused and not release.held:
         raise TransitionRefused(f"release {release.id} is neither paused nor held", phase=release.phase)
     return act(session, service, release, _once("resume", session), actor.name, Kind.RESUMED, Note(reason=body.reason))
@@ -256,11 +261,15 @@ def promote(session: Session, service: Service, actor: Actor, release_id: UUID, 
     """Ask that the remaining canary steps be skipped. Stop conditions stay armed and evidence must still hold.
 
     Raises:
+        NotPermitted: the actor is the release's author, and its policy asks for approval.
         NotEligible: evidence expired or is missing.
         TransitionRefused: the release has no traffic, or a stop condition has fired.
     """
-    release = _locked(session, actor.project_id, release_id)
+    release = _locked(session, actor, release_id)
     policy = documents.load_policy(session, actor.project_id, release.policy)
+    if policy.approval.required:
+        # A policy that asks nobody's consent to let traffic in asks nobody's to speed it up.
+        _require_other(release, actor, "promote")
     entries = log(session, release.id)
     if any(e.kind == Kind.STOP_CONDITION_FIRED for e in entries):
         raise TransitionRefused(f"a stop condition of release {release.id} has fired", phase=release.phase)
@@ -277,7 +286,7 @@ def rollback(session: Session, service: Service, actor: Actor, release_id: UUID,
         TransitionRefused: the release has no traffic.
         Conflict: another release is in canary on the target, and would go back to this one.
     """
-    release = _locked(session, actor.project_id, release_id)
+    release = _locked(session, actor, release_id)
     stream = evidence.release_stream(release.id)
     if evidence.find(session, stream, "rollback") is not None:
         return release
@@ -291,8 +300,20 @@ def rollback(session: Session, service: Service, actor: Actor, release_id: UUID,
     return act(session, service, release, "rollback", actor.name, Kind.ROLLBACK_REQUESTED, Note(reason=body.reason))
 
 
-def _locked(session: Session, project: UUID, release: UUID) -> ReleaseRow:
-    get(session, project, release)
+def _require_other(release: ReleaseRow, actor: Actor, what: str) -> None:
+    """Separation of duties: nobody lets their own release through, an administrator neither."""
+    if actor.name == release.created_by:
+        raise NotPermitted(
+            f"{actor.name} is the author of release {release.id}; somebody else has to {what} it",
+            author=release.created_by,
+        )
+
+
+def _locked(session: Session, actor: Actor, release: UUID) -> ReleaseRow:
+    """Return a release that a person is about to act on, held for the rest of the transaction."""
+    target = session.get_one(TargetRow, get(session, actor.project_id, release).target_id)
+    auth.require_target(actor, target.name)
+    auth.confirm(session, actor)
     row = session.get(ReleaseRow, release, with_for_update=True, populate_existing=True)
     if row is None:
         raise NotFound(f"there is no release {release}")

@@ -4,7 +4,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from registry import db, documents, jobs, releases, targets
+from registry import auth, db, documents, jobs, releases, targets
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow
@@ -21,9 +21,12 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
 
     Raises:
         NotFound: the project lacks the bundle, policy or target.
+        NotPermitted: the actor's token is for other targets.
         InvalidDocument: a gate is not in the policy, or a golden gate runs without a target.
         ReferenceMissing.
     """
+    if body.target is not None:
+        auth.require_target(actor, body.target)
     documents.load_bundle(session, actor.project_id, body.bundle)
     policy = documents.load_policy(session, actor.project_id, body.policy)
     rules = {rule.gate: rule for rule in policy.gates}
@@ -70,7 +73,10 @@ def record(session: Session, actor: Actor, body: RecordCreate) -> JobRow:
 
     Raises:
         NotFound, InvalidDocument: the suite is not a golden one.
+        NotPermitted: the actor's token is for other targets.
     """
+    auth.require_target(actor, body.target)
+    auth.confirm(session, actor)
     target = targets.get(session, actor.project_id, body.target)
     documents.load_bundle(session, actor.project_id, body.bundle)
     suite = documents.load_suite(session, actor.project_id, body.suite)

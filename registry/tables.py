@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 from sqlalchemy import (
@@ -25,11 +25,12 @@ from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import UserDefinedType
 
+from schemas.api import RoleName
 from schemas.evidence import Kind
 from schemas.release import Phase
 from schemas.runner import JobKind, JobState
 
-ROLES = ("engineer", "manager", "admin", "runner")
+ROLES = get_args(RoleName)
 DOCUMENT_KINDS = ("bundle", "policy", "suite", "reference")
 IN_PROGRESS = (Phase.CANDIDATE, Phase.STAGED, Phase.BOOTED, Phase.GATED, Phase.APPROVED, Phase.CANARY)
 
@@ -98,11 +99,24 @@ class TokenRow(Base):
     project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"))
     name: Mapped[str]
     role: Mapped[str]
+    targets: Mapped[list[Any] | None]
+    """Targets that it may act on, as name@environment; null for all."""
     secret_sha256: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
-    __table_args__ = (CheckConstraint(_one_of("role", ROLES), "role"),)
+    __table_args__ = (CheckConstraint(_one_of("role", ROLES), "role"), Index(None, "project_id", "id"))
+
+
+class AnswerRow(Base):
+    """What a request with an Idempotency-Key was answered, sealed with what only its caller knows."""
+
+    __tablename__ = "answers"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """SHA-256 over the token and its key."""
+    sealed: Mapped[bytes] = mapped_column(LargeBinary)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class BlobRow(Base):

@@ -8,7 +8,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import db, evidence
+from registry import auth, db, evidence
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import IN_PROGRESS, JobRow, ReleaseRow, TargetReferenceRow, TargetRow
@@ -30,7 +30,9 @@ def create(session: Session, service: Service, actor: Actor, body: TargetCreate)
     Raises:
         Conflict: the project or the gateway has a target of that name.
         InvalidDocument: the gateway is not one that this service drives.
+        NotPermitted: the actor's token is for other targets.
     """
+    auth.require_target(actor, body.name)
     if body.gateway not in service.settings.gateways:
         known = ", ".join(sorted(service.settings.gateways)) or "none"
         raise InvalidDocument(

@@ -21,7 +21,9 @@ class Page(Wire, Generic[ItemT]):
     next: str | None = Field(description="Cursor of the next page; null at the end.")
 
 
-RoleName = Literal["engineer", "manager", "admin", "runner"]
+RoleName = Literal["viewer", "ci", "engineer", "manager", "auditor", "admin", "runner"]
+"""Viewer: reads. Ci: proposes. Engineer: proposes and stops. Manager: makes rules and lets through. Auditor: reads,
+also who holds tokens. Admin: everything but running jobs. Runner: that alone."""
 
 
 class ProjectCreate(Closed):
@@ -45,6 +47,9 @@ class TokenCreate(Closed):
     role: RoleName = Field(description="What it may do.")
     expires_at: Instant | None = Field(None, description="When it ends.")
     project: Name | None = Field(None, description="Project it is for; the caller's own when absent.")
+    targets: Annotated[list[TargetName], Field(min_length=1, max_length=64)] | None = Field(
+        None, description="Targets that it may act on; all when absent. For engineers, managers and ci."
+    )
 
 
 class TokenCreated(Wire):
@@ -55,6 +60,21 @@ class TokenCreated(Wire):
     role: RoleName = Field(description="What it may do.")
     secret: str = Field(description="The bearer token. Not stored; not shown again.")
     expires_at: Instant | None = Field(description="When it ends.")
+    targets: list[str] | None = Field(description="Targets that it may act on; null for all.")
+
+
+class Token(Wire):
+    """A token, without its secret."""
+
+    id: UUID = Field(description="Identity.")
+    project: str = Field(description="Project it belongs to.")
+    name: str = Field(description="Whose it is.")
+    role: RoleName = Field(description="What it may do.")
+    targets: list[str] | None = Field(description="Targets that it may act on; null for all.")
+    created_at: Instant = Field(description="When it was made.")
+    expires_at: Instant | None = Field(description="When it ends.")
+    revoked_at: Instant | None = Field(description="When it was revoked.")
+    is_valid: bool = Field(description="Whether it counts now.")
 
 
 class Identity(Wire):
@@ -63,6 +83,7 @@ class Identity(Wire):
     project: str = Field(description="Project.")
     name: str = Field(description="Actor name.")
     role: RoleName = Field(description="Role.")
+    targets: list[str] | None = Field(description="Targets that it may act on; null for all.")
 
 
 class Version(Wire):

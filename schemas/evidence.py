@@ -58,6 +58,7 @@ class Kind(StrEnum):
     TARGET_CREATED = "target_created"
     REFERENCE_SET = "reference_set"
     TOKEN_CREATED = "token_created"  # noqa: S105 - a kind of entry, no secret
+    TOKEN_REVOKED = "token_revoked"  # noqa: S105 - as above
 
 
 class SplitEntry(Closed):
@@ -208,6 +209,17 @@ class TokenCreated(Closed):
     role: ShortText = Field(description="Role it carries.")
     name: ShortText = Field(description="Whose it is.")
     expires_at: Instant | None = Field(None, description="When it ends.")
+    targets: Annotated[list[ShortText], Field(max_length=64)] | None = Field(
+        None, description="Targets that it may act on; absent for all."
+    )
+
+
+class TokenRevoked(Closed):
+    """A token counts no more."""
+
+    token: UUID = Field(description="Token's identity.")
+    name: ShortText = Field(description="Whose it was.")
+    reason: Text = Field(description="Why.")
 
 
 class ReplicaChanged(Closed):
@@ -249,6 +261,7 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.TARGET_CREATED: TargetCreated,
     Kind.REFERENCE_SET: ReferenceSet,
     Kind.TOKEN_CREATED: TokenCreated,
+    Kind.TOKEN_REVOKED: TokenRevoked,
 }
 """Kind → the closed model of its body. Every kind has one."""
 

@@ -61,7 +61,11 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
         "plain",
         lambda b: f"{b['target']} compares suite {b['suite'][7:19]} with what {b['bundle'][7:19]} answered",
     ),
-    Kind.TOKEN_CREATED: ("plain", lambda b: f"for {b['name']}, as {b['role']}"),
+    Kind.TOKEN_CREATED: (
+        "plain",
+        lambda b: f"for {b['name']}, as {b['role']}" + (f", on {', '.join(b['targets'])}" if b.get("targets") else ""),
+    ),
+    Kind.TOKEN_REVOKED: ("warn", lambda b: f"of {b['name']}: {b['reason']}"),
 }
 """Kind → tone, and what to say of its body."""
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -9,12 +10,13 @@ from gates.catalog import CATALOG
 from registry.auth import PERMISSIONS
 from registry.lifecycle import NEXT
 from registry.settings import RunnerSettings, Settings
+from schemas.api import RoleName
 from schemas.problems import PROBLEMS
 from schemas.release import Phase
 from schemas.result import Verdict
 
 README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
-ROLES = ("engineer", "manager", "admin", "runner")
+ROLES = get_args(RoleName)
 
 
 def table(heading: str) -> dict[str, list[str]]:

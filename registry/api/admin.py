@@ -1,15 +1,17 @@
 """Projects and tokens."""
 
 from typing import Annotated
+from uuid import UUID
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
-from registry import auth, db, projects
+from registry import auth, db, projects, tokens
 from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.auth import Actor
-from schemas.api import Page, Project, ProjectCreate, TokenCreate, TokenCreated
+from schemas.api import Act, Page, Project, ProjectCreate, Token, TokenCreate, TokenCreated
+from schemas.common import Name
 from schemas.problems import Conflict, InvalidDocument, NotFound
 
 router = APIRouter(tags=["administration"])
@@ -39,6 +41,8 @@ def list_projects(actor: AdminDep, session: SessionDep, cursor: Cursor, limit: L
 def create_token(body: TokenCreate, actor: AdminDep, session: SessionDep, service: ServiceDep) -> TokenCreated:
     """Make a token. Its secret is in this answer and nowhere else."""
     project = projects.administered(session, actor, body.project)
+    auth.hold_project(session, project.id)
+    auth.confirm(session, actor)
     return auth.create_token(
         session,
         service,
@@ -48,4 +52,29 @@ def create_token(body: TokenCreate, actor: AdminDep, session: SessionDep, servic
         by=actor.name,
         now=db.now(session),
         expires_at=body.expires_at,
+        targets=body.targets,
     )
+
+
+@router.get("/v1/tokens", operation_id="listTokens", responses=declare(InvalidDocument, NotFound))
+def list_tokens(
+    actor: Annotated[Actor, allow("list_tokens")],
+    session: SessionDep,
+    cursor: Cursor,
+    project: Annotated[Name | None, Query(description="Of this project; the caller's own when absent.")] = None,
+    limit: Limit = 50,
+) -> Page[Token]:
+    """List a project's tokens, newest first, also those that count no more. Secrets are not kept and not shown."""
+    of = projects.administered(session, actor, project)
+    rows = tokens.browse(session, of.id, after=cursor, limit=limit + 1)
+    return page(rows, limit, lambda row: tokens.wire(session, row), lambda row: row.id)
+
+
+@router.post(
+    "/v1/tokens/{token}/revocations",
+    operation_id="revokeToken",
+    responses=declare(InvalidDocument, NotFound, Conflict),
+)
+def revoke_token(token: UUID, body: Act, actor: AdminDep, session: SessionDep, service: ServiceDep) -> Token:
+    """End a token now, as a recorded act. Doing it twice changes nothing; the last administrator's stays."""
+    return tokens.wire(session, tokens.revoke(session, service, actor, token, body))

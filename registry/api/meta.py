@@ -45,7 +45,8 @@ def get_readiness(session: SessionDep) -> Health:
 @router.get("/v1/me", operation_id="getIdentity", responses=declare())
 def get_identity(actor: ActorDep) -> Identity:
     """Name the holder of the token."""
-    return Identity(project=actor.project, name=actor.name, role=actor.role)
+    targets = None if actor.targets is None else sorted(actor.targets)
+    return Identity(project=actor.project, name=actor.name, role=actor.role, targets=targets)
 
 
 PROBLEM_PAGE = """<!doctype html>

@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 from typer.exceptions import Abort, TyperException
 
-from registry.cli import bundles, evidence, local, policies, releases, runners, runs, suites, targets
+from registry.cli import bundles, evidence, local, policies, releases, runners, runs, suites, targets, tokens
 from registry.cli.failures import Exit, Usage
 from registry.cli.options import examples, group
 from registry.cli.output import Output
@@ -31,6 +31,7 @@ for name, commands in {
     "gate": runs.app,
     "evidence": evidence.app,
     "runner": runners.app,
+    "token": tokens.app,
 }.items():
     app.add_typer(commands, name=name)
 

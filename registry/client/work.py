@@ -15,6 +15,7 @@ from schemas.api import (
     Run,
     RunCreate,
     TargetCreate,
+    Token,
     TokenCreate,
     TokenCreated,
 )
@@ -166,3 +167,11 @@ class Tokens:
     def create(self, body: TokenCreate) -> TokenCreated:
         """Make a token; the answer is the only place that has its secret. Raises Conflict, NotPermitted."""
         return self._transport.post(TokenCreated, "/v1/tokens", body)
+
+    def list(self, project: str | None = None) -> Iterator[Token]:
+        """List tokens, newest first, without their secrets, of the caller's own project or of another one."""
+        return self._transport.pages(Token, "/v1/tokens", {"project": project})
+
+    def revoke(self, token: UUID, reason: str) -> Token:
+        """End a token now. Raises NotFound, NotPermitted; Conflict for the last administrator's."""
+        return self._transport.post(Token, f"/v1/tokens/{token}/revocations", Act(reason=reason))

@@ -26,7 +26,7 @@ def actor(role, project="default"):
 @pytest.mark.parametrize("role", ROLES)
 def test_a_token_tells_who_holds_it(session, shared_service, project, role):
     made = auth.create_token(session, shared_service, project, "maria", role, by="test", now=NOW)
-    assert auth.authenticate(session, made.secret, NOW) == Actor(project.id, "default", "maria", role)
+    assert auth.authenticate(session, made.secret, NOW) == Actor(project.id, "default", "maria", role, token=made.id)
 
 
 def test_a_secret_is_long_random_and_nowhere_in_the_database(session, shared_service, project):
@@ -105,13 +105,24 @@ def test_an_action_that_is_not_in_the_table_is_for_nobody():
 
 
 def test_what_lets_a_candidate_through_is_not_for_whoever_proposes_it():
-    lets_through = {action for action, roles in PERMISSIONS.items() if "engineer" not in roles}
+    lets_through = {action for action, roles in PERMISSIONS.items() if not roles & {"engineer", "ci"}}
     assert {"approve", "promote", "resume", "register_policy", "set_reference", "create_target"} <= lets_through
     assert all("engineer" in PERMISSIONS[action] for action in ("reject", "pause", "rollback"))
 
 
+def allowed(role):
+    return {action for action, roles in PERMISSIONS.items() if role in roles}
+
+
 def test_a_runner_only_fetches_and_runs_jobs():
-    assert {action for action, roles in PERMISSIONS.items() if "runner" in roles} == {"fetch", "run_jobs"}
+    assert allowed("runner") == {"fetch", "run_jobs"}
+
+
+def test_who_only_looks_changes_nothing_and_a_pipeline_touches_no_live_traffic():
+    assert allowed("viewer") == {"read", "fetch"}
+    assert allowed("auditor") - allowed("viewer") == {"list_tokens"}
+    assert allowed("engineer") - allowed("ci") == {"pause", "rollback"}
+    assert allowed("ci") < allowed("engineer") < allowed("manager") < allowed("admin")
 
 
 def test_every_permission_is_asked_for_by_a_route():

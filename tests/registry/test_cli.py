@@ -38,6 +38,7 @@ COMMANDS = {
     "gate": {"run"},
     "evidence": {"list", "follow", "verify"},
     "runner": {"list"},
+    "token": {"create", "list", "revoke"},
 }
 LEAVES = [
     [group, *([name] if name else [])] for group, names in COMMANDS.items() for name in sorted(names or {None}, key=str)

@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 from registry import auth, bootstrap, db, evidence, projects
 from registry.tables import EntryRow, ProjectRow, TokenRow
 from schemas.problems import Conflict, NotFound, NotPermitted
-from tests.support.api import make_tokens
+from tests.support.api import ROLES, make_tokens
 
 
 def count(service, table):
@@ -84,7 +84,12 @@ def test_projects_and_tokens_are_made_over_http(api):
     assert [one["name"] for one in admin.get("/v1/projects").json()["items"]] == ["team-b", "default"]
     token = admin.post("/v1/tokens", json={"name": "bo", "role": "admin", "project": "team-b"}).json()
     with api.client(token["secret"]) as theirs:
-        assert theirs.get("/v1/me").json() == {"project": "team-b", "name": "bo", "role": "admin"}
+        assert theirs.get("/v1/me").json() == {
+            "project": "team-b",
+            "name": "bo",
+            "role": "admin",
+            "targets": None,
+        }
         # Who administers one project neither sees another, nor makes one, nor makes tokens for it.
         assert [one["name"] for one in theirs.get("/v1/projects").json()["items"]] == ["team-b"]
         assert theirs.post("/v1/projects", json={"name": "team-c"}).status_code == 403
@@ -124,4 +129,4 @@ def test_only_administrators_of_the_installation_make_projects(service):
         with pytest.raises(NotPermitted):
             projects.require_installation(theirs)
         stream = f"project/{project.id}"
-        assert len(evidence.browse_stream(session, project.id, stream, after=0, limit=10)) == 4
+        assert len(evidence.browse_stream(session, project.id, stream, after=0, limit=10)) == len(ROLES)

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import Self, get_args
 from uuid import UUID
 
 import httpx
@@ -16,7 +16,7 @@ from registry.auth import Actor
 from registry.service import Service
 from schemas.api import RoleName
 
-ROLES: tuple[RoleName, ...] = ("engineer", "manager", "admin", "runner")
+ROLES: tuple[RoleName, ...] = get_args(RoleName)
 
 
 class Api:

@@ -10,7 +10,7 @@ from registry.auth import Actor
 from registry.service import Service
 from schemas.api import Act
 from schemas.evidence import Kind
-from schemas.problems import Conflict, TransitionRefused
+from schemas.problems import Conflict, NotPermitted, TransitionRefused
 from schemas.release import Phase, ReleaseDetail
 from tests.support.gateway import ask_many
 from tests.support.streams import Script, stream_engine
@@ -129,7 +129,10 @@ def test_a_release_waits_for_as_many_managers_as_its_policy_asks_for(here: World
     release = here.release(here.bundle("one", b"1" * 10), here.policy(approval={"required": 2}))
     here.evaluate()
     here.until_phase(release, Phase.GATED)
-    for name, phase in (("maria", Phase.GATED), ("maria", Phase.GATED), ("jo", Phase.APPROVED)):
+    # The author counts for nobody, and nobody counts twice.
+    with pytest.raises(NotPermitted, match="somebody else"), here.service.database.transaction() as session:
+        releases.approve(session, here.service, here.actor, release, Act(reason="my own"))
+    for name, phase in (("kim", Phase.GATED), ("kim", Phase.GATED), ("jo", Phase.APPROVED)):
         manager = Actor(here.actor.project_id, "default", name, "manager")
         with here.service.database.transaction() as session:
             releases.approve(session, here.service, manager, release, Act(reason="looks right"))
@@ -248,12 +251,13 @@ def test_two_releases_on_one_target_the_second_is_told_who_holds_it(here: World)
 def test_acts_out_of_place_are_refused_and_leave_nothing(here: World) -> None:
     release = here.release(here.bundle("one", b"1" * 10), here.policy())
     before = len(here.show(release).log)
+    kim = Actor(here.actor.project_id, "default", "kim", "manager")
     for act in (releases.approve, releases.promote, releases.rollback, releases.resume):
         with (
             pytest.raises((TransitionRefused, Conflict, releases.NotEligible)),
             here.service.database.transaction() as session,
         ):
-            act(session, here.service, here.actor, release, Act(reason="too early"))
+            act(session, here.service, kim, release, Act(reason="too early"))
     assert len(here.show(release).log) == before
     with here.service.database.transaction() as session:
         rejected = releases.reject(session, here.service, here.actor, release, Act(reason="wrong weights"))

@@ -1,0 +1,126 @@
+"""`sluicegate token`: who may call, and as what."""
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, get_args
+from uuid import UUID
+
+import typer
+from pydantic import ValidationError
+
+from registry.cli.failures import Exit, Usage, invalid
+from registry.cli.options import Json, Limit, Reason, examples, group
+from registry.cli.output import Output
+from registry.cli.profile import connect
+from registry.client import Client
+from schemas.api import RoleName, Token, TokenCreate
+
+app = group("Tokens: who may call, as what, on which targets, and how long.")
+
+Project = Annotated[str | None, typer.Option("--project", help="Project; your own when left out.")]
+
+
+@app.command(
+    epilog=examples(
+        "sluicegate token create maria --role manager",
+        "sluicegate token create pipeline --role ci --target chat@staging --days 90",
+    )
+)
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is: shown as actor in evidence.")],
+    role: Annotated[str, typer.Option("--role", help=f"One of {', '.join(get_args(RoleName))}.")],
+    target: Annotated[
+        list[str] | None, typer.Option("--target", "-t", help="Only this NAME@ENVIRONMENT; repeatable.")
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option("--days", min=0, help="Days until it ends; never when left out.")
+    ] = None,
+    project: Project = None,
+    as_json: Json = False,
+) -> int:
+    """Make a token. Its secret is printed once and kept nowhere."""
+    output = Output(as_json=as_json)
+    ends = None if days is None else datetime.now(UTC) + timedelta(days=days)
+    written = {"name": name, "role": role, "expires_at": ends, "project": project, "targets": target or None}
+    with connect() as client:
+        try:
+            body = TokenCreate.model_validate(written)
+        except ValidationError as error:
+            raise invalid("the token", error) from None
+        made = client.tokens.create(body)
+    output.result(made, lambda out: out.say(made.secret))
+    if not as_json:
+        output.note(f"a token of {made.name} as {made.role}, {made.id}; it is not shown again")
+    return Exit.DONE
+
+
+@app.command("list", epilog=examples("sluicegate token list", "sluicegate token list --valid --json"))
+def list_(
+    valid: Annotated[bool, typer.Option("--valid", help="Only those that count now.")] = False,
+    project: Project = None,
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> int:
+    """List tokens, newest first, without their secrets."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        everyone = (token for token in client.tokens.list(project) if token.is_valid or not valid)
+        found = list(itertools.islice(everyone, limit))
+
+    def human(out: Output) -> None:
+        out.table(
+            ["TOKEN", "NAME", "ROLE", "TARGETS", "MADE", "STATE"],
+            (
+                [one.id, one.name, one.role, ", ".join(one.targets or ["all"]), _day(one.created_at), _state(one)]
+                for one in found
+            ),
+        )
+
+    output.result({"items": found}, human)
+    return Exit.DONE
+
+
+@app.command(
+    epilog=examples(
+        'sluicegate token revoke maria --reason "has left the team"',
+        'sluicegate token revoke 01a2289b-8894-74d9-8d4f-da769c0550b2 --reason "was in a log"',
+    )
+)
+def revoke(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Id of the token, or the name of a valid one.")],
+    reason: Reason,
+    project: Project = None,
+    as_json: Json = False,
+) -> int:
+    """End a token now. What it did stays in evidence."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        try:
+            ended = client.tokens.revoke(_identity(token, client, project), reason)
+        except ValidationError as error:
+            raise invalid("the act", error) from None
+    output.result(ended, lambda out: out.say(f"the token {ended.id} of {ended.name} counts no more"))
+    return Exit.DONE
+
+
+def _identity(named: str, client: Client, project: str | None) -> UUID:
+    try:
+        return UUID(named)
+    except ValueError:
+        pass
+    for token in client.tokens.list(project):
+        if token.is_valid and token.name == named:
+            return token.id
+    raise Usage(f"no valid token has the name {named}; `sluicegate token list` shows all of them")
+
+
+def _day(at: datetime) -> str:
+    return f"{at:%Y-%m-%d}"
+
+
+def _state(token: Token) -> str:
+    if token.revoked_at is not None:
+        return f"revoked {_day(token.revoked_at)}"
+    if token.expires_at is None:
+        return "valid"
+    return f"valid until {_day(token.expires_at)}" if token.is_valid else f"ended {_day(token.expires_at)}"

@@ -1,0 +1,266 @@
+"""Who holds a token, on what it may act, and how it ends."""
+
+from datetime import timedelta
+
+import pytest
+
+from registry import auth, db, documents, evidence, projects, releases, runs, targets, tokens
+from registry.auth import Actor
+from schemas.api import Act, RecordCreate, ReleaseCreate, RunCreate, TargetCreate
+from schemas.evidence import Decision, EngineBooted, Kind, Staged
+from schemas.policy import Policy
+from schemas.problems import Conflict, InvalidDocument, NotFound, NotPermitted, TransitionRefused, Unauthenticated
+from schemas.release import Phase
+from schemas.result import GateResult
+from tests.support.factories import (
+    canary_body,
+    created_target,
+    policy_body,
+    record_act,
+    registered_bundle,
+    registered_golden,
+    registered_policy,
+    started_release,
+)
+from tests.support.world import FINGERPRINT
+
+WHY = Act(reason="a test")
+
+
+@pytest.fixture
+def service(scratch):
+    return scratch
+
+
+def made(service, name="maria", role="manager", project="default", **options):
+    with service.database.transaction() as session:
+        row, _ = projects.ensure(session, project)
+        return auth.create_token(session, service, row, name, role, by="root", now=db.now(session), **options)
+
+
+def holder(service, secret):
+    with service.database.transaction() as session:
+        return auth.authenticate(session, secret, db.now(session))
+
+
+def revoked(service, by, token, why=WHY):
+    with service.database.transaction() as session:
+        return tokens.revoke(session, service, by, token, why)
+
+
+@pytest.fixture
+def admin(service):
+    return holder(service, made(service, "root", "admin").secret)
+
+
+def test_a_name_is_one_person_s_as_long_as_the_token_counts(service, admin):
+    first = made(service)
+    with pytest.raises(Conflict) as refused:
+        made(service, role="engineer")
+    assert refused.value.members["holder"] == str(first.id)
+    made(service, project="team-b")
+    revoked(service, admin, first.id)
+    second = made(service, role="engineer")
+    assert holder(service, second.secret).name == "maria"
+
+
+def test_the_name_of_a_token_that_has_ended_is_free_again(service):
+    with service.database.transaction() as session:
+        row, _ = projects.ensure(session, "default")
+        now = db.now(session)
+        options = {"by": "root", "expires_at": now - timedelta(hours=1)}
+        auth.create_token(session, service, row, "maria", "manager", now=now - timedelta(hours=2), **options)
+    assert made(service).name == "maria"
+
+
+def test_a_revoked_token_opens_nothing_and_its_end_is_evidence(service, admin):
+    token = made(service)
+    row = revoked(service, admin, token.id, Act(reason="was in a log"))
+    with pytest.raises(Unauthenticated):
+        holder(service, token.secret)
+    assert revoked(service, admin, token.id).revoked_at == row.revoked_at
+    with service.database.transaction() as session:
+        entries = evidence.read(session, f"project/{row.project_id}")
+    ended = [evidence.wire(entry) for entry in entries if entry.kind == "token_revoked"]
+    assert [(entry.actor, entry.body) for entry in ended] == [
+        ("root", {"token": str(token.id), "name": "maria", "reason": "was in a log"})
+    ]
+
+
+def test_the_last_administrator_of_a_project_stays(service, admin):
+    with pytest.raises(Conflict, match="last administrator"):
+        revoked(service, admin, admin.token)
+    second = made(service, "kim", "admin")
+    assert revoked(service, admin, admin.token).revoked_at is not None
+    with pytest.raises(Unauthenticated):
+        revoked(service, admin, second.id)
+
+
+def test_tokens_of_another_project_are_only_the_installation_s_business(service, admin):
+    theirs, ours = made(service, "bo", "admin", "team-b"), made(service)
+    with pytest.raises(NotFound):
+        revoked(service, holder(service, theirs.secret), ours.id)
+    made(service, "ann", "admin", "team-b")
+    assert revoked(service, admin, theirs.id).revoked_at is not None
+
+
+@pytest.mark.parametrize("role", sorted(set(auth.PERMISSIONS["fetch"]) - set(auth.LIMITABLE)))
+def test_only_who_acts_on_targets_can_be_limited_to_some(service, role):
+    with pytest.raises(InvalidDocument) as refused:
+        made(service, role=role, targets=["chat@prod"])
+    assert refused.value.members["errors"][0]["pointer"] == "/targets"
+
+
+# -------------------------------------------------------------------------------- limited to targets
+
+
+@pytest.fixture
+def limited(service):
+    """A manager for chat@staging only."""
+    return holder(service, made(service, "stage", "manager", targets=["chat@staging", "chat@staging"]).secret)
+
+
+def test_a_limited_token_says_what_it_is_for(service, limited):
+    assert limited.targets == {"chat@staging"}
+    with service.database.transaction() as session:
+        (entry, *_) = reversed(evidence.read(session, f"project/{limited.project_id}"))
+    assert evidence.wire(entry).body["targets"] == ["chat@staging"]
+
+
+ACTS = ("approve", "reject", "pause", "resume", "promote", "rollback")
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_limited_token_acts_on_no_other_target_s_release(service, actor, limited, act):
+    release = started_release(service, actor, "chat@prod")
+    with service.database.transaction() as session, pytest.raises(NotPermitted) as refused:
+        getattr(releases, act)(session, service, limited, release, WHY)
+    assert refused.value.members == {"target": "chat@prod", "targets": ["chat@staging"]}
+
+
+def test_a_limited_token_makes_nothing_for_another_target(service, actor, limited):
+    created_target(service, actor, "chat@prod")
+    bundle, policy, suite = (
+        registered_bundle(service, actor).digest,
+        registered_policy(service, actor).digest,
+        registered_golden(service, actor).digest,
+    )
+    release = ReleaseCreate(target="chat@prod", bundle=bundle, policy=policy)
+    run = RunCreate(bundle=bundle, policy=policy, runner_class="cpu", target="chat@prod")
+    record = RecordCreate(suite=suite, bundle=bundle, target="chat@prod", reason="read")
+    target = TargetCreate(name="chat@canary", runner_class="cpu", gateway="local")
+    for refused in (
+        lambda session: releases.create(session, service, limited, release),
+        lambda session: runs.create(session, limited, run),
+        lambda session: runs.record(session, limited, record),
+        lambda session: targets.create(session, service, limited, target),
+    ):
+        with service.database.transaction() as session, pytest.raises(NotPermitted, match="is for chat@staging"):
+            refused(session)
+
+
+def test_a_limited_token_makes_no_rules_for_all_targets_but_works_on_its_own(service, limited):
+    raw = Policy.model_validate(policy_body()).canonical()
+    with service.database.transaction() as session, pytest.raises(NotPermitted, match="concerns every target"):
+        documents.register(session, service, limited, "policy", raw)
+    created_target(service, limited, "chat@staging")
+    maria = Actor(limited.project_id, "default", "maria", "manager")
+    body = ReleaseCreate(
+        target="chat@staging",
+        bundle=registered_bundle(service, limited).digest,
+        policy=registered_policy(service, maria).digest,
+    )
+    with service.database.transaction() as session:
+        release = releases.create(session, service, limited, body)
+        assert releases.reject(session, service, limited, release.id, WHY).phase == Phase.REJECTED
+
+
+# -------------------------------------------------------------------------------- separation of duties
+
+
+def gated(service, actor, **policy):
+    """A release whose gates have passed, on record and by result."""
+    release = started_release(service, actor, **policy)
+    engine = {"name": "llamacpp", "version": "t", "arguments": [], "model_ids": ["chat"], "context_tokens": 512}
+    booted = {"engine": engine, "fingerprint": FINGERPRINT, "runner": "r1", "ready_ms": 10}
+    record_act(service, release, Kind.STAGED, Staged(files=1, size=1, duration_ms=1))
+    record_act(service, release, Kind.ENGINE_BOOTED, EngineBooted.model_validate(booted))
+    passing_gates(service, release)
+    record_act(service, release, Kind.GATES_PASSED, Decision(gates={}))
+    return release
+
+
+def passing_gates(service, release):
+    for gate in ("integrity", "compatibility"):
+        body = {
+            "gate": gate,
+            "definition": "sha256:" + "d" * 64,
+            "verdict": "passed",
+            "summary": "it passed",
+            "measurements": [],
+            "findings": [],
+            "duration_ms": 5,
+            "source": "run",
+        }
+        record_act(service, release, Kind.GATE_RECORDED, GateResult.model_validate(body), f"gate:{gate}")
+
+
+@pytest.mark.parametrize("role", ["manager", "admin"])
+def test_the_author_of_a_release_does_not_approve_it(service, actor, role):
+    release = gated(service, actor, approval={"required": 1})
+    author = Actor(actor.project_id, "default", actor.name, role)
+    with service.database.transaction() as session, pytest.raises(NotPermitted) as refused:
+        releases.approve(session, service, author, release, WHY)
+    assert refused.value.members["author"] == actor.name
+    kim = Actor(actor.project_id, "default", "kim", "manager")
+    with service.database.transaction() as session:
+        assert releases.approve(session, service, kim, release, WHY).phase == Phase.APPROVED
+
+
+@pytest.mark.parametrize(("required", "problem"), [(0, TransitionRefused), (1, NotPermitted)])
+def test_the_author_promotes_only_where_the_policy_asks_for_no_approval(service, actor, required, problem):
+    """Without traffic there is nothing to promote yet, which is another refusal than that of the person."""
+    release = gated(service, actor, approval={"required": required}, canary=canary_body())
+    with service.database.transaction() as session, pytest.raises(problem):
+        releases.promote(session, service, actor, release, WHY)
+    kim = Actor(actor.project_id, "default", "kim", "manager")
+    with service.database.transaction() as session, pytest.raises(TransitionRefused):
+        releases.promote(session, service, kim, release, WHY)
+
+
+# -------------------------------------------------------------------------------- over HTTP and by command
+
+
+def test_tokens_are_listed_without_secrets_and_revoked_over_http(api):
+    admin, auditor = api.clients["admin"], api.clients["auditor"]
+    new = admin.post("/v1/tokens", json={"name": "bo", "role": "ci", "targets": ["chat@prod"]}).json()
+    listed = auditor.get("/v1/tokens")
+    assert new["secret"] not in listed.text
+    first = listed.json()["items"][0]
+    assert (first["name"], first["role"], first["targets"], first["is_valid"]) == ("bo", "ci", ["chat@prod"], True)
+    url = f"/v1/tokens/{new['id']}/revocations"
+    assert auditor.post(url, json={"reason": "no"}).status_code == 403
+    assert admin.post(url, json={"reason": "rotated"}).json()["is_valid"] is False
+    with api.client(new["secret"]) as bo:
+        assert bo.get("/v1/me").status_code == 401
+    for role in ("viewer", "ci", "engineer", "manager", "runner"):
+        assert api.clients[role].get("/v1/tokens").status_code == 403
+
+
+def test_tokens_are_made_listed_and_revoked_by_command(command, stack):
+    command.be("admin", stack)
+    told = command.ok("token", "create", "bo", "--role", "ci", "--target", "chat@prod", "--days", "1", "--json").json
+    assert auth.is_secret(told["secret"])
+    listed = command.ok("token", "list", "--valid").out
+    assert "chat@prod" in listed
+    assert "valid until" in listed
+    assert told["secret"] not in listed
+    assert command("token", "create", "bo", "--role", "king").status == 2
+    assert command("token", "create", "bo", "--role", "ci").status == 4
+    command.ok("token", "revoke", "bo", "--reason", "rotated")
+    assert "revoked" in command.ok("token", "list").out
+    assert command("token", "revoke", "bo", "--reason", "again").status == 2
+    again = command.ok("token", "create", "bo", "--role", "viewer")
+    assert auth.is_secret(again.out.strip())
+    command.use(stack.url, again.out.strip())
+    assert command("token", "list").status == 4

@@ -32,6 +32,9 @@ class Settings(BaseSettings):
     gateways: dict[str, Gateway] = Field(default_factory=dict, description="Gateways by name.")
     max_blob_bytes: int = Field(2**40, description="Largest blob, in bytes.", ge=1)
     lease_seconds: float = Field(30.0, description="How long a job or release is held without a renewal.", gt=0)
+    idempotency_seconds: float = Field(
+        86400.0, description="How long an answer is kept for a request that is sent again under its key.", gt=0
+    )
     database_pool: int = Field(10, description="Database connections a process keeps.", ge=1)
 
 

@@ -103,6 +103,24 @@ class Conflict(Problem):
     kind, title, status = "conflict", "Conflict", 409
 
 
+class KeyReused(Problem):
+    """The Idempotency-Key was used before for another request. `errors` lists each difference."""
+
+    kind, title, status = "key-reused", "Idempotency key reused", 409
+
+
+class StaleEdit(Problem):
+    """`If-Match` names what has changed since. `changed_by`, `changed_at` and `change` say what happened."""
+
+    kind, title, status = "stale-edit", "Stale edit", 412
+
+
+class TooManyRequests(Problem):
+    """The token has sent more requests than the service takes from one. Wait for the seconds of `Retry-After`."""
+
+    kind, title, status, retryable = "too-many-requests", "Too many requests", 429, True
+
+
 class LeaseLost(Problem):
     """The job's lease has passed to another holder. Stop what you are doing; do not report again."""
 
@@ -160,6 +178,9 @@ PROBLEMS: dict[str, type[Problem]] = {
         MethodNotAllowed,
         TransitionRefused,
         Conflict,
+        KeyReused,
+        StaleEdit,
+        TooManyRequests,
         LeaseLost,
         NotEligible,
         ReferenceMissing,

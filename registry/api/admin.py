@@ -6,13 +6,13 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 
 from registry import auth, db, projects, tokens
-from registry.api.deps import ServiceDep, SessionDep, allow
+from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.auth import Actor
 from schemas.api import Act, Page, Project, ProjectCreate, Token, TokenCreate, TokenCreated
 from schemas.common import Name
-from schemas.problems import Conflict, InvalidDocument, NotFound
+from schemas.problems import Conflict, InvalidDocument, KeyReused, NotFound
 
 router = APIRouter(tags=["administration"])
 
@@ -36,24 +36,33 @@ def list_projects(actor: AdminDep, session: SessionDep, cursor: Cursor, limit: L
 
 
 @router.post(
-    "/v1/tokens", operation_id="createToken", status_code=201, responses=declare(InvalidDocument, NotFound, Conflict)
+    "/v1/tokens",
+    operation_id="createToken",
+    status_code=201,
+    responses=declare(InvalidDocument, NotFound, Conflict, KeyReused),
 )
-def create_token(body: TokenCreate, actor: AdminDep, session: SessionDep, service: ServiceDep) -> TokenCreated:
+def create_token(
+    body: TokenCreate, actor: AdminDep, session: SessionDep, service: ServiceDep, once: OnceDep
+) -> TokenCreated:
     """Make a token. Its secret is in this answer and nowhere else."""
-    project = projects.administered(session, actor, body.project)
-    auth.hold_project(session, project.id)
-    auth.confirm(session, actor)
-    return auth.create_token(
-        session,
-        service,
-        project,
-        body.name,
-        body.role,
-        by=actor.name,
-        now=db.now(session),
-        expires_at=body.expires_at,
-        targets=body.targets,
-    )
+
+    def make() -> TokenCreated:
+        project = projects.administered(session, actor, body.project)
+        auth.hold_project(session, project.id)
+        auth.confirm(session, actor)
+        return auth.create_token(
+            session,
+            service,
+            project,
+            body.name,
+            body.role,
+            by=actor.name,
+            now=db.now(session),
+            expires_at=body.expires_at,
+            targets=body.targets,
+        )
+
+    return once(body, TokenCreated, make)
 
 
 @router.get("/v1/tokens", operation_id="listTokens", responses=declare(InvalidDocument, NotFound))

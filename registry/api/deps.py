@@ -1,15 +1,18 @@
 """What endpoints ask for: the service, one unit of work, and the caller with a permission."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request, Response
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from registry import auth, db
+from registry import answers, auth, db
 from registry.auth import Actor
 from registry.service import Service
 from schemas.problems import Unauthenticated
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def service_of(request: Request) -> Service:
@@ -88,3 +91,46 @@ def _permitted(action: str) -> Callable[[Actor], Actor]:
         return actor
 
     return permitted
+
+
+class Once:
+    """Makes what a request asks for, once for each Idempotency-Key; without a key, each time."""
+
+    def __init__(
+        self,
+        request: Request,
+        response: Response,
+        service: ServiceDep,
+        actor: ActorDep,
+        session: SessionDep,
+        key: Annotated[
+            str | None,
+            Header(
+                alias="Idempotency-Key",
+                pattern=r"^[!-~]{1,255}$",
+                description="Chosen by the caller: the same request under one key is done once and answered alike.",
+            ),
+        ] = None,
+    ) -> None:
+        """Take what the request says."""
+        self._request, self._response, self._service = request, response, service
+        self._actor, self._session, self._key = actor, session, key
+
+    def __call__(self, body: BaseModel, model: type[ModelT], make: Callable[[], ModelT]) -> ModelT:
+        """Return what `make` returns, or returned the first time. Raises KeyReused."""
+        if self._key is None:
+            return make()
+        asked = answers.Asked(
+            key=self._key,
+            secret=bearer(self._request),
+            request=f"{self._request.method} {self._request.url.path}",
+            body=body,
+            seconds=self._service.settings.idempotency_seconds,
+        )
+        made, is_known = answers.give(self._session, self._actor, asked, model, make)
+        if is_known:
+            self._response.headers["idempotency-replayed"] = "true"
+        return made
+
+
+OnceDep = Annotated[Once, Depends(scope="function")]

@@ -6,7 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 
 from registry import releases, targets
-from registry.api.deps import ServiceDep, SessionDep, allow
+from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.auth import Actor
@@ -14,6 +14,7 @@ from schemas.api import Act, Page, ReleaseCreate, TargetName
 from schemas.problems import (
     Conflict,
     InvalidDocument,
+    KeyReused,
     NotEligible,
     NotFound,
     ReferenceMissing,
@@ -29,14 +30,18 @@ ACT = declare(NotFound, InvalidDocument, TransitionRefused)
 @router.post(
     "",
     status_code=201,
-    responses=declare(NotFound, InvalidDocument, ReferenceMissing, Conflict),
+    responses=declare(NotFound, InvalidDocument, ReferenceMissing, Conflict, KeyReused),
     operation_id="createRelease",
 )
 def create_release(
-    body: ReleaseCreate, actor: Annotated[Actor, allow("create_release")], service: ServiceDep, session: SessionDep
+    body: ReleaseCreate,
+    actor: Annotated[Actor, allow("create_release")],
+    service: ServiceDep,
+    session: SessionDep,
+    once: OnceDep,
 ) -> Release:
     """Start an attempt to take a bundle live on a target. Everything it will be judged by is frozen now."""
-    return releases.wire(session, releases.create(session, service, actor, body))
+    return once(body, Release, lambda: releases.wire(session, releases.create(session, service, actor, body)))
 
 
 @router.get("", responses=declare(NotFound, InvalidDocument), operation_id="listReleases")

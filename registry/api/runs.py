@@ -6,12 +6,12 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 
 from registry import jobs, releases, runs
-from registry.api.deps import SessionDep, allow
+from registry.api.deps import OnceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.auth import Actor
 from schemas.api import Page, RecordCreate, Run, RunCreate
-from schemas.problems import InvalidDocument, NotFound, ReferenceMissing
+from schemas.problems import InvalidDocument, KeyReused, NotFound, ReferenceMissing
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -19,23 +19,27 @@ router = APIRouter(prefix="/v1", tags=["runs"])
 @router.post(
     "/runs",
     status_code=201,
-    responses=declare(NotFound, InvalidDocument, ReferenceMissing),
+    responses=declare(NotFound, InvalidDocument, ReferenceMissing, KeyReused),
     operation_id="createRun",
 )
-def create_run(body: RunCreate, actor: Annotated[Actor, allow("create_run")], session: SessionDep) -> Run:
+def create_run(
+    body: RunCreate, actor: Annotated[Actor, allow("create_run")], session: SessionDep, once: OnceDep
+) -> Run:
     """Run a policy's gates, or some of them, on a bundle. Nothing is released."""
-    return jobs.wire(session, runs.create(session, actor, body))
+    return once(body, Run, lambda: jobs.wire(session, runs.create(session, actor, body)))
 
 
 @router.post(
     "/recordings",
     status_code=201,
-    responses=declare(NotFound, InvalidDocument),
+    responses=declare(NotFound, InvalidDocument, KeyReused),
     operation_id="createRecording",
 )
-def create_recording(body: RecordCreate, actor: Annotated[Actor, allow("set_reference")], session: SessionDep) -> Run:
+def create_recording(
+    body: RecordCreate, actor: Annotated[Actor, allow("set_reference")], session: SessionDep, once: OnceDep
+) -> Run:
     """Have a bundle answer a golden suite; its answers become the target's reference, as a recorded act."""
-    return jobs.wire(session, runs.record(session, actor, body))
+    return once(body, Run, lambda: jobs.wire(session, runs.record(session, actor, body)))
 
 
 @router.get("/runs", responses=declare(NotFound, InvalidDocument), operation_id="listRuns")

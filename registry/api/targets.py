@@ -5,23 +5,27 @@ from typing import Annotated
 from fastapi import APIRouter
 
 from registry import targets
-from registry.api.deps import ServiceDep, SessionDep, allow
+from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.auth import Actor
 from schemas.api import Page, TargetCreate, TargetName
-from schemas.problems import Conflict, InvalidDocument, NotFound
+from schemas.problems import Conflict, InvalidDocument, KeyReused, NotFound
 from schemas.release import Target
 
 router = APIRouter(prefix="/v1/targets", tags=["targets"])
 
 
-@router.post("", status_code=201, responses=declare(Conflict, InvalidDocument), operation_id="createTarget")
+@router.post("", status_code=201, responses=declare(Conflict, InvalidDocument, KeyReused), operation_id="createTarget")
 def create_target(
-    body: TargetCreate, actor: Annotated[Actor, allow("create_target")], service: ServiceDep, session: SessionDep
+    body: TargetCreate,
+    actor: Annotated[Actor, allow("create_target")],
+    service: ServiceDep,
+    session: SessionDep,
+    once: OnceDep,
 ) -> Target:
     """Make a target: one served name in one environment."""
-    return targets.wire(session, service, targets.create(session, service, actor, body))
+    return once(body, Target, lambda: targets.wire(session, service, targets.create(session, service, actor, body)))
 
 
 @router.get("", responses=declare(InvalidDocument), operation_id="listTargets")

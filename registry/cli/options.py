@@ -12,6 +12,10 @@ Reason = Annotated[str, typer.Option("--reason", "-r", help="Why; kept in eviden
 Wait = Annotated[bool, typer.Option("--wait", help="Follow it until it is decided.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Longest wait in seconds; then the exit status is 3.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="Most items to show.")]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", help="Idempotency key, such as a pipeline's number: the same request is then done once."),
+]
 ReleaseId = Annotated[
     str, typer.Argument(metavar="RELEASE", help="Id of the release, or its first 8 or more characters.")
 ]

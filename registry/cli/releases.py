@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from registry.cli.documents import resolve, resolve_release
 from registry.cli.failures import Exit, invalid
 from registry.cli.follow import follow_release, line
-from registry.cli.options import Json, Limit, Reason, ReleaseId, Timeout, Until, Wait, examples, group
+from registry.cli.options import Json, Key, Limit, Reason, ReleaseId, Timeout, Until, Wait, examples, group
 from registry.cli.output import Output, percent
 from registry.cli.profile import connect
 from registry.client import Client
@@ -39,6 +39,7 @@ def create(
         str, typer.Option("--policy", "-p", help="Under which rules: digest, 8 or more of its digits, or a file.")
     ],
     reason: Annotated[str | None, typer.Option("--reason", "-r", help="Why; kept in evidence.")] = None,
+    key: Key = None,
     wait: Wait = False,
     until: Annotated[Until | None, typer.Option("--until", help="How far to follow it; implies --wait.")] = None,
     timeout: Timeout = 3600.0,
@@ -60,7 +61,7 @@ def create(
             )
         except ValidationError as error:
             raise invalid("the release", error) from None
-        release = client.releases.create(body)
+        release = client.releases.create(body, key=key)
         if not wait and until is None:
             output.result(release, lambda out: _head(out, release))
             return Exit.DONE

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from registry.cli.documents import resolve
 from registry.cli.failures import invalid
 from registry.cli.follow import follow_run, run_result
-from registry.cli.options import Json, Timeout, Wait, examples, group
+from registry.cli.options import Json, Key, Timeout, Wait, examples, group
 from registry.cli.output import Output
 from registry.cli.profile import connect
 from registry.cli.targets import only_class
@@ -40,6 +40,7 @@ def run(
         str | None, typer.Option("--target", "-t", help="Target whose references and runners are used.")
     ] = None,
     runner_class: Annotated[str | None, typer.Option("--runner-class", help="Runners that shall run it.")] = None,
+    key: Key = None,
     wait: Wait = False,
     timeout: Timeout = 3600.0,
     as_json: Json = False,
@@ -62,7 +63,7 @@ def run(
             )
         except ValidationError as error:
             raise invalid("the run", error) from None
-        started = client.runs.create(body)
+        started = client.runs.create(body, key=key)
         if not wait:
             return run_result(output, started)
         output.note(f"run {started.id}")

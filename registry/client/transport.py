@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -102,6 +103,11 @@ class Transport:
         """Do one thing. Tried again only when it never reached the service."""
         return self.parse(model, self.send("POST", path, body=body, is_slow=is_slow))
 
+    def create(self, model: type[ModelT], path: str, body: BaseModel, key: str | None = None) -> ModelT:
+        """Make one thing, once: under one Idempotency-Key it may be sent again when the connection fails."""
+        headers = {"idempotency-key": key or uuid4().hex}
+        return self.parse(model, self.send("POST", path, body=body, headers=headers, is_once=True))
+
     def pages(
         self,
         model: type[ModelT],
@@ -131,8 +137,9 @@ class Transport:
         body: BaseModel | bytes | Iterator[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         is_slow: bool = False,
+        is_once: bool = False,
     ) -> httpx.Response:
-        """Send a request and return an answer that succeeded.
+        """Send a request and return an answer that succeeded. `is_once`: repeating it is known to change nothing.
 
         Raises:
             Problem: what the service said; Unavailable when it did not say anything.
@@ -146,7 +153,10 @@ class Transport:
             headers={**sent, **(headers or {})},
             timeout=httpx.Timeout(30.0, read=LONG_ANSWER_SECONDS) if is_slow else httpx.USE_CLIENT_DEFAULT,
         )
-        answer = self._tried(method, lambda: self._http.send(request), can_repeat=not isinstance(body, Iterator))
+        is_safe = is_once or method in ("GET", "HEAD")
+        answer = self._tried(
+            lambda: self._http.send(request), is_safe=is_safe, can_repeat=not isinstance(body, Iterator)
+        )
         if not answer.is_success:
             raise _problem(answer)
         return answer
@@ -168,7 +178,7 @@ class Transport:
             headers={"accept": "application/octet-stream", **(headers or {})},
             timeout=httpx.USE_CLIENT_DEFAULT if silence_seconds is None else httpx.Timeout(silence_seconds),
         )
-        answer = self._tried("GET", lambda: self._http.send(request, stream=True), can_repeat=True)
+        answer = self._tried(lambda: self._http.send(request, stream=True), is_safe=True, can_repeat=True)
         try:
             if not answer.is_success:
                 answer.read()
@@ -199,13 +209,13 @@ class Transport:
                 f"({place or 'body'}: {first['msg']}). Is the address right, and the client as new as the service?"
             ) from None
 
-    def _tried(self, method: str, attempt: Callable[[], httpx.Response], *, can_repeat: bool) -> httpx.Response:
+    def _tried(self, attempt: Callable[[], httpx.Response], *, is_safe: bool, can_repeat: bool) -> httpx.Response:
         for pause in (*RETRY_PAUSES_SECONDS, None):
             try:
                 return attempt()
             except httpx.RequestError as error:
                 never_arrived = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-                safe = never_arrived or method in ("GET", "HEAD")
+                safe = never_arrived or is_safe
                 if pause is None or not safe or not can_repeat:
                     said = "cannot be reached" if never_arrived else "broke off before it had answered"
                     doubt = "" if safe else ". Whether it did what was asked is not known"

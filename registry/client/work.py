@@ -1,4 +1,8 @@
-"""What people and pipelines work with: targets, releases, runs, evidence; projects and tokens."""
+"""What people and pipelines work with: targets, releases, runs, evidence; projects and tokens.
+
+What makes something takes a `key`: sent again under the same one, it is done once and answered alike (for a day,
+unless the service says otherwise). Without one, each call has a key of its own, for when the connection fails.
+"""
 
 from collections.abc import Iterator, Sequence
 from uuid import UUID
@@ -29,9 +33,9 @@ class Targets:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def create(self, body: TargetCreate) -> Target:
+    def create(self, body: TargetCreate, *, key: str | None = None) -> Target:
         """Make a target. Raises Conflict when the name is taken."""
-        return self._transport.post(Target, "/v1/targets", body)
+        return self._transport.create(Target, "/v1/targets", body, key)
 
     def get(self, name: str) -> Target:
         """Return a target by its name@environment. Raises NotFound."""
@@ -48,9 +52,9 @@ class Releases:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def create(self, body: ReleaseCreate) -> Release:
+    def create(self, body: ReleaseCreate, *, key: str | None = None) -> Release:
         """Start a release. Raises NotFound, ReferenceMissing, Conflict."""
-        return self._transport.post(Release, "/v1/releases", body)
+        return self._transport.create(Release, "/v1/releases", body, key)
 
     def get(self, release: UUID) -> ReleaseDetail:
         """Return a release with its log. Raises NotFound."""
@@ -95,13 +99,13 @@ class Runs:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def create(self, body: RunCreate) -> Run:
+    def create(self, body: RunCreate, *, key: str | None = None) -> Run:
         """Run gates on a bundle without a release. Raises NotFound, ReferenceMissing."""
-        return self._transport.post(Run, "/v1/runs", body)
+        return self._transport.create(Run, "/v1/runs", body, key)
 
-    def record(self, body: RecordCreate) -> Run:
+    def record(self, body: RecordCreate, *, key: str | None = None) -> Run:
         """Record a golden reference and set it on a target. Raises NotFound, NotPermitted."""
-        return self._transport.post(Run, "/v1/recordings", body)
+        return self._transport.create(Run, "/v1/recordings", body, key)
 
     def get(self, run: UUID) -> Run:
         """Return a run. Raises NotFound."""
@@ -164,9 +168,9 @@ class Tokens:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def create(self, body: TokenCreate) -> TokenCreated:
+    def create(self, body: TokenCreate, *, key: str | None = None) -> TokenCreated:
         """Make a token; the answer is the only place that has its secret. Raises Conflict, NotPermitted."""
-        return self._transport.post(TokenCreated, "/v1/tokens", body)
+        return self._transport.create(TokenCreated, "/v1/tokens", body, key)
 
     def list(self, project: str | None = None) -> Iterator[Token]:
         """List tokens, newest first, without their secrets, of the caller's own project or of another one."""

@@ -10,14 +10,14 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Text, cast, func, literal, or_, select, text, tuple_
+from sqlalchemy import Text, cast, func, literal, or_, select, text, tuple_, update
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from registry import cursors, db, lifecycle
 from registry.cursors import Cursor
 from registry.keys import Signer
-from registry.tables import EntryRow, ReleaseRow
+from registry.tables import EntryRow, ReleaseRow, TargetRow
 from schemas.common import Closed, canonical_json, format_instant, sha256_digest, strict_json
 from schemas.evidence import (
     BODIES,
@@ -151,6 +151,11 @@ def find(session: Session, stream: str, act: str) -> EntryRow | None:
     return session.scalar(select(EntryRow).where(EntryRow.stream == stream, EntryRow.act == act))
 
 
+def latest(session: Session, stream: str) -> EntryRow | None:
+    """Return the last entry of a stream."""
+    return session.scalar(select(EntryRow).where(EntryRow.stream == stream).order_by(EntryRow.position.desc()).limit(1))
+
+
 def append(session: Session, project: UUID, signed: Signed) -> tuple[EntryRow, bool]:
     """Append a signed statement to its stream.
 
@@ -161,9 +166,7 @@ def append(session: Session, project: UUID, signed: Signed) -> tuple[EntryRow, b
     known = find(session, signed.stream, signed.act)
     if known is not None:
         return known, False
-    last = session.scalar(
-        select(EntryRow).where(EntryRow.stream == signed.stream).order_by(EntryRow.position.desc()).limit(1)
-    )
+    last = latest(session, signed.stream)
     position, previous = (last.position + 1, last.entry_digest) if last else (1, GENESIS)
     row = EntryRow(
         id=uuid7(),
@@ -196,7 +199,7 @@ def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
         TransitionRefused: the entry has no place in the release's phase.
     """
     release_id = UUID(signed.stream.removeprefix("release/"))
-    release = session.get(ReleaseRow, release_id, with_for_update=True, populate_existing=True)
+    release = session.get(ReleaseRow, release_id, with_for_update={"key_share": True}, populate_existing=True)
     if release is None:
         raise NotFound(f"there is no release {release_id}")
     if find(session, signed.stream, signed.act) is not None:
@@ -205,10 +208,20 @@ def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
     before = _cached(release)
     lifecycle.step(before.phase, signed.kind)
     entry, _ = append(session, release.project_id, signed)
-    _cache(release, lifecycle.advance(before, signed.kind, signed.body, entry.recorded_at))
+    after = lifecycle.advance(before, signed.kind, signed.body, entry.recorded_at)
+    if after.phase is not before.phase:
+        _touch(session, release)
+    _cache(release, after)
     release.due_at = entry.recorded_at
     session.flush()
     return release, True
+
+
+def _touch(session: Session, release: ReleaseRow) -> None:
+    """What a target serves, or is about to, is told by the phases of its releases: it has changed."""
+    session.execute(
+        update(TargetRow).where(TargetRow.id == release.target_id).values(generation=TargetRow.generation + 1)
+    )
 
 
 def begin(session: Session, release: ReleaseRow, signed: Signed) -> None:
@@ -219,6 +232,7 @@ def begin(session: Session, release: ReleaseRow, signed: Signed) -> None:
     session.flush()
     entry, _ = append(session, release.project_id, signed)
     _cache(release, lifecycle.begin(entry.recorded_at))
+    _touch(session, release)
     session.flush()
 
 

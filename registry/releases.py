@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import policy as judgement
-from registry import auth, db, documents, evidence, targets
+from registry import auth, conditions, db, documents, evidence, targets
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import EntryRow, ReleaseRow, TargetRow
@@ -24,10 +24,15 @@ from schemas.release import GateStatus, Phase, Release, ReleaseDetail
 from schemas.result import GateResult, Verdict
 
 
-def create(session: Session, service: Service, actor: Actor, body: ReleaseCreate) -> ReleaseRow:
+def create(
+    session: Session, service: Service, actor: Actor, body: ReleaseCreate, *, if_match: str | None = None
+) -> ReleaseRow:
     """Start a release: everything it will be judged by is frozen now.
 
+    `if_match` is the generation that the target must have; see `registry.conditions`.
+
     Raises:
+        StaleEdit: the target has changed.
         NotFound: the project lacks target, bundle or policy.
         ReferenceMissing: a golden gate of the policy has no reference on the target.
         Conflict: another release is under way on the target; the problem names it.
@@ -36,6 +41,7 @@ def create(session: Session, service: Service, actor: Actor, body: ReleaseCreate
     auth.require_target(actor, body.target)
     auth.confirm(session, actor)
     target = targets.lock(session, targets.get(session, actor.project_id, body.target).id)
+    conditions.require_target(session, target, if_match)
     bundle = documents.load_bundle(session, actor.project_id, body.bundle)
     policy = documents.load_policy(session, actor.project_id, body.policy)
     holder = targets.candidate_release(session, target.id)
@@ -151,7 +157,14 @@ def act(
         subjects=subjects(release),
         now=db.now(session),
     )
-    row, _ = evidence.record(session, signed)
+    try:
+        row, _ = evidence.record(session, signed)
+    except TransitionRefused as refusal:
+        last = evidence.latest(session, signed.stream)
+        if last is None:
+            raise
+        detail = f"{refusal.detail}; its latest entry is {last.kind} by {last.actor}"
+        raise TransitionRefused(detail, **refusal.members, **conditions.changed_by(last)) from None
     return row
 
 
@@ -188,14 +201,16 @@ def require_eligible(session: Session, release: ReleaseRow, policy: Policy, *, n
     return found
 
 
-def approve(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
+def approve(
+    session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
+) -> ReleaseRow:
     """Approve a gated release. When the policy's number of managers is reached, the release is approved.
 
     Raises:
         NotPermitted: the actor is the release's author.
         NotFound, NotEligible, TransitionRefused.
     """
-    release = _locked(session, actor, release_id)
+    release = _locked(session, actor, release_id, if_match)
     policy = documents.load_policy(session, actor.project_id, release.policy)
     _require_other(release, actor, "approve")
     if release.phase == Phase.GATED:
@@ -221,13 +236,15 @@ def settle_approval(session: Session, service: Service, release: ReleaseRow, pol
     return act(session, service, release, "approved", "policy", Kind.APPROVED, approved)
 
 
-def reject(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
+def reject(
+    session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
+) -> ReleaseRow:
     """Reject a release that has no traffic yet.
 
     Raises:
         TransitionRefused: it has traffic (roll it back instead) or has ended.
     """
-    release = _locked(session, actor, release_id)
+    release = _locked(session, actor, release_id, if_match)
     if release.phase in {Phase.CANARY, Phase.PROMOTED}:
         raise TransitionRefused(
             f"release {release.id} has traffic; take it back with `sluicegate release rollback {release.id}`",
@@ -237,35 +254,44 @@ def reject(session: Session, service: Service, actor: Actor, release_id: UUID, b
     return act(session, service, release, "rejection", actor.name, Kind.REFUSED, refused)
 
 
-def pause(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
+def pause(
+    session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
+) -> ReleaseRow:
     """Stop a release from moving on. Stop conditions stay armed."""
-    release = _locked(session, actor, release_id)
+    release = _locked(session, actor, release_id, if_match)
     if release.is_paused:
         return release
     return act(session, service, release, _once("pause", session), actor.name, Kind.PAUSED, Note(reason=body.reason))
 
 
-def resume(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
+def resume(
+    session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
+) -> ReleaseRow:
     """Let a paused release go on, or a held one try again.
 
     Raises:
         TransitionRefused: it is neither paused nor held.
     """
-    release = _locked(session, actor, release_id)
+    release = _locked(session, actor, release_id, if_match)
     if not release.is_paused and not release.held:
         raise TransitionRefused(f"release {release.id} is neither paused nor held", phase=release.phase)
     return act(session, service, release, _once("resume", session), actor.name, Kind.RESUMED, Note(reason=body.reason))
 
 
-def promote(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
+def promote(
+    session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
+) -> ReleaseRow:
     """Ask that the remaining canary steps be skipped. Stop conditions stay armed and evidence must still hold.
 
+    Asking again changes nothing.
+
     Raises:
+        Conflict: somebody else has asked for it, or that traffic be taken back; the problem names them.
         NotPermitted: the actor is the release's author, and its policy asks for approval.
         NotEligible: evidence expired or is missing.
         TransitionRefused: the release has no traffic, or a stop condition has fired.
     """
-    release = _locked(session, actor, release_id)
+    release = _locked(session, actor, release_id, if_match)
     policy = documents.load_policy(session, actor.project_id, release.policy)
     if policy.approval.required:
         # A policy that asks nobody's consent to let traffic in asks nobody's to speed it up.
@@ -273,20 +299,35 @@ def promote(session: Session, service: Service, actor: Actor, release_id: UUID, 
     entries = log(session, release.id)
     if any(e.kind == Kind.STOP_CONDITION_FIRED for e in entries):
         raise TransitionRefused(f"a stop condition of release {release.id} has fired", phase=release.phase)
+    for entry in entries:
+        if entry.kind == Kind.ROLLBACK_REQUESTED:
+            raise Conflict(
+                f"{entry.actor} has asked that traffic be taken back from release {release.id}",
+                holder=entry.actor,
+                **conditions.changed_by(entry),
+            )
+        if entry.kind == Kind.PROMOTION_REQUESTED and entry.actor != actor.name:
+            raise Conflict(
+                f"{entry.actor} has asked for the promotion of release {release.id} already",
+                holder=entry.actor,
+                **conditions.changed_by(entry),
+            )
     if any(e.kind == Kind.PROMOTION_REQUESTED for e in entries):
         return release
     require_eligible(session, release, policy, now=db.now(session))
     return act(session, service, release, "promotion", actor.name, Kind.PROMOTION_REQUESTED, Note(reason=body.reason))
 
 
-def rollback(session: Session, service: Service, actor: Actor, release_id: UUID, body: Act) -> ReleaseRow:
+def rollback(
+    session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
+) -> ReleaseRow:
     """Ask that all traffic be taken back from a release. Asking twice changes nothing.
 
     Raises:
         TransitionRefused: the release has no traffic.
         Conflict: another release is in canary on the target, and would go back to this one.
     """
-    release = _locked(session, actor, release_id)
+    release = _locked(session, actor, release_id, if_match)
     stream = evidence.release_stream(release.id)
     if evidence.find(session, stream, "rollback") is not None:
         return release
@@ -309,14 +350,19 @@ def _require_other(release: ReleaseRow, actor: Actor, what: str) -> None:
         )
 
 
-def _locked(session: Session, actor: Actor, release: UUID) -> ReleaseRow:
-    """Return a release that a person is about to act on, held for the rest of the transaction."""
+def _locked(session: Session, actor: Actor, release: UUID, if_match: str | None) -> ReleaseRow:
+    """Return a release that a person is about to act on, held for the rest of the transaction.
+
+    Every act of a person begins here: the token must still count and be for this target, and the release must be
+    as the person saw it, when they say how they saw it. Raises NotFound, NotPermitted, Unauthenticated, StaleEdit.
+    """
     target = session.get_one(TargetRow, get(session, actor.project_id, release).target_id)
     auth.require_target(actor, target.name)
     auth.confirm(session, actor)
-    row = session.get(ReleaseRow, release, with_for_update=True, populate_existing=True)
+    row = session.get(ReleaseRow, release, with_for_update={"key_share": True}, populate_existing=True)
     if row is None:
         raise NotFound(f"there is no release {release}")
+    conditions.require_release(session, row, if_match)
     return row
 
 
@@ -356,6 +402,7 @@ def _fields(session: Session, release: ReleaseRow, entries: Sequence[EntryRow]) 
         "predecessor": release.predecessor_id,
         "step": release.step,
         "weight_bp": release.weight_bp,
+        "version": conditions.release_version(release, entries[-1] if entries else None),
         "gates": _gates(policy, entries),
     }
 

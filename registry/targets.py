@@ -57,7 +57,7 @@ def create(session: Session, service: Service, actor: Actor, body: TargetCreate)
         .returning(TargetRow.id)
     )
     if inserted is None:
-        raise Conflict(f"the name {body.name} is taken on gateway {body.gateway} or in this project", target=body.name)
+        raise _taken(session, actor, body)
     signed = evidence.state(
         service.signer,
         stream(target_id),
@@ -70,6 +70,19 @@ def create(session: Session, service: Service, actor: Actor, body: TargetCreate)
     )
     evidence.append(session, actor.project_id, signed)
     return get(session, actor.project_id, body.name)
+
+
+def _taken(session: Session, actor: Actor, body: TargetCreate) -> Conflict:
+    """Say who holds a name. What other projects have on a gateway is not told."""
+    try:
+        holder = get(session, actor.project_id, body.name)
+    except NotFound:
+        return Conflict(f"the name {body.name} is taken on gateway {body.gateway}", target=body.name)
+    return Conflict(
+        f"target {holder.id} has the name {body.name} in this project, behind gateway {holder.gateway}",
+        target=body.name,
+        holder=str(holder.id),
+    )
 
 
 def get(session: Session, project: UUID, name: str, *, lock: bool = False) -> TargetRow:
@@ -90,7 +103,11 @@ def get(session: Session, project: UUID, name: str, *, lock: bool = False) -> Ta
 def lock(session: Session, target: UUID) -> TargetRow:
     """Return a target held for the rest of the transaction: cross-release moves are made under this lock."""
     return session.scalars(
-        select(TargetRow).where(TargetRow.id == target).with_for_update().execution_options(populate_existing=True)
+        select(TargetRow)
+        .where(TargetRow.id == target)
+        # Rows that only refer to it need not wait.
+        .with_for_update(key_share=True)
+        .execution_options(populate_existing=True)
     ).one()
 
 

@@ -56,6 +56,7 @@ class Release(Wire):
     predecessor: UUID | None = Field(description="Release that was live when it was created.")
     step: int | None = Field(description="Canary step now, from 0.")
     weight_bp: int | None = Field(description="Candidate's applied weight.")
+    version: str = Field(description="Phase and length of the log, such as gated:7; for If-Match.")
     gates: list[GateStatus] = Field(description="Required gates, in order.")
 
 
@@ -85,7 +86,7 @@ class Target(Wire):
     runner_class: str = Field(description="Runners that serve it.")
     gateway: str = Field(description="Gateway in front of it.")
     url: str | None = Field(description="Base URL for OpenAI clients.")
-    generation: int = Field(description="Grows with every change; for If-Match.")
+    generation: int = Field(description="Grows with every change of what it serves or is about to; for If-Match.")
     stable_release: UUID | None = Field(description="Live release.")
     stable_bundle: str | None = Field(description="Live bundle.")
     candidate_release: UUID | None = Field(description="Release under way.")

@@ -79,7 +79,7 @@ class Control:
     def transaction(self, held: Held) -> Iterator[tuple[Session, ReleaseRow]]:
         """Yield a session and the release, locked. Raises LeaseLost when another worker holds it now."""
         with self.service.database.transaction() as session:
-            release = session.get(ReleaseRow, held.id, with_for_update=True, populate_existing=True)
+            release = session.get(ReleaseRow, held.id, with_for_update={"key_share": True}, populate_existing=True)
             if release is None or release.lease_token != held.token:
                 raise LeaseLost(f"release {held.id} is held by another worker")
             yield session, release

@@ -93,6 +93,21 @@ def _permitted(action: str) -> Callable[[Actor], Actor]:
     return permitted
 
 
+IfMatch = Annotated[
+    str | None,
+    Header(
+        alias="If-Match",
+        max_length=200,
+        description="ETag of what the caller saw: nothing is done when it has changed since.",
+    ),
+]
+
+
+def tag(response: Response, version: object) -> None:
+    """Say which version an answer shows, for `If-Match`."""
+    response.headers["etag"] = f'"{version}"'
+
+
 class Once:
     """Makes what a request asks for, once for each Idempotency-Key; without a key, each time."""
 

@@ -3,13 +3,15 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
+from sqlalchemy.orm import Session
 
 from registry import releases, targets
-from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow
+from registry.api.deps import IfMatch, OnceDep, ServiceDep, SessionDep, allow, tag
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.auth import Actor
+from registry.tables import ReleaseRow
 from schemas.api import Act, Page, ReleaseCreate, TargetName
 from schemas.problems import (
     Conflict,
@@ -18,19 +20,20 @@ from schemas.problems import (
     NotEligible,
     NotFound,
     ReferenceMissing,
+    StaleEdit,
     TransitionRefused,
 )
 from schemas.release import Phase, Release, ReleaseDetail
 
 router = APIRouter(prefix="/v1/releases", tags=["releases"])
 
-ACT = declare(NotFound, InvalidDocument, TransitionRefused)
+ACT = declare(NotFound, InvalidDocument, TransitionRefused, StaleEdit)
 
 
 @router.post(
     "",
     status_code=201,
-    responses=declare(NotFound, InvalidDocument, ReferenceMissing, Conflict, KeyReused),
+    responses=declare(NotFound, InvalidDocument, ReferenceMissing, Conflict, KeyReused, StaleEdit),
     operation_id="createRelease",
 )
 def create_release(
@@ -39,9 +42,17 @@ def create_release(
     service: ServiceDep,
     session: SessionDep,
     once: OnceDep,
+    if_match: IfMatch = None,
 ) -> Release:
-    """Start an attempt to take a bundle live on a target. Everything it will be judged by is frozen now."""
-    return once(body, Release, lambda: releases.wire(session, releases.create(session, service, actor, body)))
+    """Start an attempt to take a bundle live on a target. Everything it will be judged by is frozen now.
+
+    `If-Match` takes the target's ETag.
+    """
+
+    def make() -> Release:
+        return releases.wire(session, releases.create(session, service, actor, body, if_match=if_match))
+
+    return once(body, Release, make)
 
 
 @router.get("", responses=declare(NotFound, InvalidDocument), operation_id="listReleases")
@@ -60,14 +71,24 @@ def list_releases(
 
 
 @router.get("/{release}", responses=declare(NotFound, InvalidDocument), operation_id="getRelease")
-def get_release(release: UUID, actor: Annotated[Actor, allow("read")], session: SessionDep) -> ReleaseDetail:
+def get_release(
+    release: UUID, actor: Annotated[Actor, allow("read")], session: SessionDep, response: Response
+) -> ReleaseDetail:
     """Show a release with its gates, split and log."""
-    return releases.detail(session, releases.get(session, actor.project_id, release))
+    found = releases.detail(session, releases.get(session, actor.project_id, release))
+    tag(response, found.version)
+    return found
+
+
+def _told(session: Session, row: ReleaseRow, response: Response) -> Release:
+    found = releases.wire(session, row)
+    tag(response, found.version)
+    return found
 
 
 @router.post(
     "/{release}/approvals",
-    responses=declare(NotFound, InvalidDocument, NotEligible, TransitionRefused),
+    responses=declare(NotFound, InvalidDocument, NotEligible, TransitionRefused, StaleEdit),
     operation_id="approveRelease",
 )
 def approve_release(
@@ -76,38 +97,62 @@ def approve_release(
     actor: Annotated[Actor, allow("approve")],
     service: ServiceDep,
     session: SessionDep,
+    response: Response,
+    if_match: IfMatch = None,
 ) -> Release:
     """Approve a gated release."""
-    return releases.wire(session, releases.approve(session, service, actor, release, body))
+    row = releases.approve(session, service, actor, release, body, if_match=if_match)
+    return _told(session, row, response)
 
 
 @router.post("/{release}/rejections", responses=ACT, operation_id="rejectRelease")
 def reject_release(
-    release: UUID, body: Act, actor: Annotated[Actor, allow("reject")], service: ServiceDep, session: SessionDep
+    release: UUID,
+    body: Act,
+    actor: Annotated[Actor, allow("reject")],
+    service: ServiceDep,
+    session: SessionDep,
+    response: Response,
+    if_match: IfMatch = None,
 ) -> Release:
     """Reject a release that has no traffic yet."""
-    return releases.wire(session, releases.reject(session, service, actor, release, body))
+    row = releases.reject(session, service, actor, release, body, if_match=if_match)
+    return _told(session, row, response)
 
 
 @router.post("/{release}/pauses", responses=ACT, operation_id="pauseRelease")
 def pause_release(
-    release: UUID, body: Act, actor: Annotated[Actor, allow("pause")], service: ServiceDep, session: SessionDep
+    release: UUID,
+    body: Act,
+    actor: Annotated[Actor, allow("pause")],
+    service: ServiceDep,
+    session: SessionDep,
+    response: Response,
+    if_match: IfMatch = None,
 ) -> Release:
     """Stop a release from moving on; stop conditions stay armed."""
-    return releases.wire(session, releases.pause(session, service, actor, release, body))
+    row = releases.pause(session, service, actor, release, body, if_match=if_match)
+    return _told(session, row, response)
 
 
 @router.post("/{release}/resumptions", responses=ACT, operation_id="resumeRelease")
 def resume_release(
-    release: UUID, body: Act, actor: Annotated[Actor, allow("resume")], service: ServiceDep, session: SessionDep
+    release: UUID,
+    body: Act,
+    actor: Annotated[Actor, allow("resume")],
+    service: ServiceDep,
+    session: SessionDep,
+    response: Response,
+    if_match: IfMatch = None,
 ) -> Release:
     """Let a paused release go on, or a held one try again."""
-    return releases.wire(session, releases.resume(session, service, actor, release, body))
+    row = releases.resume(session, service, actor, release, body, if_match=if_match)
+    return _told(session, row, response)
 
 
 @router.post(
     "/{release}/promotions",
-    responses=declare(NotFound, InvalidDocument, NotEligible, TransitionRefused),
+    responses=declare(NotFound, InvalidDocument, NotEligible, TransitionRefused, Conflict, StaleEdit),
     operation_id="promoteRelease",
 )
 def promote_release(
@@ -116,18 +161,28 @@ def promote_release(
     actor: Annotated[Actor, allow("promote")],
     service: ServiceDep,
     session: SessionDep,
+    response: Response,
+    if_match: IfMatch = None,
 ) -> Release:
     """Ask that the remaining canary steps be skipped."""
-    return releases.wire(session, releases.promote(session, service, actor, release, body))
+    row = releases.promote(session, service, actor, release, body, if_match=if_match)
+    return _told(session, row, response)
 
 
 @router.post(
     "/{release}/rollbacks",
-    responses=declare(NotFound, InvalidDocument, Conflict, TransitionRefused),
+    responses=declare(NotFound, InvalidDocument, Conflict, TransitionRefused, StaleEdit),
     operation_id="rollBackRelease",
 )
 def roll_back_release(
-    release: UUID, body: Act, actor: Annotated[Actor, allow("rollback")], service: ServiceDep, session: SessionDep
+    release: UUID,
+    body: Act,
+    actor: Annotated[Actor, allow("rollback")],
+    service: ServiceDep,
+    session: SessionDep,
+    response: Response,
+    if_match: IfMatch = None,
 ) -> Release:
     """Ask that all traffic be taken back from a release."""
-    return releases.wire(session, releases.rollback(session, service, actor, release, body))
+    row = releases.rollback(session, service, actor, release, body, if_match=if_match)
+    return _told(session, row, response)

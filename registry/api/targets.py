@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from registry import targets
-from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow
+from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow, tag
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.auth import Actor
@@ -43,7 +43,13 @@ def list_targets(
 
 @router.get("/{name}", responses=declare(NotFound, InvalidDocument), operation_id="getTarget")
 def get_target(
-    name: TargetName, actor: Annotated[Actor, allow("read")], service: ServiceDep, session: SessionDep
+    name: TargetName,
+    actor: Annotated[Actor, allow("read")],
+    service: ServiceDep,
+    session: SessionDep,
+    response: Response,
 ) -> Target:
     """Show a target with its live and candidate release, references, split and replicas."""
-    return targets.wire(session, service, targets.get(session, actor.project_id, name))
+    found = targets.wire(session, service, targets.get(session, actor.project_id, name))
+    tag(response, found.generation)
+    return found

@@ -16,6 +16,10 @@ Key = Annotated[
     str | None,
     typer.Option("--key", help="Idempotency key, such as a pipeline's number: the same request is then done once."),
 ]
+IfMatch = Annotated[
+    str | None,
+    typer.Option("--if-match", help="Version that `release show` gave: nothing is done when it has changed since."),
+]
 ReleaseId = Annotated[
     str, typer.Argument(metavar="RELEASE", help="Id of the release, or its first 8 or more characters.")
 ]

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from registry.cli.documents import resolve, resolve_release
 from registry.cli.failures import Exit, invalid
 from registry.cli.follow import follow_release, line
-from registry.cli.options import Json, Key, Limit, Reason, ReleaseId, Timeout, Until, Wait, examples, group
+from registry.cli.options import IfMatch, Json, Key, Limit, Reason, ReleaseId, Timeout, Until, Wait, examples, group
 from registry.cli.output import Output, percent
 from registry.cli.profile import connect
 from registry.client import Client
@@ -113,6 +113,7 @@ def _head(out: Output, release: Release) -> None:
             ("reason", release.reason),
             ("created", f"{release.created_at:%Y-%m-%d %H:%M:%S}Z by {release.created_by}"),
             ("replaces", release.predecessor),
+            ("version", release.version),
         ]
     )
 
@@ -204,11 +205,11 @@ def list_(
 # ------------------------------------------------------------------------------------------ what people do to it
 
 
-def _act(release: str, reason: str, as_json: bool, act: Callable[[Client, UUID, str], Release]) -> int:
+def _act(release: str, as_json: bool, act: Callable[[Client, UUID], Release]) -> int:
     output = Output(as_json=as_json)
     with connect() as client:
         try:
-            found = act(client, resolve_release(release, client), reason)
+            found = act(client, resolve_release(release, client))
         except ValidationError as error:
             raise invalid("the act", error) from None
     output.result(found, lambda out: _head(out, found))
@@ -216,36 +217,38 @@ def _act(release: str, reason: str, as_json: bool, act: Callable[[Client, UUID, 
 
 
 @app.command(epilog=examples('sluicegate release approve 01a2289b-8894 --reason "answers read, latency as before"'))
-def approve(release: ReleaseId, reason: Reason, as_json: Json = False) -> int:
+def approve(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json: Json = False) -> int:
     """Approve a release whose gates have passed."""
-    return _act(release, reason, as_json, lambda client, identity, why: client.releases.approve(identity, why))
+    return _act(release, as_json, lambda client, identity: client.releases.approve(identity, reason, if_match=if_match))
 
 
 @app.command(epilog=examples('sluicegate release reject 01a2289b-8894 --reason "wrong template for this customer"'))
-def reject(release: ReleaseId, reason: Reason, as_json: Json = False) -> int:
+def reject(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json: Json = False) -> int:
     """Reject a release that has no traffic yet."""
-    return _act(release, reason, as_json, lambda client, identity, why: client.releases.reject(identity, why))
+    return _act(release, as_json, lambda client, identity: client.releases.reject(identity, reason, if_match=if_match))
 
 
 @app.command(epilog=examples('sluicegate release pause 01a2289b-8894 --reason "looking into a complaint"'))
-def pause(release: ReleaseId, reason: Reason, as_json: Json = False) -> int:
+def pause(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json: Json = False) -> int:
     """Stop a release from moving on. Its stop conditions stay armed."""
-    return _act(release, reason, as_json, lambda client, identity, why: client.releases.pause(identity, why))
+    return _act(release, as_json, lambda client, identity: client.releases.pause(identity, reason, if_match=if_match))
 
 
 @app.command(epilog=examples('sluicegate release resume 01a2289b-8894 --reason "complaint was about another model"'))
-def resume(release: ReleaseId, reason: Reason, as_json: Json = False) -> int:
+def resume(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json: Json = False) -> int:
     """Let a paused release go on, or one that holds try again."""
-    return _act(release, reason, as_json, lambda client, identity, why: client.releases.resume(identity, why))
+    return _act(release, as_json, lambda client, identity: client.releases.resume(identity, reason, if_match=if_match))
 
 
 @app.command(epilog=examples('sluicegate release promote 01a2289b-8894 --reason "seen enough at 50 %"'))
-def promote(release: ReleaseId, reason: Reason, as_json: Json = False) -> int:
+def promote(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json: Json = False) -> int:
     """Skip the rest of a canary."""
-    return _act(release, reason, as_json, lambda client, identity, why: client.releases.promote(identity, why))
+    return _act(release, as_json, lambda client, identity: client.releases.promote(identity, reason, if_match=if_match))
 
 
 @app.command(epilog=examples('sluicegate release rollback 01a2289b-8894 --reason "answers in the wrong language"'))
-def rollback(release: ReleaseId, reason: Reason, as_json: Json = False) -> int:
+def rollback(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json: Json = False) -> int:
     """Take all traffic back from a release, to the last accepted bundle."""
-    return _act(release, reason, as_json, lambda client, identity, why: client.releases.roll_back(identity, why))
+    return _act(
+        release, as_json, lambda client, identity: client.releases.roll_back(identity, reason, if_match=if_match)
+    )

@@ -47,7 +47,10 @@ class Targets:
 
 
 class Releases:
-    """Releases, and what people do to them. Each act's reason is kept in evidence."""
+    """Releases, and what people do to them. Each act's reason is kept in evidence.
+
+    An act with `if_match`, a release's `version`, is done only when nothing has changed since: StaleEdit otherwise.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -65,32 +68,36 @@ class Releases:
         parameters = {"target": target, "phase": [str(phase) for phase in phases] or None}
         return self._transport.pages(Release, "/v1/releases", parameters)
 
-    def approve(self, release: UUID, reason: str) -> Release:
+    def approve(self, release: UUID, reason: str, *, if_match: str | None = None) -> Release:
         """Approve a gated release. Raises NotEligible, TransitionRefused, NotPermitted."""
-        return self._act(release, "approvals", reason)
+        return self._act(release, "approvals", reason, if_match)
 
-    def reject(self, release: UUID, reason: str) -> Release:
+    def reject(self, release: UUID, reason: str, *, if_match: str | None = None) -> Release:
         """Reject a release that has no traffic yet. Raises TransitionRefused, NotPermitted."""
-        return self._act(release, "rejections", reason)
+        return self._act(release, "rejections", reason, if_match)
 
-    def pause(self, release: UUID, reason: str) -> Release:
+    def pause(self, release: UUID, reason: str, *, if_match: str | None = None) -> Release:
         """Stop a release from moving on; its stop conditions stay armed. Raises TransitionRefused."""
-        return self._act(release, "pauses", reason)
+        return self._act(release, "pauses", reason, if_match)
 
-    def resume(self, release: UUID, reason: str) -> Release:
+    def resume(self, release: UUID, reason: str, *, if_match: str | None = None) -> Release:
         """Let a paused or held release go on. Raises TransitionRefused, NotPermitted."""
-        return self._act(release, "resumptions", reason)
+        return self._act(release, "resumptions", reason, if_match)
 
-    def promote(self, release: UUID, reason: str) -> Release:
-        """Ask that the rest of the canary be skipped. Raises NotEligible, TransitionRefused, NotPermitted."""
-        return self._act(release, "promotions", reason)
+    def promote(self, release: UUID, reason: str, *, if_match: str | None = None) -> Release:
+        """Ask that the rest of the canary be skipped. Raises NotEligible, TransitionRefused, Conflict, NotPermitted."""
+        return self._act(release, "promotions", reason, if_match)
 
-    def roll_back(self, release: UUID, reason: str) -> Release:
+    def roll_back(self, release: UUID, reason: str, *, if_match: str | None = None) -> Release:
         """Ask that all traffic be taken back from a release. Raises TransitionRefused, Conflict."""
-        return self._act(release, "rollbacks", reason)
+        return self._act(release, "rollbacks", reason, if_match)
 
-    def _act(self, release: UUID, act: str, reason: str) -> Release:
-        return self._transport.post(Release, f"/v1/releases/{release}/{act}", Act(reason=reason))
+    def _act(self, release: UUID, act: str, reason: str, if_match: str | None) -> Release:
+        headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
+        path = f"/v1/releases/{release}/{act}"
+        return self._transport.parse(
+            Release, self._transport.send("POST", path, body=Act(reason=reason), headers=headers)
+        )
 
 
 class Runs:

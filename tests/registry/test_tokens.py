@@ -7,22 +7,19 @@ import pytest
 from registry import auth, db, documents, evidence, projects, releases, runs, targets, tokens
 from registry.auth import Actor
 from schemas.api import Act, RecordCreate, ReleaseCreate, RunCreate, TargetCreate
-from schemas.evidence import Decision, EngineBooted, Kind, Staged
 from schemas.policy import Policy
 from schemas.problems import Conflict, InvalidDocument, NotFound, NotPermitted, TransitionRefused, Unauthenticated
 from schemas.release import Phase
-from schemas.result import GateResult
 from tests.support.factories import (
     canary_body,
     created_target,
     policy_body,
-    record_act,
     registered_bundle,
     registered_golden,
     registered_policy,
     started_release,
 )
-from tests.support.world import FINGERPRINT
+from tests.support.phases import gated
 
 WHY = Act(reason="a test")
 
@@ -176,33 +173,6 @@ def test_a_limited_token_makes_no_rules_for_all_targets_but_works_on_its_own(ser
 
 
 # -------------------------------------------------------------------------------- separation of duties
-
-
-def gated(service, actor, **policy):
-    """A release whose gates have passed, on record and by result."""
-    release = started_release(service, actor, **policy)
-    engine = {"name": "llamacpp", "version": "t", "arguments": [], "model_ids": ["chat"], "context_tokens": 512}
-    booted = {"engine": engine, "fingerprint": FINGERPRINT, "runner": "r1", "ready_ms": 10}
-    record_act(service, release, Kind.STAGED, Staged(files=1, size=1, duration_ms=1))
-    record_act(service, release, Kind.ENGINE_BOOTED, EngineBooted.model_validate(booted))
-    passing_gates(service, release)
-    record_act(service, release, Kind.GATES_PASSED, Decision(gates={}))
-    return release
-
-
-def passing_gates(service, release):
-    for gate in ("integrity", "compatibility"):
-        body = {
-            "gate": gate,
-            "definition": "sha256:" + "d" * 64,
-            "verdict": "passed",
-            "summary": "it passed",
-            "measurements": [],
-            "findings": [],
-            "duration_ms": 5,
-            "source": "run",
-        }
-        record_act(service, release, Kind.GATE_RECORDED, GateResult.model_validate(body), f"gate:{gate}")
 
 
 @pytest.mark.parametrize("role", ["manager", "admin"])

@@ -5,7 +5,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0003"
-down_revision = "0001"
+down_revision = "0005"
 
 ROLES = "role IN ('viewer', 'ci', 'engineer', 'manager', 'auditor', 'admin', 'runner')"
 FORMER_ROLES = "role IN ('engineer', 'manager', 'admin', 'runner')"

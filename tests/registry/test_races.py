@@ -1,9 +1,11 @@
 """Two at once, on connections of their own: one effect, the other is told by whom, and nothing is half done."""
 
 import pytest
+from sqlalchemy import select
 
-from registry import evidence, releases, verification
+from registry import releases, verification
 from registry.client import Client
+from registry.tables import EntryRow
 from schemas.api import ReleaseCreate, TokenCreate
 from schemas.evidence import Kind
 from schemas.problems import Conflict, Problem, StaleEdit, TransitionRefused, Unauthenticated
@@ -44,8 +46,7 @@ def log(api, release):
 
 def entries(api, kind):
     with api.service.database.transaction() as session:
-        found = evidence.browse(session, api.project_id, after=0, limit=1000)
-    return [entry for entry in found if entry.kind == kind]
+        return session.scalars(select(EntryRow).where(EntryRow.kind == kind).order_by(EntryRow.sequence)).all()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def gated(service: Service, actor: Actor, target: str = "chat@prod", **policy: A
     record_act(service, release, Kind.STAGED, Staged(files=1, size=1, duration_ms=1))
     record_act(service, release, Kind.ENGINE_BOOTED, EngineBooted.model_validate(booted))
     for gate in ("integrity", "compatibility"):
-        body = {
+        body: dict[str, Any] = {
             "gate": gate,
             "definition": "sha256:" + "d" * 64,
             "verdict": "passed",

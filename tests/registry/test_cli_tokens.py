@@ -1,0 +1,38 @@
+"""Tokens over HTTP and by command."""
+
+from registry import auth
+
+
+def test_tokens_are_listed_without_secrets_and_revoked_over_http(api):
+    admin, auditor = api.clients["admin"], api.clients["auditor"]
+    new = admin.post("/v1/tokens", json={"name": "bo", "role": "ci", "targets": ["chat@prod"]}).json()
+    listed = auditor.get("/v1/tokens")
+    assert new["secret"] not in listed.text
+    first = listed.json()["items"][0]
+    assert (first["name"], first["role"], first["targets"], first["is_valid"]) == ("bo", "ci", ["chat@prod"], True)
+    url = f"/v1/tokens/{new['id']}/revocations"
+    assert auditor.post(url, json={"reason": "no"}).status_code == 403
+    assert admin.post(url, json={"reason": "rotated"}).json()["is_valid"] is False
+    with api.client(new["secret"]) as bo:
+        assert bo.get("/v1/me").status_code == 401
+    for role in ("viewer", "ci", "engineer", "manager", "runner"):
+        assert api.clients[role].get("/v1/tokens").status_code == 403
+
+
+def test_tokens_are_made_listed_and_revoked_by_command(command, stack):
+    command.be("admin", stack)
+    told = command.ok("token", "create", "bo", "--role", "ci", "--target", "chat@prod", "--days", "1", "--json").json
+    assert auth.is_secret(told["secret"])
+    listed = command.ok("token", "list", "--valid").out
+    assert "chat@prod" in listed
+    assert "valid until" in listed
+    assert told["secret"] not in listed
+    assert command("token", "create", "bo", "--role", "king").status == 2
+    assert command("token", "create", "bo", "--role", "ci").status == 4
+    command.ok("token", "revoke", "bo", "--reason", "rotated")
+    assert "revoked" in command.ok("token", "list").out
+    assert command("token", "revoke", "bo", "--reason", "again").status == 2
+    again = command.ok("token", "create", "bo", "--role", "viewer")
+    assert auth.is_secret(again.out.strip())
+    command.use(stack.url, again.out.strip())
+    assert command("token", "list").status == 4

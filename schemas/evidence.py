@@ -15,7 +15,7 @@ from uuid import UUID
 from pydantic import Field
 
 from schemas.common import BasisPoints, Closed, Digest, Instant, Integer, Positive, ShortText, Text, Wire
-from schemas.result import Finding, GateResult, Measurement
+from schemas.result import Finding, GateResult, Measurement, Verdict
 from schemas.runner import EngineIdentity, Fingerprint, ReplicaReport
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
@@ -347,3 +347,33 @@ class Verification(Wire):
     streams: int = Field(description="Streams read.")
     verified: bool = Field(description="True only when entries were read and nothing is wrong.")
     faults: list[Fault] = Field(description="What is wrong.")
+
+
+class RecomputationCreate(Closed):
+    """Which result to recompute."""
+
+    entry_digest: Digest = Field(description="Entry digest of a gate's result.")
+
+
+class Agreement(StrEnum):
+    """What a recomputation showed."""
+
+    SAME = "same"
+    """The records give the recorded result, bit for bit."""
+    DIFFERENT = "different"
+    """The entry, the records or the result are not what was recorded."""
+    IMPOSSIBLE = "impossible"
+    """Records or documents are not at hand, or another version of the gate made them."""
+
+
+class Recomputation(Wire):
+    """A recorded result beside what its records give now."""
+
+    entry_digest: str = Field(description="Entry.")
+    stream: str = Field(description="Its stream.")
+    position: int = Field(description="Its place in the stream.")
+    gate: str | None = Field(description="Gate; null when the entry cannot be read.")
+    recorded: Verdict | None = Field(description="Verdict in the entry.")
+    recomputed: Verdict | None = Field(description="Verdict that the records give now.")
+    outcome: Agreement = Field(description="same, different or impossible.")
+    faults: list[str] = Field(description="What is wrong or lacking, one sentence each.")

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from registry import cursors, db, evidence, keys, verification
-from registry.api.deps import SessionDep, allow
+from registry import cursors, db, evidence, keys, recomputation, verification
+from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.pages import Limit
 from registry.api.problems import declare
 from registry.auth import Actor
@@ -13,8 +13,8 @@ from registry.cursors import Cursor
 from registry.evidence import Selection
 from schemas.api import Page, PublicKey
 from schemas.common import MAX_INTEGER
-from schemas.evidence import Entry, Verification
-from schemas.problems import InvalidDocument
+from schemas.evidence import Entry, Recomputation, RecomputationCreate, Verification
+from schemas.problems import InvalidDocument, NotFound
 
 router = APIRouter(tags=["evidence"])
 
@@ -83,6 +83,17 @@ def verify_evidence(actor: ReaderDep, session: SessionDep, stream: StreamName = 
     """Recompute chains, signatures and phases from what is stored, all of it as it was at one moment."""
     db.freeze(session)
     return verification.verify(session, actor.project_id, stream=stream)
+
+
+@router.post(
+    "/v1/evidence/recomputations", operation_id="recomputeEvidence", responses=declare(NotFound, InvalidDocument)
+)
+def recompute_evidence(
+    body: RecomputationCreate, actor: ReaderDep, session: SessionDep, service: ServiceDep
+) -> Recomputation:
+    """Compute a gate's verdict again from its records, and compare it with the recorded one, bit for bit."""
+    db.freeze(session)
+    return recomputation.recompute(session, service, actor.project_id, body.entry_digest)
 
 
 @router.get("/v1/keys", operation_id="listKeys", responses=declare(), dependencies=[allow("read")])

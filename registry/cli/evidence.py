@@ -12,7 +12,7 @@ from registry.cli.options import Json, Limit, examples, group
 from registry.cli.output import Output
 from registry.cli.profile import connect
 from registry.client import Client
-from schemas.evidence import Kind, Verification
+from schemas.evidence import Agreement, Kind, Recomputation, Verification
 
 app = group("Evidence: signed, hash-chained entries of what happened.")
 
@@ -109,23 +109,52 @@ def follow(
     return Exit.DONE
 
 
-@app.command(epilog=examples("sluicegate evidence verify", "sluicegate evidence verify --release 01a2289b-8894 --json"))
-def verify(stream: Stream = None, release: OfRelease = None, as_json: Json = False) -> int:
+@app.command(
+    epilog=examples(
+        "sluicegate evidence verify",
+        "sluicegate evidence verify --release 01a2289b-8894 --json",
+        "sluicegate evidence verify --release 01a2289b-8894 --recompute",
+    )
+)
+def verify(
+    stream: Stream = None,
+    release: OfRelease = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Also compute each gate's verdict again from its raw records.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
     """Have chains, signatures and phases recomputed from what is stored.
 
-    Exit status: 0 everything is as it was signed; 1 it is not, or there was nothing to verify.
+    Exit status: 0 everything is as it was signed; 1 it is not, or there was nothing to verify; 3 with --recompute, a
+    verdict cannot be computed again, since its records are gone or another version of the gate made them.
     """
     output = Output(as_json=as_json)
+    results: list[Recomputation] = []
     with connect() as client:
-        found = client.evidence.verify(stream=_stream(client, stream, release))
-    output.result(found, lambda out: _show(out, found))
-    return Exit.DONE if found.verified else Exit.FAILED
+        asked = _stream(client, stream, release)
+        found = client.evidence.verify(stream=asked)
+        if recompute:
+            for entry in client.evidence.list(stream=asked):
+                if entry.kind is Kind.GATE_RECORDED:
+                    output.note(f"recomputing {entry.body['gate']} of {entry.stream}")
+                    results.append(client.evidence.recompute(entry.entry_digest))
+    told = found.model_dump(mode="json") | ({"recomputations": results} if recompute else {})
+    output.result(told, lambda out: _show(out, found, results))
+    if not found.verified or any(one.outcome is Agreement.DIFFERENT for one in results):
+        return Exit.FAILED
+    return Exit.UNDECIDED if any(one.outcome is Agreement.IMPOSSIBLE for one in results) else Exit.DONE
 
 
-def _show(out: Output, found: Verification) -> None:
+def _show(out: Output, found: Verification, results: list[Recomputation]) -> None:
     read = f"{found.entries} entries in {found.streams} streams"
     if found.verified:
         out.say(f"verified: {read}", "good")
-        return
-    out.say(f"not verified: {read}, {len(found.faults)} faults", "bad")
-    out.table(["STREAM", "POSITION", "WHAT IS WRONG"], ([f.stream, f.position, f.problem] for f in found.faults))
+    else:
+        out.say(f"not verified: {read}, {len(found.faults)} faults", "bad")
+        out.table(["STREAM", "POSITION", "WHAT IS WRONG"], ([f.stream, f.position, f.problem] for f in found.faults))
+    for one in results:
+        tone = {Agreement.SAME: "good", Agreement.IMPOSSIBLE: "warn"}.get(one.outcome, "bad")
+        why = "".join(f"; {fault}" for fault in one.faults)
+        verdict = one.recomputed or one.recorded or "no verdict"
+        out.say(f"{one.gate or 'a gate'} of {one.stream} {one.position}: {one.outcome}, {verdict}{why}", tone)

@@ -23,7 +23,7 @@ from schemas.api import (
     TokenCreate,
     TokenCreated,
 )
-from schemas.evidence import Entry, Verification
+from schemas.evidence import Entry, Recomputation, RecomputationCreate, Verification
 from schemas.release import Phase, Release, ReleaseDetail, Target
 
 
@@ -148,6 +148,12 @@ class Evidence:
         path = "/v1/evidence/verifications"
         answer = self._transport.send("POST", path, parameters={"stream": stream}, is_slow=True)
         return self._transport.parse(Verification, answer)
+
+    def recompute(self, entry_digest: str) -> Recomputation:
+        """Have a gate's verdict computed again from its records. Raises NotFound, InvalidDocument."""
+        body = RecomputationCreate(entry_digest=entry_digest)
+        answer = self._transport.send("POST", "/v1/evidence/recomputations", body=body, is_slow=True)
+        return self._transport.parse(Recomputation, answer)
 
     def public_keys(self) -> Sequence[PublicKey]:
         """Return every public key that signed evidence, oldest first."""

@@ -279,8 +279,11 @@ def test_a_directory_goes_live_is_succeeded_refused_rolled_back_and_every_step_c
     }
     assert set(ask_many(journey.url(), 4).statuses) == {200}
 
-    verified = journey.ok("evidence", "verify")
+    verified = journey.ok("evidence", "verify", "--recompute")
     assert verified["verified"] is True
+    again = {(one["gate"], one["recomputed"], one["outcome"]) for one in verified["recomputations"]}
+    assert {("load", "passed", "same"), ("golden", "passed", "same"), ("golden", "failed", "same")} < again
+    assert {one["outcome"] for one in verified["recomputations"]} == {"same"}
     assert verified["entries"] > 40
     assert verified["faults"] == []
 

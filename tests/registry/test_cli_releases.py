@@ -477,6 +477,20 @@ def test_evidence_that_is_not_what_was_signed_is_status_1_and_named(scene):
     assert f"release/{identity}" in human.out
 
 
+def test_a_verdict_without_records_cannot_be_recomputed_and_is_undecided(scene):
+    scene.command.ok("gate", "run", scene.bundle.digest, "-p", scene.policy.digest)
+    scene.evaluate()
+    ran = scene.command("evidence", "verify", "--recompute", "--json")
+    assert (ran.status, ran.json["verified"]) == (3, True)
+    assert {(one["gate"], one["outcome"], one["recorded"]) for one in ran.json["recomputations"]} == {
+        ("integrity", "impossible", "passed"),
+        ("compatibility", "impossible", "passed"),
+    }
+    human = scene.command("evidence", "verify", "--recompute")
+    assert human.status == 3
+    assert "impossible, passed; the result names no records" in human.out
+
+
 def test_nothing_to_verify_is_not_verified(command, stack):
     command.be("engineer", stack)
     ran = command("evidence", "verify", "--stream", "release/none", "--json")

@@ -43,7 +43,13 @@ def test_a_good_bundle_passes_every_gate_with_records_and_ends_without_an_engine
     store = LocalBlobs(bench.service.settings.storage_dir)
     assert all(store.exists(one["records"]) for one in done.results)
     assert not is_running(pid)
-    assert bench.client().evidence.verify(stream=f"run/{run}").verified
+    client = bench.client()
+    assert client.evidence.verify(stream=f"run/{run}").verified
+    again = [client.evidence.recompute(one.entry_digest) for one in bench.entries(run) if one.kind == "gate_recorded"]
+    assert [(one.gate, one.outcome, one.faults) for one in again] == [
+        ("compatibility", "same", []),
+        ("integrity", "same", []),
+    ]
 
 
 def test_what_booted_is_told_as_it_was_read_back(bench):

@@ -113,7 +113,7 @@ def test_the_version_is_said(command):
 def test_each_problem_has_an_exit_status_and_is_told_once(command, kind):
     problem = PROBLEMS[kind]("because", errors=[{"pointer": "/a", "detail": "is wrong"}])
     expected = {
-        **dict.fromkeys((401, 403, 409, 503), Exit.REFUSED),
+        **dict.fromkeys((401, 403, 409, 412, 429, 503), Exit.REFUSED),
         **dict.fromkeys((404, 405, 413, 415, 422), Exit.INVALID),
         **dict.fromkeys((500, 502), Exit.UNDECIDED),
     }[problem.status]

@@ -65,6 +65,12 @@ def require_installation(actor: Actor) -> None:
         raise NotPermitted(f"projects are made by administrators of the project {ADMIN_PROJECT}", project=actor.project)
 
 
+def require_home(actor: Actor) -> None:
+    """Return when the actor may see numbers of the whole installation. Raises NotPermitted."""
+    if actor.project != ADMIN_PROJECT:
+        raise NotPermitted(f"this concerns every project; use a token of {ADMIN_PROJECT}", project=actor.project)
+
+
 def browse(session: Session, actor: Actor, *, after: UUID | None, limit: int) -> list[ProjectRow]:
     """Return the projects that an administrator may see, newest first, before a cursor."""
     query = select(ProjectRow)

@@ -35,6 +35,10 @@ class Settings(BaseSettings):
     idempotency_seconds: float = Field(
         86400.0, description="How long an answer is kept for a request that is sent again under its key.", gt=0
     )
+    requests_per_second: float = Field(
+        200.0, description="Requests a second that one token may send for ever, to one process; 0 for no limit.", ge=0
+    )
+    requests_burst: int = Field(1000, description="Requests that one token may send at once after a silence.", ge=1)
     database_pool: int = Field(10, description="Database connections a process keeps.", ge=1)
 
 

@@ -9,9 +9,23 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from registry.api import admin, blobs, documents, events, evidence, meta, problems, releases, runners, runs, targets
+from registry.api import (
+    admin,
+    blobs,
+    documents,
+    events,
+    evidence,
+    meta,
+    metrics,
+    problems,
+    releases,
+    runners,
+    runs,
+    targets,
+)
 from registry.api.bell import Bell
 from registry.api.middleware import BodyLimit, Edge
+from registry.api.rates import Rates
 from registry.service import Service
 from registry.web import pages
 from schemas import VERSION
@@ -31,6 +45,7 @@ ROUTERS = (
     runners.router,
     evidence.router,
     events.router,
+    metrics.router,
     pages.router,
 )
 REF = "#/components/schemas/{model}"
@@ -44,6 +59,8 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     # The pool may grow to twice this; see `deps.place`.
     app.state.places = anyio.CapacityLimiter(service.settings.database_pool)
+    app.state.rates = Rates(service.settings.requests_per_second, service.settings.requests_burst)
+    app.state.requests = metrics.Requests()
     app.state.bell = Bell(service.database.engine.url)
     app.state.lookers = anyio.CapacityLimiter(events.LOOKERS)
     app.add_middleware(BodyLimit)

@@ -1,5 +1,6 @@
 """What endpoints ask for: the service, one unit of work, and the caller with a permission."""
 
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any, TypeVar
 
@@ -8,9 +9,10 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from registry import answers, auth, db
+from registry.api.rates import Rates
 from registry.auth import Actor
 from registry.service import Service
-from schemas.problems import Unauthenticated
+from schemas.problems import TooManyRequests, Unauthenticated
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -63,8 +65,16 @@ def bearer(request: Request) -> str:
 
 
 def actor_of(service: ServiceDep, request: Request) -> Actor:
-    """Return the caller. Raises Unauthenticated."""
-    actor = identify(service, bearer(request))
+    """Return the caller. Raises Unauthenticated; TooManyRequests before anything is looked up."""
+    secret = bearer(request)
+    rates: Rates = request.app.state.rates
+    wait = rates.take(auth.fingerprint(secret))
+    if wait:
+        seconds = math.ceil(wait)
+        raise TooManyRequests(
+            f"this token has sent too many requests; wait for {seconds} s", retry_after_seconds=seconds
+        )
+    actor = identify(service, secret)
     request.state.actor = f"{actor.project}/{actor.name}"
     return actor
 

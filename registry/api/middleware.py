@@ -1,5 +1,6 @@
 """The outermost edge of a request: its id, its log line, its headers, and how much body it may carry."""
 
+import re
 import time
 from collections.abc import Mapping
 
@@ -29,6 +30,8 @@ SECURITY_HEADERS: Mapping[str, str] = {
 }
 """Unless the answer says otherwise."""
 
+_NAMED = re.compile(r"(/v1)?/(?P<noun>release|run|job|runner)s/(?P<id>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})(/|$)")
+
 log = structlog.get_logger("registry.api")
 
 
@@ -46,19 +49,20 @@ class Edge:
             return
         identity = uuid7()
         scope.setdefault("state", {})["request_id"] = identity
-        started, status = time.monotonic(), 0
+        started, status, made = time.monotonic(), 0, ""
 
         async def sending(message: Message) -> None:
-            nonlocal status
+            nonlocal status, made
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
+                made = headers.get("location", "")
                 headers["x-request-id"] = str(identity)
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=str(identity)):
+        with structlog.contextvars.bound_contextvars(request_id=str(identity), **_about(scope["path"])):
             try:
                 await self._app(scope, receive, sending)
             except Exception as error:  # edge: whatever an endpoint did not expect becomes one logged problem
@@ -66,15 +70,24 @@ class Edge:
                     log.exception("answer_cut_short", error=repr(error))
                     raise
                 await problems.answer(Request(scope), problems.unexpected(error))(scope, receive, sending)
+            seconds = time.monotonic() - started
+            scope["app"].state.requests.add(scope, status, seconds)
             if scope["path"] not in QUIET:
                 log.info(
                     "request",
                     method=scope["method"],
                     path=scope["path"],
                     status=status,
-                    duration_ms=round((time.monotonic() - started) * 1000, 1),
+                    duration_ms=round(seconds * 1000, 1),
                     actor=scope["state"].get("actor"),
+                    **_about(made),
                 )
+
+
+def _about(path: str) -> dict[str, str]:
+    """Return which release, run, job or runner an address names, for whoever searches the log by it."""
+    named = _NAMED.match(path)
+    return {named["noun"]: named["id"]} if named else {}
 
 
 class BodyLimit:

@@ -60,7 +60,7 @@ _BY_STATUS = {
 
 def declare(*kinds: type[Problem]) -> Responses:
     """Return what a route that needs a token may answer besides success, for `responses=`."""
-    return declare_open(problems.Unauthenticated, problems.NotPermitted, *kinds)
+    return declare_open(problems.Unauthenticated, problems.NotPermitted, problems.TooManyRequests, *kinds)
 
 
 def declare_open(*kinds: type[Problem]) -> Responses:
@@ -88,6 +88,8 @@ def answer(request: Request, problem: Problem, headers: Mapping[str, str] | None
         sent["WWW-Authenticate"] = "Bearer"
     if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
         sent["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    if problem.status == HTTPStatus.TOO_MANY_REQUESTS:
+        sent["Retry-After"] = str(problem.members.get("retry_after_seconds", RETRY_AFTER_SECONDS))
     return JSONResponse(body, status_code=problem.status, headers=sent, media_type=MEDIA_TYPE)
 
 

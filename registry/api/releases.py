@@ -42,6 +42,7 @@ def create_release(
     service: ServiceDep,
     session: SessionDep,
     once: OnceDep,
+    response: Response,
     if_match: IfMatch = None,
 ) -> Release:
     """Start an attempt to take a bundle live on a target. Everything it will be judged by is frozen now.
@@ -52,7 +53,9 @@ def create_release(
     def make() -> Release:
         return releases.wire(session, releases.create(session, service, actor, body, if_match=if_match))
 
-    return once(body, Release, make)
+    made = once(body, Release, make)
+    response.headers["location"] = f"/v1/releases/{made.id}"
+    return made
 
 
 @router.get("", responses=declare(NotFound, InvalidDocument), operation_id="listReleases")

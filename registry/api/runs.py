@@ -3,7 +3,7 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
 from registry import jobs, releases, runs
 from registry.api.deps import OnceDep, SessionDep, allow
@@ -23,10 +23,16 @@ router = APIRouter(prefix="/v1", tags=["runs"])
     operation_id="createRun",
 )
 def create_run(
-    body: RunCreate, actor: Annotated[Actor, allow("create_run")], session: SessionDep, once: OnceDep
+    body: RunCreate,
+    actor: Annotated[Actor, allow("create_run")],
+    session: SessionDep,
+    once: OnceDep,
+    response: Response,
 ) -> Run:
     """Run a policy's gates, or some of them, on a bundle. Nothing is released."""
-    return once(body, Run, lambda: jobs.wire(session, runs.create(session, actor, body)))
+    made = once(body, Run, lambda: jobs.wire(session, runs.create(session, actor, body)))
+    response.headers["location"] = f"/v1/runs/{made.id}"
+    return made
 
 
 @router.post(
@@ -36,10 +42,16 @@ def create_run(
     operation_id="createRecording",
 )
 def create_recording(
-    body: RecordCreate, actor: Annotated[Actor, allow("set_reference")], session: SessionDep, once: OnceDep
+    body: RecordCreate,
+    actor: Annotated[Actor, allow("set_reference")],
+    session: SessionDep,
+    once: OnceDep,
+    response: Response,
 ) -> Run:
     """Have a bundle answer a golden suite; its answers become the target's reference, as a recorded act."""
-    return once(body, Run, lambda: jobs.wire(session, runs.record(session, actor, body)))
+    made = once(body, Run, lambda: jobs.wire(session, runs.record(session, actor, body)))
+    response.headers["location"] = f"/v1/runs/{made.id}"
+    return made
 
 
 @router.get("/runs", responses=declare(NotFound, InvalidDocument), operation_id="listRuns")

@@ -22,6 +22,7 @@ from schemas.problems import (
     NotPermitted,
     Problem,
     TooLarge,
+    TooManyRequests,
     Unauthenticated,
     Unavailable,
     problem_from,
@@ -31,6 +32,9 @@ RETRY_PAUSES_SECONDS = (0.1, 0.4, 1.0)
 """Pauses before each further try."""
 LONG_ANSWER_SECONDS = 600.0
 """Longest silence while the service works through something large: a blob's last bytes, the whole log."""
+BUSY_TRIES = 4
+"""Times that a request is sent which the service refuses because the token has sent too many."""
+LONGEST_WAIT_SECONDS = 10.0
 PAGE_SIZE = 200
 
 # What a refusal that is not in our words means: a proxy's, or another server's.
@@ -40,6 +44,7 @@ _BY_STATUS: dict[int, type[Problem]] = {
     404: NotFound,
     405: MethodNotAllowed,
     413: TooLarge,
+    429: TooManyRequests,
     422: InvalidDocument,
     502: Unavailable,
     503: Unavailable,
@@ -154,9 +159,15 @@ class Transport:
             timeout=httpx.Timeout(30.0, read=LONG_ANSWER_SECONDS) if is_slow else httpx.USE_CLIENT_DEFAULT,
         )
         is_safe = is_once or method in ("GET", "HEAD")
-        answer = self._tried(
-            lambda: self._http.send(request), is_safe=is_safe, can_repeat=not isinstance(body, Iterator)
-        )
+        can_repeat = not isinstance(body, Iterator)
+        tries = BUSY_TRIES if can_repeat else 1
+        while True:
+            answer = self._tried(lambda: self._http.send(request), is_safe=is_safe, can_repeat=can_repeat)
+            tries -= 1
+            if answer.status_code != TooManyRequests.status or not tries:
+                break
+            # It was refused before anything was done.
+            time.sleep(min(_retry_after(answer), LONGEST_WAIT_SECONDS))
         if not answer.is_success:
             raise _problem(answer)
         return answer
@@ -254,6 +265,11 @@ def _problem(answer: httpx.Response) -> Problem:
     kind = _BY_STATUS.get(status, InternalError)
     where = f"{answer.request.method} {answer.request.url.path}"
     return kind(f"{where} was answered with {status} {answer.reason_phrase}, not in Sluicegate's words".rstrip())
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    said = answer.headers.get("retry-after", "")
+    return float(said) if said.isdecimal() else 1.0
 
 
 def _why(error: httpx.RequestError) -> str:

@@ -321,6 +321,16 @@ def resolve(session: Session, project: UUID, kind: str, named: str) -> str:
     return found[0]
 
 
+def names(session: Session, project: UUID, digests: Sequence[str]) -> dict[str, str]:
+    """Return digest → name of those of these documents that the project has."""
+    rows = session.execute(
+        select(ProjectDocumentRow.digest, ProjectDocumentRow.name).where(
+            ProjectDocumentRow.project_id == project, ProjectDocumentRow.digest.in_(set(digests))
+        )
+    )
+    return {row.digest: row.name for row in rows}
+
+
 def browse(
     session: Session, project: UUID, kind: str, *, names: Sequence[str], after: UUID | None, limit: int
 ) -> list[tuple[UUID, Registered]]:

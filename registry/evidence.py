@@ -34,6 +34,9 @@ from schemas.problems import NotFound
 from schemas.release import Phase
 from schemas.result import GateResult, Verdict
 
+MOVES_TRAFFIC = (Kind.TRAFFIC_SHIFTED, Kind.TRAFFIC_RESTORED)
+"""Kinds whose body is the split from then on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Signed:
@@ -309,6 +312,15 @@ def browse_stream(session: Session, project: UUID, stream: str, *, after: int, l
     """Return a stream's entries after a sequence, oldest first: its lock makes sequence and commit agree."""
     query = select(EntryRow).where(EntryRow.project_id == project, EntryRow.stream == stream, EntryRow.sequence > after)
     return list(session.scalars(query.order_by(EntryRow.sequence).limit(limit)))
+
+
+def traffic(session: Session, target: UUID, *, upto: int | None, limit: int) -> list[EntryRow]:
+    """Return the changes of a target's split, newest first, from a sequence on backwards."""
+    of = select(literal("release/") + cast(ReleaseRow.id, Text)).where(ReleaseRow.target_id == target)
+    query = select(EntryRow).where(EntryRow.stream.in_(of), EntryRow.kind.in_(MOVES_TRAFFIC))
+    if upto is not None:
+        query = query.where(EntryRow.sequence <= upto)
+    return list(session.scalars(query.order_by(EntryRow.sequence.desc()).limit(limit)))
 
 
 def cursor_of(row: EntryRow) -> Cursor:

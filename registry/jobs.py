@@ -387,3 +387,14 @@ def browse(session: Session, project: UUID, *, release: UUID | None, after: UUID
     if after is not None:
         query = query.where(JobRow.id < after)
     return list(session.scalars(query.order_by(JobRow.id.desc()).limit(limit)))
+
+
+def held_by(session: Session, runners: Sequence[UUID]) -> list[tuple[JobRow, str | None]]:
+    """Return the jobs that these runners hold now, oldest first, each with the name of its target."""
+    query = (
+        select(JobRow, TargetRow.name)
+        .join(TargetRow, TargetRow.id == JobRow.target_id, isouter=True)
+        .where(JobRow.runner_id.in_(runners), JobRow.state == JobState.CLAIMED)
+        .order_by(JobRow.id)
+    )
+    return [(row, name) for row, name in session.execute(query)]

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
@@ -14,7 +14,7 @@ from gates import policy as judgement
 from registry import auth, conditions, db, documents, evidence, targets
 from registry.auth import Actor
 from registry.service import Service
-from registry.tables import EntryRow, ReleaseRow, TargetRow
+from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, TargetRow
 from schemas.api import Act, ReleaseCreate
 from schemas.common import Closed
 from schemas.evidence import Approved, Created, Kind, Note, Reasoned
@@ -136,6 +136,49 @@ def browse(
     if after is not None:
         query = query.where(ReleaseRow.id < after)
     return list(session.scalars(query.order_by(ReleaseRow.id.desc()).limit(limit)))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A release as a line of a list: what can be said of it without reading its log."""
+
+    release: ReleaseRow
+    target: str
+    bundle_name: str
+
+
+def lines(
+    session: Session,
+    project: UUID,
+    *,
+    target: UUID | None = None,
+    bundle: str | None = None,
+    phases: Sequence[str] = (),
+    after: UUID | None,
+    limit: int,
+) -> list[Line]:
+    """Return a project's releases as lines, newest first, before a cursor; of target, bundle or phases when asked."""
+    query = (
+        select(ReleaseRow, TargetRow.name, ProjectDocumentRow.name)
+        .join(TargetRow, TargetRow.id == ReleaseRow.target_id)
+        .join(
+            ProjectDocumentRow,
+            and_(
+                ProjectDocumentRow.digest == ReleaseRow.bundle, ProjectDocumentRow.project_id == ReleaseRow.project_id
+            ),
+        )
+        .where(ReleaseRow.project_id == project)
+    )
+    if target is not None:
+        query = query.where(ReleaseRow.target_id == target)
+    if bundle is not None:
+        query = query.where(ReleaseRow.bundle == bundle)
+    if phases:
+        query = query.where(ReleaseRow.phase.in_(phases))
+    if after is not None:
+        query = query.where(ReleaseRow.id < after)
+    rows = session.execute(query.order_by(ReleaseRow.id.desc()).limit(limit))
+    return [Line(release, of, name) for release, of, name in rows]
 
 
 def log(session: Session, release: UUID) -> list[EntryRow]:

@@ -234,6 +234,7 @@ class ReleaseRow(Base):
         Index(None, "project_id", "id"),
         Index(None, "project_id", "phase", "id"),
         Index(None, "target_id", "id"),
+        Index(None, "bundle", "id"),
     )
 
 

@@ -25,9 +25,11 @@ def upgrade() -> None:
     )
     op.drop_index("ix_entries_project_id_sequence", table_name="entries")
     op.execute(BELL)
+    op.create_index("ix_releases_bundle_id", "releases", ["bundle", "id"])
 
 
 def downgrade() -> None:
+    op.drop_index("ix_releases_bundle_id", table_name="releases")
     op.execute("DROP TRIGGER entries_bell ON entries")
     op.execute("DROP FUNCTION ring_for_entry()")
     op.create_index("ix_entries_project_id_sequence", "entries", ["project_id", "sequence"])

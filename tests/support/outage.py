@@ -49,10 +49,11 @@ class Door:
                 front.close()
                 continue
             back = socket.create_connection(self._behind)
+            ended: list[socket.socket] = []
             for one, other in ((front, back), (back, front)):
-                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+                threading.Thread(target=self._pump, args=(one, other, ended), daemon=True).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+    def _pump(self, source: socket.socket, target: socket.socket, ended: list[socket.socket]) -> None:
         with self._lock:
             self._ends.add(source)
         try:
@@ -63,9 +64,10 @@ class Door:
         finally:
             with self._lock:
                 self._ends.discard(source)
+                ended.append(source)
             with contextlib.suppress(OSError):
                 target.shutdown(socket.SHUT_WR)
-            if not self._is_open:
+            if not self._is_open or len(ended) == 2:
                 for end in (source, target):
                     end.close()
 

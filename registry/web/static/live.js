@@ -1,14 +1,50 @@
 "use strict";
-// Replaces the changing part of the page every second until the release has ended.
+// Shows the page anew, in place, when the service says that something has happened. It never asks by itself but
+// where `data-seconds` says that time alone changes the page.
 const live = document.getElementById("live");
-const isOver = () => live.querySelector("[data-over]")?.dataset.over === "yes";
+const status = document.getElementById("status");
+let isBusy = false;
+let isAsked = false;
+
 async function refresh() {
+  if (isBusy) { isAsked = true; return; }
+  isBusy = true;
   try {
-    const answer = await fetch(live.dataset.source, { credentials: "same-origin" });
-    if (answer.status === 401) { location.reload(); return; }
-    if (answer.ok) { live.innerHTML = await answer.text(); live.classList.remove("stale"); }
-    else { live.classList.add("stale"); }
-  } catch { live.classList.add("stale"); }
-  if (!isOver()) { setTimeout(refresh, 1000); }
+    const answer = await fetch(location.href, { credentials: "same-origin" });
+    if (answer.redirected) { location.reload(); return; }
+    if (!answer.ok) { throw new Error(String(answer.status)); }
+    const made = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("live");
+    const focused = live.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    live.replaceChildren(...made.childNodes);
+    if (focused) { live.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true }); }
+    if (made.dataset.status !== live.dataset.status) {
+      live.dataset.status = made.dataset.status;
+      status.textContent = made.dataset.status;
+    }
+    live.classList.remove("stale");
+  } catch {
+    live.classList.add("stale");
+    setTimeout(refresh, 2000);
+  } finally {
+    isBusy = false;
+    if (isAsked) { isAsked = false; setTimeout(refresh, 150); }
+  }
 }
-if (!isOver()) { setTimeout(refresh, 1000); }
+
+function listen(address) {
+  const events = new EventSource(address);
+  let last = address;
+  events.onopen = () => live.classList.remove("stale");
+  events.onmessage = (event) => {
+    last = address.replace(/after=[^&]*/, `after=${encodeURIComponent(event.lastEventId)}`);
+    refresh();
+  };
+  events.onerror = () => {
+    live.classList.add("stale");
+    // A browser gives up for good when the answer is not a stream: when it is not let in, or nobody is there.
+    if (events.readyState === EventSource.CLOSED) { setTimeout(() => { refresh(); listen(last); }, 2000); }
+  };
+}
+
+if (live.dataset.events) { listen(live.dataset.events); }
+if (live.dataset.seconds) { setInterval(refresh, 1000 * Number(live.dataset.seconds)); }

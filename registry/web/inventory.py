@@ -1,0 +1,199 @@
+"""Bundles, targets and runners as pages: what there is, what serves where, and who served when."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Path, Query
+from fastapi.responses import Response
+from sqlalchemy.orm import Session
+
+from registry import db, documents, evidence, jobs, releases, runners, targets
+from registry.api.deps import ServiceDep, SessionDep
+from registry.api.pages import Cursor, page
+from registry.tables import TargetRow
+from registry.web.releases import PAGE_SIZE, event_source
+from registry.web.rendering import PageRoute, render
+from registry.web.visitors import VisitorDep
+from schemas.api import TargetName
+from schemas.common import MAX_INTEGER
+from schemas.evidence import Kind, SplitEntry, Traffic
+
+MOST_FILES = 500
+"""Files of a bundle on its page; the rest is counted."""
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+
+@router.get("/bundles")
+def bundles_page(actor: VisitorDep, session: SessionDep, after: Cursor) -> Response:
+    """List bundles, newest first."""
+    rows = documents.browse(session, actor.project_id, "bundle", names=[], after=after, limit=PAGE_SIZE + 1)
+    found = page(rows, PAGE_SIZE, lambda row: row[1], lambda row: row[0])
+    return render(
+        "bundles.html",
+        actor=actor,
+        section="bundles",
+        bundles=found.items,
+        is_first=after is None,
+        following=f"/bundles?{urlencode({'cursor': found.next})}" if found.next else None,
+    )
+
+
+@router.get("/bundles/{digest}")
+def bundle_page(
+    digest: Annotated[str, Path(pattern=r"^(sha256:)?[0-9a-f]{8,64}$")],
+    actor: VisitorDep,
+    session: SessionDep,
+    after: Cursor,
+) -> Response:
+    """Show a bundle: its components, files and engine, and the releases of it."""
+    named = documents.resolve(session, actor.project_id, "bundle", digest)
+    bundle = documents.load_bundle(session, actor.project_id, named)
+    registered = documents.get(session, actor.project_id, "bundle", named)
+    rows = releases.lines(session, actor.project_id, bundle=named, after=after, limit=PAGE_SIZE + 1)
+    found = page(rows, PAGE_SIZE, lambda line: line.release.id, lambda line: line.release.id)
+    return render(
+        "bundle.html",
+        actor=actor,
+        section="bundles",
+        bundle=bundle,
+        registered=registered,
+        components=sorted((registered.components or {}).items()),
+        facts=_facts(bundle.model_dump(mode="json", by_alias=True, exclude_none=True)),
+        files=bundle.files[:MOST_FILES],
+        size=sum(file.size for file in bundle.files),
+        lines=rows[:PAGE_SIZE],
+        is_first=after is None,
+        following=f"/bundles/{named}?{urlencode({'cursor': found.next})}" if found.next else None,
+        now=db.now(session),
+    )
+
+
+def _facts(document: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the sections that are no lists of files, each as name and value."""
+    sections = (
+        "model",
+        "quantization",
+        "tokenizer",
+        "template",
+        "runtime",
+        "serving",
+        "hardware",
+        "topology",
+        "licence",
+    )
+    return [(name, [(key, _plain(value)) for key, value in document[name].items()]) for name in sections]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_plain(one) for one in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(one)}" for key, one in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+@router.get("/targets")
+def targets_page(actor: VisitorDep, session: SessionDep, service: ServiceDep, after: Cursor) -> Response:
+    """List targets, newest first."""
+    source = event_source(session)
+    rows = targets.browse(session, actor.project_id, after=after, limit=PAGE_SIZE + 1)
+    found = page(rows, PAGE_SIZE, lambda row: targets.wire(session, service, row), lambda row: row.id)
+    return render(
+        "targets.html",
+        actor=actor,
+        section="targets",
+        targets=found.items,
+        names=documents.names(session, actor.project_id, [arm.bundle for one in found.items for arm in one.applied]),
+        is_first=after is None,
+        following=f"/targets?{urlencode({'cursor': found.next})}" if found.next else None,
+        events=source,
+        now=db.now(session),
+    )
+
+
+@router.get("/targets/{name}")
+def target_page(
+    name: Annotated[TargetName, Path()],
+    actor: VisitorDep,
+    session: SessionDep,
+    service: ServiceDep,
+    after: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
+) -> Response:
+    """Show a target: what serves it now, on which replicas, compared with what, and who served when."""
+    row = targets.get(session, actor.project_id, name)
+    source = event_source(session, target=str(row.id))
+    target = targets.wire(session, service, row)
+    served, following = _served(session, row, after)
+    digests = [arm.bundle for one in served for arm in one.arms]
+    digests += [arm.bundle for arm in target.applied] + [one.bundle for one in target.replicas]
+    stable, candidate = targets.stable_release(session, row.id), targets.candidate_release(session, row.id)
+    return render(
+        "target.html",
+        actor=actor,
+        section="targets",
+        target=target,
+        stable=stable,
+        candidate=candidate,
+        served=served,
+        names=documents.names(
+            session, actor.project_id, [*digests, *(one.bundle for one in (stable, candidate) if one)]
+        ),
+        is_first=after is None,
+        following=f"/targets/{name}?after={following}" if following else None,
+        events=source if after is None else None,
+        now=db.now(session),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A split and the time it was in force."""
+
+    since: datetime
+    until: datetime | None
+    arms: list[SplitEntry]
+    release: str
+    sequence: int
+    reasons: list[str]
+    """Why traffic was taken back, if it was."""
+
+
+def _served(session: Session, target: TargetRow, after: int | None) -> tuple[list[Served], int | None]:
+    """Return who served when, newest first, and the sequence that the next page goes on after."""
+    # The last one of the page before says until when the first one here was in force.
+    rows = evidence.traffic(session, target.id, upto=after, limit=PAGE_SIZE + 1 + (after is not None))
+    until: datetime | None = None
+    served: list[Served] = []
+    for number, row in enumerate(rows):
+        entry = evidence.wire(row)
+        body = Traffic.model_validate(entry.body)
+        if (number or after is None) and len(served) < PAGE_SIZE:
+            release = entry.stream.removeprefix("release/")
+            reasons = (body.reasons or []) if entry.kind is Kind.TRAFFIC_RESTORED else []
+            served.append(Served(body.applied_at, until, body.desired, release, row.sequence, reasons))
+        until = body.applied_at
+    return served, served[-1].sequence if len(rows) > len(served) + (after is not None) else None
+
+
+@router.get("/runners")
+def runners_page(actor: VisitorDep, session: SessionDep, after: Cursor) -> Response:
+    """List the machines that run models: what they are, whether they live, and what they do."""
+    source = event_source(session)
+    rows = runners.browse(session, actor.project_id, after=after, limit=PAGE_SIZE + 1)
+    found = page(rows, PAGE_SIZE, lambda row: runners.wire(session, row), lambda row: row.id)
+    held = jobs.held_by(session, [one.id for one in found.items])
+    return render(
+        "runners.html",
+        actor=actor,
+        section="runners",
+        runners=[(one, [(job, name) for job, name in held if job.runner_id == one.id]) for one in found.items],
+        is_first=after is None,
+        following=f"/runners?{urlencode({'cursor': found.next})}" if found.next else None,
+        events=source,
+        now=db.now(session),
+    )

@@ -1,0 +1,113 @@
+"""Releases as pages: the list, and one release with its log, gate results and split over time."""
+
+from datetime import datetime
+from typing import Annotated, Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from registry import cursors, db, evidence, releases, targets
+from registry.api.deps import SessionDep
+from registry.api.events import EventStream
+from registry.api.pages import Cursor, page
+from registry.auth import Actor
+from registry.cursors import Cursor as LogCursor
+from registry.evidence import Selection
+from registry.web.chart import split_over_time
+from registry.web.rendering import PageRoute, render
+from registry.web.visitors import COOKIE, VisitorDep
+from schemas.problems import InvalidDocument
+from schemas.release import LIVE, TERMINAL, Phase, ReleaseDetail
+from schemas.stories import TONES, tell
+
+PAGE_SIZE = 25
+MOST_TARGETS = 200
+"""Targets offered as a filter."""
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+ChosenTarget = Annotated[str, Query(max_length=130, pattern=r"^[a-z0-9.@-]*$")]
+ChosenPhase = Annotated[str, Query(max_length=20)]
+
+
+@router.get("/")
+def list_page(
+    actor: VisitorDep, session: SessionDep, after: Cursor, target: ChosenTarget = "", phase: ChosenPhase = ""
+) -> Response:
+    """List releases, newest first, of a target and in a phase when chosen. An empty choice chooses everything."""
+    source = event_source(session)
+    chosen = targets.get(session, actor.project_id, target) if target else None
+    if phase and phase not in set(Phase):
+        raise InvalidDocument(f"there is no phase {phase}")
+    rows = releases.lines(
+        session,
+        actor.project_id,
+        target=chosen.id if chosen else None,
+        phases=[phase] if phase else [],
+        after=after,
+        limit=PAGE_SIZE + 1,
+    )
+    found = page(rows, PAGE_SIZE, lambda line: line.release.id, lambda line: line.release.id)
+    filters = {"target": target, "phase": phase}
+    return render(
+        "releases.html",
+        actor=actor,
+        section="releases",
+        lines=rows[:PAGE_SIZE],
+        targets=[row.name for row in targets.browse(session, actor.project_id, after=None, limit=MOST_TARGETS)],
+        phases=list(Phase),
+        chosen=filters,
+        is_first=after is None,
+        following=f"/?{urlencode({**filters, 'cursor': found.next})}" if found.next else None,
+        events=source if after is None else None,
+        now=db.now(session),
+    )
+
+
+@router.get("/releases/{release}")
+def release_page(release: UUID, actor: VisitorDep, session: SessionDep) -> Response:
+    """Show a release; the page keeps itself up to date."""
+    source = event_source(session, release=str(release))
+    found = releases.detail(session, releases.get(session, actor.project_id, release))
+    return render("release.html", events=source, **_view(found, actor, db.now(session)))
+
+
+@router.get("/events")
+def events(
+    request: Request,
+    actor: VisitorDep,
+    release: UUID | None = None,
+    target: UUID | None = None,
+    after: Annotated[str, Query(max_length=64)] = "",
+) -> Response:
+    """Tell a page what happens, to whoever has its cookie; `/v1/events` is the same for tokens."""
+    told = request.headers.get("last-event-id") or after
+    try:
+        at = LogCursor.parse(told)
+    except ValueError as error:
+        raise InvalidDocument(f"after: {error}") from None
+    selection = Selection(stream=evidence.release_stream(release) if release else None, target=target)
+    return EventStream(request.app, actor.project_id, request.cookies.get(COOKIE, ""), selection, at)
+
+
+def event_source(session: SessionDep, **selection: str) -> str:
+    """Return the address of what happens from now on. Ask for it before the page reads anything else."""
+    at = LogCursor.ahead_of(cursors.horizon(session))
+    return f"/events?{urlencode({**selection, 'after': str(at)})}"
+
+
+def _view(found: ReleaseDetail, actor: Actor, now: datetime) -> dict[str, Any]:
+    is_over = found.phase in TERMINAL
+    return {
+        "release": found,
+        "actor": actor,
+        "section": "releases",
+        "chart": split_over_time(found.log, now=now, is_over=is_over),
+        "log": [(entry, *tell(entry)) for entry in reversed(found.log)],
+        "tones": TONES,
+        "is_over": is_over,
+        "is_live": found.phase in LIVE,
+        "now": now,
+    }

@@ -1,0 +1,138 @@
+"""How pages are made: templates that escape, headers that let nothing foreign in, and words for numbers."""
+
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.routing import APIRoute
+from fastapi.staticfiles import StaticFiles
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
+from schemas.problems import NotFound, Problem
+from schemas.release import Phase
+
+PHASE_TONES = {
+    Phase.PROMOTED: "good",
+    Phase.REJECTED: "bad",
+    Phase.ROLLED_BACK: "bad",
+    Phase.CANARY: "warn",
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+static = StaticFiles(directory=Path(__file__).parent / "static")
+
+
+def short(digest: str) -> str:
+    """Return twelve digits of a digest: enough for a person, and for the command line."""
+    return digest.removeprefix("sha256:")[:12]
+
+
+def amount(size: float) -> str:
+    """Return bytes in a unit that a person reads."""
+    for unit in UNITS[:-1]:
+        if size < 999.5:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} {UNITS[-1]}"
+
+
+def percent(weight_bp: int | None) -> str:
+    """Return basis points as a percentage."""
+    return f"{(weight_bp or 0) / 100:g} %"
+
+
+def instant(at: datetime) -> str:
+    """Return an instant, to the second."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def ago(at: datetime, now: datetime) -> str:
+    """Return how long ago something was, in its largest unit."""
+    seconds = max(0, round((now - at).total_seconds()))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def words(name: object) -> str:
+    """Return a name of ours as words."""
+    return str(name).replace("_", " ")
+
+
+def counted(items: Sequence[Any]) -> list[tuple[Any, int]]:
+    """Return each item that differs from the one before it, and how often it comes."""
+    return [(item, len(list(same))) for item, same in groupby(items)]
+
+
+def tone(phase: str) -> str:
+    """Return the tone of a release's phase."""
+    return PHASE_TONES.get(Phase(phase), "plain")
+
+
+templates = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=select_autoescape(default=True, default_for_string=True),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+templates.filters.update(
+    {
+        "short": short,
+        "amount": amount,
+        "percent": percent,
+        "instant": instant,
+        "ago": ago,
+        "words": words,
+        "tone": tone,
+        "counted": counted,
+    }
+)
+
+
+def render(name: str, status: int = 200, **values: Any) -> HTMLResponse:
+    """Return a page."""
+    values.setdefault("actor", None)
+    values.setdefault("section", None)
+    return HTMLResponse(templates.get_template(name).render(**values), status_code=status, headers=HEADERS)
+
+
+class LoginNeededError(Exception):
+    """The visitor has not logged in, or no longer counts as logged in."""
+
+
+def to_login(request: Request) -> Response:
+    """Send a visitor to the form, and back afterwards."""
+    return RedirectResponse(f"/login?next={request.url.path}", status_code=303, headers=HEADERS)
+
+
+class PageRoute(APIRoute):
+    """A route whose refusals are pages, for people: the API's own are problems in JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler, wrapped."""
+        handle = super().get_route_handler()
+
+        async def handled(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except LoginNeededError:
+                return to_login(request)
+            except Problem as problem:
+                return render("problem.html", status=problem.status, title=problem.title, detail=problem.detail)
+            except RequestValidationError:
+                detail = "The address is not one of a page here."
+                return render("problem.html", status=404, title=NotFound.title, detail=detail)
+
+        return handled

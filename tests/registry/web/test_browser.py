@@ -1,0 +1,141 @@
+"""The pages in a real browser: laid out, readable, live, and quiet on the console."""
+
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+
+from registry import runners
+from schemas.evidence import Kind, Reasoned, Staged
+from schemas.runner import RunnerRegistration
+from tests.registry.web.test_inventory import EVIL, FINGERPRINT
+from tests.support.api import Api
+from tests.support.browser import CHROMIUM, MISSING, Browser
+from tests.support.factories import record_act, registered_bundle, started_release
+from tests.support.outage import Door
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+
+# Each text's contrast with what is behind it, by WCAG 2.2, 1.4.3; what is too faint is named.
+FAINT = """(() => {
+  const parse = (c) => (c.match(/[0-9.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (node) => {
+    for (let one = node; one; one = one.parentElement) {
+      const [r, g, b, a = 1] = parse(getComputedStyle(one).backgroundColor);
+      if (a > 0.99) { return [r, g, b]; }
+    }
+    return [255, 255, 255];
+  };
+  const faint = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    if (!walker.currentNode.textContent.trim() || !node.checkVisibility() || node.closest("script, svg")) { continue; }
+    const style = getComputedStyle(node);
+    const [one, two] = [light(parse(style.color)), light(behind(node))].sort((a, b) => b - a);
+    const ratio = (one + 0.05) / (two + 0.05);
+    if (ratio < 4.5) { faint.push(`${ratio.toFixed(2)} ${walker.currentNode.textContent.trim().slice(0, 40)}`); }
+  }
+  return faint;
+})()"""
+NAMELESS = """[...document.querySelectorAll("input:not([type=hidden]), select, button, a, img")].filter((one) =>
+  one.tagName === "IMG" ? !one.hasAttribute("alt")
+  : ["INPUT", "SELECT"].includes(one.tagName) ? !one.labels.length : !one.textContent.trim())
+  .map((one) => one.outerHTML)"""
+HEADINGS = "[...document.querySelectorAll('h1, h2, h3, h4')].map((one) => Number(one.tagName[1]))"
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    with Browser() as made:
+        made.look(width=1000)
+        yield made
+
+
+def log_in(browser: Browser, url: str, token: str) -> None:
+    browser.open(f"{url}/targets")
+    assert browser.run("location.pathname") == "/login"
+    browser.run(f"document.getElementById('token').value = '{token}'; document.querySelector('form').submit()")
+    browser.wait("location.pathname === '/targets' && document.readyState === 'complete'")
+
+
+@pytest.fixture
+def release(committed, actor) -> UUID:
+    made = started_release(committed, actor)
+    registration = {"name": "node-17", "runner_class": "cpu", "engines": ["llamacpp"], "boot_id": "b"}
+    with committed.database.transaction() as session:
+        said = RunnerRegistration.model_validate({**registration, "fingerprint": FINGERPRINT})
+        runners.register(session, actor.project_id, said)
+    record_act(committed, made, Kind.HELD, Reasoned(reasons=[f"inconclusive {EVIL}"], cause="x"))
+    return made
+
+
+def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed, actor, release, browser):
+    bundle = registered_bundle(committed, actor).digest
+    paths = [
+        "/",
+        f"/releases/{release}",
+        "/bundles",
+        f"/bundles/{bundle}",
+        "/targets",
+        "/targets/chat@prod",
+        "/runners",
+    ]
+    with Api(committed) as api:
+        log_in(browser, api.url, api.tokens["engineer"])
+        for path in paths:
+            for width, dark in ((1000, False), (420, True)):
+                browser.look(width=width, dark=dark)
+                browser.open(api.url + path)
+                where = f"{path} at {width}"
+                assert browser.run(OVERFLOW) == 0, where
+                assert browser.run(FAINT) == [], where
+                browser.look(width=width, dark=not dark)
+                assert browser.run(FAINT) == [], where
+            assert browser.run(NAMELESS) == [], path
+            levels = browser.run(HEADINGS)
+            assert levels.count(1) == 1, path
+            assert all(after <= before + 1 for before, after in zip([0, *levels], levels, strict=False)), path
+            assert browser.run("document.querySelectorAll('main').length") == 1
+        assert browser.console == []
+
+
+def test_a_page_follows_what_happens_and_is_itself_again_after_an_outage(committed, release, browser):
+    with Api(committed) as api:
+        door = Door(api.url)
+        log_in(browser, door.url, api.tokens["engineer"])
+        browser.open(f"{door.url}/releases/{release}")
+        browser.run("window.stayed = true")
+        assert "Held." in browser.run("document.body.innerText")
+        record_act(committed, release, Kind.STAGED, Staged(files=3, size=10, duration_ms=1))
+        browser.wait("document.body.innerText.includes('3 files')")
+        assert browser.run("document.querySelector('.state .pill').textContent") == "staged"
+        assert "staged" in browser.run("document.getElementById('status').textContent")
+        assert browser.console == []
+
+        door.shut()
+        browser.wait("document.getElementById('live').classList.contains('stale')")
+        record_act(committed, release, Kind.HELD, Reasoned(reasons=["while nobody saw"], cause="x"), "later")
+        door.open()
+        browser.wait("document.body.innerText.includes('while nobody saw')")
+        browser.wait("!document.getElementById('live').classList.contains('stale')")
+        # In place: the page was never loaded anew.
+        assert browser.run("window.stayed")
+        door.close()
+
+
+def test_the_list_is_live_and_logging_out_ends_it(committed, release, browser):
+    with Api(committed) as api:
+        log_in(browser, api.url, api.tokens["engineer"])
+        browser.open(f"{api.url}/?phase=staged")
+        assert "No release matches" in browser.run("document.body.innerText")
+        record_act(committed, release, Kind.STAGED, Staged(files=3, size=10, duration_ms=1))
+        browser.wait("document.querySelectorAll('tbody tr').length === 1")
+        browser.run("document.querySelector('.who form').submit()")
+        browser.wait("location.pathname === '/login' && document.readyState === 'complete'")
+        browser.open(f"{api.url}/runners")
+        assert browser.run("location.pathname") == "/login"

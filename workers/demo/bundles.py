@@ -17,8 +17,9 @@ MODEL_FILE: Final = "model.gguf"
 TEMPLATE_FILE: Final = "chat_template.jinja"
 SLOTS: Final = 4
 # One computing thread: two engines and everything else share two cores. Without --swa-full this model's sliding
-# window would drop the beginning of a conversation, and no prompt cache could hold it.
-_ARGUMENTS: Final = ("--threads", "1", "--poll", "0", "--swa-full")
+# window would drop the beginning of a conversation, and no prompt cache could hold it. With --cache-ram a slot that
+# another prompt takes over does not lose it: else a slow moment makes more slots busy, and those read it all again.
+_ARGUMENTS: Final = ("--threads", "1", "--poll", "0", "--swa-full", "--cache-ram", "256")
 
 TEMPLATE: Final = """\
 {{ bos_token }}

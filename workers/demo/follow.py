@@ -14,7 +14,7 @@ from schemas.stories import tell
 from workers.demo.screen import Screen
 from workers.demo.traffic import Account
 
-LOOK_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 900.0
 """For one release. On a quiet machine the longest takes a tenth of it."""
 MAX_RESUMES: Final = 3

@@ -25,7 +25,7 @@ from workers.demo.traffic import LiveTraffic
 from workers.examples import examples
 
 TARGET: Final = "chat@demo"
-RATES_PER_SECOND: Final = (0.8, 4.0)
+RATES_PER_SECOND: Final = (0.8, 5.0)
 """Lowest and highest rate of live traffic."""
 BUSY_RATIO: Final = 0.3
 """Of one engine's time that live traffic may take: the rate follows from what the first load gate measured."""

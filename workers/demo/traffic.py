@@ -169,6 +169,7 @@ class LiveTraffic:
             aiohttp.ClientSession(connector=connector, trust_env=False, auto_decompress=False) as session,
             asyncio.TaskGroup() as streams,
         ):
+            await self._send_first(session)
             due = time.monotonic()
             while True:
                 due += self._source.gammavariate(SHAPE, 1 / (SHAPE * self._rate))
@@ -183,6 +184,12 @@ class LiveTraffic:
                     continue
                 account.sent += 1
                 streams.create_task(self._send(session, shape, account.sent - 1))
+
+    async def _send_first(self, session: aiohttp.ClientSession) -> None:
+        """Send one request of each shape and wait for it: as a service is tried before its users come."""
+        for shape in self._shapes:
+            self.account.sent += 1
+            await self._send(session, shape, self.account.sent - 1)
 
     def body(self, shape: Shape, number: int) -> dict[str, Any]:
         """Return a request as an ordinary client writes it: no word about the engine's caches."""

@@ -3,6 +3,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 import pytest
 
@@ -126,12 +127,23 @@ async def test_stopping_waits_for_streams_that_are_open():
     assert account.broken == []
 
 
+async def test_each_shape_is_tried_alone_before_the_others_come():
+    async with engine_with(Script(chunks=chat_stream("a"), delay_seconds=0.3)) as engine:
+        sender = live(engine)
+        sender.start()
+        await until(lambda: sender.account.sent >= len(SHAPES) + 1)
+        first = list(sender.account.ends)
+        await asyncio.to_thread(sender.stop)
+    assert [end.shape for end in first] == [shape.name for shape in SHAPES]
+    assert first[1].sent_at >= first[0].sent_at + timedelta(milliseconds=first[0].duration_ms)
+
+
 async def test_requests_are_sent_whether_or_not_earlier_ones_have_ended():
     async with engine_with(Script(chunks=chat_stream("a"), delay_seconds=2)) as engine:
         sender = live(engine)
         sender.start()
         await until(lambda: sender.account.sent >= 20)
-        assert sender.account.ends == []
+        assert len(sender.account.ends) == len(SHAPES)
         await asyncio.to_thread(sender.stop)
 
 
@@ -141,7 +153,7 @@ async def test_open_streams_are_bounded(monkeypatch):
         sender = live(engine)
         sender.start()
         await until(lambda: sender.account.skipped >= 5)
-        assert sender.account.sent == 4
+        assert sender.account.sent == len(SHAPES) + 4
         await asyncio.to_thread(sender.stop)
 
 

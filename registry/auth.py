@@ -45,6 +45,8 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     "register_suite": _PROPOSERS,
     "create_release": _PROPOSERS,
     "create_run": _PROPOSERS,
+    # Whoever may read the log may have it sealed: it changes nothing, and is for the reader's own protection.
+    "checkpoint": _READERS,
     # Making the rules that bind those who propose.
     "register_policy": _MANAGERS,
     "create_target": _MANAGERS,
@@ -52,6 +54,7 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     # Letting through.
     "approve": _MANAGERS,
     "promote": _MANAGERS,
+    "revoke_evidence": _MANAGERS | {"auditor"},
     "resume": _MANAGERS,
     # Stopping: the safe direction, so whoever sees the fault may act. A pipeline sees candidates, not live traffic.
     "reject": _PROPOSERS,

@@ -14,7 +14,8 @@ from sqlalchemy import Text, cast, func, literal, or_, select, text, tuple_, upd
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import cursors, db, lifecycle
+from gates import evidence as proof
+from registry import cursors, keys, lifecycle
 from registry.cursors import Cursor
 from registry.keys import Signer
 from registry.tables import EntryRow, ReleaseRow, TargetRow
@@ -33,6 +34,8 @@ from schemas.evidence import (
 from schemas.problems import NotFound
 from schemas.release import Phase
 from schemas.result import GateResult, Verdict
+
+claim_of = proof.claim_of
 
 MOVES_TRAFFIC = (Kind.TRAFFIC_SHIFTED, Kind.TRAFFIC_RESTORED)
 """Kinds whose body is the split from then on."""
@@ -99,7 +102,7 @@ def state(
     Statement.model_validate(statement)
     envelope = signer.sign(canonical_json(statement))
     raw = canonical_json(envelope.model_dump(mode="json", by_alias=True))
-    return Signed(stream, act, kind, actor, dumped, raw, signer.key_id)
+    return Signed(stream, act, kind, actor, dumped, raw, envelope.signatures[0].keyid)
 
 
 def _predicate(kind: Kind, body: Closed, claim: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -117,36 +120,28 @@ def _predicate(kind: Kind, body: Closed, claim: dict[str, Any]) -> tuple[str, di
     return f"{PREDICATE_BASE}{kind}/v1", claim
 
 
-def claim_of(envelope: bytes) -> dict[str, Any]:
-    """Return what an envelope's statement claims: stream, act, kind, actor, stated_at, body.
-
-    Raises:
-        ValueError: the bytes are not an envelope around a statement of ours.
-    """
-    payload = Envelope.model_validate(strict_json(envelope)).payload_bytes()
-    statement = Statement.model_validate(strict_json(payload))
-    is_result = statement.predicate_type == TEST_RESULT
-    claim: Any = statement.predicate.get("sluicegate") if is_result else statement.predicate
-    fields = {"stream", "act", "kind", "actor", "stated_at", "body"}
-    if not isinstance(claim, dict) or set(claim) != fields or not isinstance(claim["body"], dict):
-        raise ValueError("the statement's predicate is not one of ours")
-    return claim
+def as_record(row: EntryRow) -> proof.Record:
+    """Return a row as the verifier takes it."""
+    return proof.Record(
+        sequence=row.sequence,
+        id=row.id,
+        project=row.project_id,
+        stream=row.stream,
+        position=row.position,
+        act=row.act,
+        kind=row.kind,
+        actor=row.actor,
+        recorded_at=row.recorded_at,
+        envelope=row.envelope,
+        previous=row.previous,
+        entry_digest=row.entry_digest,
+        key_id=row.key_id,
+    )
 
 
 def link(row: EntryRow) -> str:
-    """Return the digest that a row's entry must have: SHA-256 of canonical JSON (see `schemas.evidence`)."""
-    hashed = {
-        "act": row.act,
-        "envelope_sha256": sha256_digest(row.envelope),
-        "id": str(row.id),
-        "kind": row.kind,
-        "position": row.position,
-        "previous": row.previous,
-        "project": str(row.project_id),
-        "recorded_at": format_instant(row.recorded_at),
-        "stream": row.stream,
-    }
-    return sha256_digest(canonical_json(hashed))
+    """Return the digest that a row's entry must have."""
+    return as_record(row).link()
 
 
 def find(session: Session, stream: str, act: str) -> EntryRow | None:
@@ -159,13 +154,25 @@ def latest(session: Session, stream: str) -> EntryRow | None:
     return session.scalar(select(EntryRow).where(EntryRow.stream == stream).order_by(EntryRow.position.desc()).limit(1))
 
 
+def by_digest(session: Session, project: UUID, digest: str) -> EntryRow | None:
+    """Return a project's entry by its digest."""
+    return session.scalar(select(EntryRow).where(EntryRow.entry_digest == digest, EntryRow.project_id == project))
+
+
 def append(session: Session, project: UUID, signed: Signed) -> tuple[EntryRow, bool]:
     """Append a signed statement to its stream.
 
     Returns:
         The entry, and whether this call wrote it: an act already in the stream changes nothing.
+
+    Raises:
+        Unavailable: the key that signed was retired meanwhile; what is signed anew is taken.
     """
-    session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:stream, 0))"), {"stream": signed.stream})
+    # The transaction gets its number before it waits, and before the entry gets its sequence: see `registry.cursors`.
+    session.execute(
+        text("SELECT pg_advisory_xact_lock(hashtextextended(:stream, 0)), pg_current_xact_id()"),
+        {"stream": signed.stream},
+    )
     known = find(session, signed.stream, signed.act)
     if known is not None:
         return known, False
@@ -179,7 +186,7 @@ def append(session: Session, project: UUID, signed: Signed) -> tuple[EntryRow, b
         act=signed.act,
         kind=signed.kind,
         actor=signed.actor,
-        recorded_at=db.now(session),
+        recorded_at=keys.signing_time(session, signed.key_id),
         envelope=signed.envelope,
         previous=previous,
         key_id=signed.key_id,

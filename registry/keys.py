@@ -1,13 +1,17 @@
-"""Signing of evidence: an ECDSA P-256 key in a file, DSSE envelopes, and the history of public keys."""
+"""Signing of evidence: an ECDSA P-256 key in a file, DSSE envelopes, and the history of public keys.
+
+`python -m registry.keys rotate --reason WHY` puts a new key in place; see `registry.rotation`.
+"""
 
 import base64
 import hashlib
 import os
+import sys
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -16,30 +20,28 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
-    load_pem_public_key,
 )
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from gates.evidence import ALGORITHM, Key
 from registry.tables import SigningKeyRow
 from schemas.evidence import PAYLOAD_TYPE, Envelope, Signature, pre_authentication_encoding
-
-ALGORITHM = "ecdsa-p256-sha256"
+from schemas.problems import Unavailable
 
 
 class Signer:
-    """Signs with one local key.
+    """Signs with one local key. The key's file may be replaced at any time: the next signature is the new key's.
 
     Source: DSSE protocol v1.0.2; the key id is the SHA-256 of the public key's DER, in hexadecimal.
     """
 
-    def __init__(self, private_key: ec.EllipticCurvePrivateKey) -> None:
-        """Wrap a P-256 private key."""
-        self._key = private_key
-        public = private_key.public_key()
-        self.key_id = hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
-        self.public_key_pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    def __init__(self, private_key: ec.EllipticCurvePrivateKey, path: Path | None = None) -> None:
+        """Wrap a P-256 private key, and the file that it is read from."""
+        self._path = path
+        self._seen = _identity(path)
+        self._current = _Loaded.of(private_key)
 
     @classmethod
     def load(cls, path: Path) -> "Signer":
@@ -49,23 +51,69 @@ class Signer:
             ValueError: the file does not hold an unencrypted P-256 private key.
         """
         if not path.exists():
-            _create(path)
-        key = load_pem_private_key(path.read_bytes(), password=None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-            raise ValueError("the signing key is not an ECDSA P-256 private key")  # noqa: TRY004 - about the file, not a type
-        return cls(key)
+            create(path)
+        return cls(_read(path), path)
+
+    @property
+    def key_id(self) -> str:
+        """Id of the key that signs now."""
+        return self._fresh().key_id
+
+    @property
+    def public_key_pem(self) -> str:
+        """Public half of the key that signs now."""
+        return self._fresh().public_key_pem
 
     def sign(self, payload: bytes) -> Envelope:
         """Return a DSSE envelope around an in-toto statement's bytes."""
-        signature = self._key.sign(pre_authentication_encoding(PAYLOAD_TYPE, payload), ec.ECDSA(hashes.SHA256()))
+        loaded = self._fresh()
+        signature = loaded.key.sign(pre_authentication_encoding(PAYLOAD_TYPE, payload), ec.ECDSA(hashes.SHA256()))
         return Envelope(
             payload=base64.b64encode(payload).decode(),
             payload_type=PAYLOAD_TYPE,
-            signatures=[Signature(keyid=self.key_id, sig=base64.b64encode(signature).decode())],
+            signatures=[Signature(keyid=loaded.key_id, sig=base64.b64encode(signature).decode())],
         )
 
+    def _fresh(self) -> "_Loaded":
+        identity = _identity(self._path)
+        if self._path is not None and identity is not None and identity != self._seen:
+            # The key first: whoever looks meanwhile loads it once more, and nobody signs with the old one.
+            self._current = _Loaded.of(_read(self._path))
+            self._seen = identity
+        return self._current
 
-def _create(path: Path) -> None:
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    key: ec.EllipticCurvePrivateKey
+    key_id: str
+    public_key_pem: str
+
+    @classmethod
+    def of(cls, key: ec.EllipticCurvePrivateKey) -> "_Loaded":
+        public = key.public_key()
+        der = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+        return cls(key, hashlib.sha256(der).hexdigest(), pem)
+
+
+def _identity(path: Path | None) -> tuple[int, int, int] | None:
+    """What tells one file from another in the same place; None while there is none."""
+    try:
+        found = path.stat() if path is not None else None
+    except FileNotFoundError:
+        return None
+    return None if found is None else (found.st_dev, found.st_ino, found.st_mtime_ns)
+
+
+def _read(path: Path) -> ec.EllipticCurvePrivateKey:
+    key = load_pem_private_key(path.read_bytes(), password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ValueError("the signing key is not an ECDSA P-256 private key")  # noqa: TRY004 - about the file, not a type
+    return key
+
+
+def create(path: Path) -> None:
     """Make a key and put it in place whole: of two processes that start at once, both use the first one's."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -104,26 +152,34 @@ def history(session: Session) -> list[SigningKeyRow]:
     return list(session.scalars(select(SigningKeyRow).order_by(SigningKeyRow.valid_from, SigningKeyRow.key_id)))
 
 
-def verify(envelope: Envelope, public_key_pem: str) -> str | None:
-    """Return what is wrong with an envelope's signature under a key, or None when it is right."""
-    try:
-        key = load_pem_public_key(public_key_pem.encode())
-    except ValueError:
-        return "the public key cannot be read"
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        return "the public key is not an elliptic-curve key"
-    if key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode() != public_key_pem:
-        return "the public key was altered: it is not written as keys are"
-    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    signature = envelope.signatures[0]
-    if hashlib.sha256(der).hexdigest() != signature.keyid:
-        return "the public key does not have the key id that it is stored under"
-    try:
-        payload = envelope.payload_bytes()
-        raw = base64.b64decode(signature.sig, validate=True)
-        key.verify(raw, pre_authentication_encoding(envelope.payload_type, payload), ec.ECDSA(hashes.SHA256()))
-    except ValueError as error:
-        return f"the envelope cannot be decoded: {error}"
-    except InvalidSignature:
-        return "the signature does not match the statement"
-    return None
+def signing_time(session: Session, key_id: str) -> datetime:
+    """Return the database's clock, at which something that a key signed is recorded.
+
+    Raises:
+        Unavailable: the key is unknown, or signs no more.
+    """
+    found = session.execute(
+        select(func.clock_timestamp(), SigningKeyRow.valid_until).where(SigningKeyRow.key_id == key_id)
+    ).one_or_none()
+    if found is None or (found[1] is not None and found[0] > found[1]):
+        raise Unavailable(f"the signing key {key_id[:12]} is not in force; another one has taken its place")
+    instant: datetime = found[0]
+    return instant
+
+
+def known(session: Session) -> list[Key]:
+    """Return every key that ever signed, as the verifier takes them."""
+    return [
+        Key(row.key_id, row.algorithm, row.public_key_pem, row.valid_from, row.valid_until) for row in history(session)
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the operator's command. Returns the exit status."""
+    from registry import rotation  # it stands on this module, as does all that it needs
+
+    return rotation.main(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

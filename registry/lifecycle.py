@@ -45,6 +45,8 @@ NOTES: dict[Kind, frozenset[Phase]] = {
     Kind.HELD: frozenset({*OPEN, Phase.PROMOTED}),
     Kind.ATTEMPT_ERRORED: frozenset({*OPEN, Phase.PROMOTED, Phase.ROLLED_BACK}),
     Kind.REPLICA_CHANGED: frozenset(Phase),
+    # Whoever learns that a result was wrong may say so at any time; what has traffic keeps it.
+    Kind.EVIDENCE_REVOKED: frozenset(Phase),
 }
 """Kinds that are recorded without moving the phase, and the phases in which they may be."""
 

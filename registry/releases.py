@@ -15,9 +15,9 @@ from registry import auth, conditions, db, documents, evidence, targets
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, TargetRow
-from schemas.api import Act, ReleaseCreate
+from schemas.api import Act, ReleaseCreate, Revoke
 from schemas.common import Closed
-from schemas.evidence import Approved, Created, Kind, Note, Reasoned
+from schemas.evidence import Approved, Created, EvidenceRevoked, Kind, Note, Reasoned
 from schemas.policy import GoldenRule, Policy
 from schemas.problems import Conflict, NotEligible, NotFound, NotPermitted, ReferenceMissing, TransitionRefused
 from schemas.release import GateStatus, Phase, Release, ReleaseDetail
@@ -221,12 +221,11 @@ class Standing:
 
 
 def standing(session: Session, release: ReleaseRow, policy: Policy, *, now: datetime) -> Standing:
-    """Fold the latest unexpired result of each required gate. Computed when needed, never stored."""
-    latest: dict[str, tuple[EntryRow, GateResult]] = {}
-    for entry in log(session, release.id):
-        if entry.kind == Kind.GATE_RECORDED:
-            result = GateResult.model_validate(evidence.claim_of(entry.envelope)["body"])
-            latest[result.gate] = (entry, result)
+    """Fold the latest result of each required gate that is neither expired nor revoked. Computed, never stored."""
+    entries = log(session, release.id)
+    latest, revoked = _results(entries), _revocations(entries)
+    # A revoked result uncovers no earlier one: the gate has none until it is measured anew.
+    latest = {gate: found for gate, found in latest.items() if found[0].entry_digest not in revoked}
     oldest = now - timedelta(seconds=float(policy.evidence_seconds))
     verdicts: dict[str, Verdict] = {
         gate: result.verdict for gate, (entry, result) in latest.items() if entry.recorded_at >= oldest
@@ -361,6 +360,37 @@ def promote(
     return act(session, service, release, "promotion", actor.name, Kind.PROMOTION_REQUESTED, Note(reason=body.reason))
 
 
+def revoke(session: Session, service: Service, actor: Actor, body: Revoke) -> tuple[EntryRow, bool]:
+    """Let a gate result of a release count no more. What has traffic keeps it; nothing moves on by that result.
+
+    Returns:
+        The entry that says so, and whether this call wrote it: revoking twice changes nothing.
+
+    Raises:
+        NotFound: the project has no such entry.
+        Conflict: the entry is not a gate result of a release.
+    """
+    entry = evidence.by_digest(session, actor.project_id, body.entry)
+    if entry is None:
+        raise NotFound(f"there is no entry {body.entry}", digest=body.entry)
+    if entry.kind != Kind.GATE_RECORDED or not entry.stream.startswith("release/"):
+        raise Conflict(
+            f"entry {body.entry} is {entry.kind} in {entry.stream}: only a release's gate results are revoked"
+        )
+    release = _locked(session, actor, UUID(entry.stream.removeprefix("release/")), None)
+    name = f"revoked:{entry.entry_digest}"
+    known = evidence.find(session, entry.stream, name)
+    if known is not None:
+        return known, False
+    gate = evidence.claim_of(entry.envelope)["body"]["gate"]
+    said = EvidenceRevoked(entry=entry.entry_digest, gate=gate, reason=body.reason)
+    act(session, service, release, name, actor.name, Kind.EVIDENCE_REVOKED, said)
+    written = evidence.find(session, entry.stream, name)
+    if written is None:
+        raise NotFound(f"there is no entry {name}")
+    return written, True
+
+
 def rollback(
     session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
 ) -> ReleaseRow:
@@ -450,20 +480,34 @@ def _fields(session: Session, release: ReleaseRow, entries: Sequence[EntryRow]) 
     }
 
 
-def _gates(policy: Policy, entries: Sequence[EntryRow]) -> list[GateStatus]:
+def _results(entries: Sequence[EntryRow]) -> dict[str, tuple[EntryRow, GateResult]]:
+    """Return the latest result of each gate."""
     latest: dict[str, tuple[EntryRow, GateResult]] = {}
     for entry in entries:
         if entry.kind == Kind.GATE_RECORDED:
             result = GateResult.model_validate(evidence.claim_of(entry.envelope)["body"])
             latest[result.gate] = (entry, result)
+    return latest
+
+
+def _revocations(entries: Sequence[EntryRow]) -> dict[str, str]:
+    """Return entry digest → why it counts no more."""
+    bodies = [evidence.claim_of(entry.envelope)["body"] for entry in entries if entry.kind == Kind.EVIDENCE_REVOKED]
+    return {body["entry"]: body["reason"] for body in bodies}
+
+
+def _gates(policy: Policy, entries: Sequence[EntryRow]) -> list[GateStatus]:
+    latest, revoked = _results(entries), _revocations(entries)
     statuses = []
     for rule in policy.gates:
         found = latest.get(rule.gate)
+        why = revoked.get(found[0].entry_digest) if found else None
+        summary = found[1].summary if found else None
         statuses.append(
             GateStatus(
                 gate=rule.gate,
-                verdict=found[1].verdict if found else None,
-                summary=found[1].summary if found else None,
+                verdict=found[1].verdict if found and why is None else None,
+                summary=summary if why is None else f"revoked: {why}",
                 entry=found[0].entry_digest if found else None,
                 duration_ms=found[1].duration_ms if found else None,
             )

@@ -39,6 +39,9 @@ class Settings(BaseSettings):
         200.0, description="Requests a second that one token may send for ever, to one process; 0 for no limit.", ge=0
     )
     requests_burst: int = Field(1000, description="Requests that one token may send at once after a silence.", ge=1)
+    checkpoint_seconds: float = Field(
+        300.0, description="Longest time, in seconds, that recorded evidence waits for a signed checkpoint.", gt=0
+    )
     database_pool: int = Field(10, description="Database connections a process keeps.", ge=1)
 
 

@@ -339,4 +339,29 @@ class EntryRow(Base):
         UniqueConstraint("stream", "position"),
         UniqueConstraint("stream", "act"),
         Index(None, "project_id", "transaction_id", "sequence"),
+        # Checkpoints count by sequence.
+        Index(None, "project_id", "sequence"),
     )
+
+
+class CheckpointRow(Base):
+    """A signed statement over a project's entries. A trigger refuses UPDATE, DELETE and TRUNCATE."""
+
+    __tablename__ = "checkpoints"
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    sequence: Mapped[int] = mapped_column(BigInteger)
+    """Highest sequence of an entry that it covers."""
+    entries: Mapped[int] = mapped_column(BigInteger)
+    streams: Mapped[int] = mapped_column(BigInteger)
+    made_at: Mapped[datetime]
+    made_by: Mapped[str]
+    envelope: Mapped[bytes] = mapped_column(LargeBinary)
+    """Canonical JSON of the DSSE envelope."""
+    digest: Mapped[str] = mapped_column(unique=True)
+    previous: Mapped[str]
+    key_id: Mapped[str] = mapped_column(ForeignKey("signing_keys.key_id"))
+
+
+APPEND_ONLY = ("entries", "documents", "checkpoints", "signing_keys")
+"""Tables that the application reads and adds to, and never changes."""

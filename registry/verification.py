@@ -1,4 +1,4 @@
-"""Verification of evidence from the database: chains, signatures, statements, and phases. Trusts no column."""
+"""Verification of evidence from the database: chains, signatures, checkpoints and phases. Trusts no column."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -8,40 +8,47 @@ from uuid import UUID
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from registry import evidence, keys, lifecycle
+from gates.evidence import Verifier, claim_of
+from registry import checkpoints, evidence, keys, lifecycle
 from registry.tables import (
+    CheckpointRow,
     DocumentRow,
     EntryRow,
     ProjectDocumentRow,
     ReleaseRow,
-    SigningKeyRow,
     TargetReferenceRow,
     TargetRow,
 )
-from schemas.common import canonical_json, sha256_digest, strict_json
-from schemas.evidence import BODIES, GENESIS, Created, Envelope, Fault, Kind, ReferenceSet, Verification
+from schemas.common import sha256_digest
+from schemas.evidence import Created, Fault, Kind, ReferenceSet, Verification
 from schemas.problems import TransitionRefused
 
 MAX_FAULTS = 1000
 
 
-def verify(session: Session, project: UUID, *, stream: str | None = None) -> Verification:
+def verify(session: Session, project: UUID, *, stream: str | None = None, must_have: str | None = None) -> Verification:
     """Recompute a project's evidence, or one stream of it.
 
-    For each entry, in order:
+    For each checkpoint, in order: its envelope is canonical and signed, it names the one before, and what it counts
+    adds up. For each entry, in order:
       1. its position and its sequence follow the ones before, and `previous` is that entry's digest;
       2. its digest is that of its row;
       3. its envelope is canonical, closed, and signed by the key that the row names, valid at that time;
-      4. its statement says the same stream, act, kind and actor as the row, with a body of that kind.
+      4. its statement says the same stream, act, kind and actor as the row, with a body of that kind;
+      5. it is the entry that the checkpoint over it sealed, and no sealed entry is missing.
     Then what is cached beside the log must be what the log says: a release's whole state and what it was created
     with; a target's references; and every release and document has its entry, and every document its bytes.
 
-    What was cut off at the end of a stream shows only where something cached depends on it.
+    What was cut off at the end of a stream after the last checkpoint shows only where something cached depends on it.
+
+    `must_have` is the digest of a checkpoint that somebody kept: it must still be there.
 
     Returns:
         What was read and everything that is wrong. Nothing read is not verified.
     """
-    known = {row.key_id: row for row in keys.history(session)}
+    verifier = Verifier(project, keys.known(session))
+    for checkpoint in checkpoints.every(session, project):
+        _take_checkpoint(verifier, checkpoint)
     query = select(EntryRow).where(EntryRow.project_id == project)
     if stream is not None:
         query = query.where(EntryRow.stream == stream)
@@ -50,66 +57,58 @@ def verify(session: Session, project: UUID, *, stream: str | None = None) -> Ver
         evidence.release_stream(row.id): row
         for row in session.scalars(select(ReleaseRow).where(ReleaseRow.project_id == project))
     }
-    entries = streams = 0
-    faults: list[Fault] = []
+    folds: list[Fault] = []
     for name, group in groupby(rows, key=lambda row: row.stream):
-        streams += 1
         log = list(group)
-        entries += len(log)
-        faults += _stream_faults(log, known)
+        for row in log:
+            verifier.entry(evidence.as_record(row))
         if name.startswith("release/"):
-            faults += _release_faults(name, log, releases.pop(name, None))
+            folds += _release_faults(name, log, releases.pop(name, None))
     missing = releases if stream is None else {k: v for k, v in releases.items() if k == stream}
-    faults += [Fault(stream=name, position=0, problem="the release has no log") for name in sorted(missing)]
+    folds += [Fault(stream=name, position=0, problem="the release has no log") for name in sorted(missing)]
     if stream is None:
-        faults += _document_faults(session, project)
-        faults += _reference_faults(session, project)
+        _take_sequences(session, project, verifier)
+        folds += _document_faults(session, project)
+        folds += _reference_faults(session, project)
+    faults = [*verifier.close(stream=stream, must_have=must_have), *folds]
     return Verification(
-        entries=entries, streams=streams, verified=entries > 0 and not faults, faults=faults[:MAX_FAULTS]
+        entries=verifier.entries,
+        streams=verifier.streams,
+        checkpoints=verifier.checkpoints,
+        sealed=verifier.sealed,
+        verified=verifier.entries > 0 and not faults,
+        faults=faults[:MAX_FAULTS],
     )
 
 
-def _stream_faults(log: list[EntryRow], known: dict[str, SigningKeyRow]) -> Iterator[Fault]:
-    previous, position, sequence = GENESIS, 0, 0
-    for row in log:
-        position += 1
-        if row.sequence <= sequence:
-            yield Fault(stream=row.stream, position=row.position, problem="its sequence is not above the one before")
-        for problem in _entry_problems(row, position, previous, known.get(row.key_id)):
-            yield Fault(stream=row.stream, position=row.position, problem=problem)
-        previous, position, sequence = row.entry_digest, row.position, row.sequence
+def _take_checkpoint(verifier: Verifier, row: CheckpointRow) -> None:
+    sealed = verifier.seal(row.envelope, digest=row.digest, key_id=row.key_id)
+    if sealed is None:
+        return
+    columns = {
+        "number": (sealed.number, row.number),
+        "sequence": (sealed.sequence, row.sequence),
+        "made_at": (sealed.made_at, row.made_at),
+        "made_by": (sealed.made_by, row.made_by),
+        "entries": (sealed.entries, row.entries),
+        "streams": (sealed.streams, row.streams),
+        "previous": (sealed.previous, row.previous),
+    }
+    for field, (signed, stored) in columns.items():
+        if signed != stored:
+            verifier.fault(f"checkpoints/{row.project_id}", row.number, f"its {field} is not the one that was signed")
 
 
-def _entry_problems(row: EntryRow, position: int, previous: str, key: SigningKeyRow | None) -> Iterator[str]:
-    if row.position != position:
-        yield f"position {position} is missing"
-    if row.previous != previous:
-        yield "its link does not name the entry before it"
-    if evidence.link(row) != row.entry_digest:
-        yield "its digest is not that of its row: a column or the envelope was altered"
-    try:
-        parsed = strict_json(row.envelope)
-        envelope = Envelope.model_validate(parsed)
-        if canonical_json(parsed) != row.envelope:
-            yield "its envelope is not canonical"
-        claim = evidence.claim_of(row.envelope)
-    except ValueError as error:
-        yield f"its envelope cannot be read: {str(error).splitlines()[0]}"
-        return
-    if key is None or envelope.signatures[0].keyid != row.key_id:
-        yield "it was signed by a key that is not known"
-        return
-    if problem := keys.verify(envelope, key.public_key_pem):
-        yield problem
-    if row.recorded_at < key.valid_from or (key.valid_until is not None and row.recorded_at > key.valid_until):
-        yield "it was signed outside its key's validity"
-    for field in ("stream", "act", "kind", "actor"):
-        if claim[field] != getattr(row, field):
-            yield f"its {field} is not the one that was signed"
-    try:
-        BODIES[Kind(row.kind)].model_validate(claim["body"])
-    except ValueError as error:
-        yield f"its body is not that of its kind: {str(error).splitlines()[0]}"
+def _take_sequences(session: Session, project: UUID, verifier: Verifier) -> None:
+    """Only the index and one column are read, in the order in which checkpoints count."""
+    rows = session.execute(
+        select(EntryRow.sequence, EntryRow.entry_digest)
+        .where(EntryRow.project_id == project)
+        .order_by(EntryRow.sequence)
+        .execution_options(yield_per=5000)
+    )
+    for sequence, digest in rows:
+        verifier.sequenced(sequence, digest)
 
 
 def _release_faults(name: str, log: list[EntryRow], release: ReleaseRow | None) -> Iterator[Fault]:
@@ -118,7 +117,7 @@ def _release_faults(name: str, log: list[EntryRow], release: ReleaseRow | None) 
         return
     try:
         folded = lifecycle.fold(evidence.bodies(log))
-        created = Created.model_validate(evidence.claim_of(log[0].envelope)["body"])
+        created = Created.model_validate(claim_of(log[0].envelope)["body"])
     except (ValueError, LookupError, TypeError, TransitionRefused) as error:
         yield Fault(stream=name, position=0, problem=f"the log cannot be folded: {str(error).splitlines()[0]}")
         return
@@ -175,7 +174,7 @@ def _reference_faults(session: Session, project: UUID) -> Iterator[Fault]:
     )
     for row in entries:
         with suppress(ValueError):  # an entry that cannot be read is a fault already
-            body = ReferenceSet.model_validate(evidence.claim_of(row.envelope)["body"])
+            body = ReferenceSet.model_validate(claim_of(row.envelope)["body"])
             said.setdefault(UUID(row.stream.removeprefix("target/")), {})[body.suite] = body.reference
     cached: dict[UUID, dict[str, str]] = {}
     in_force = session.execute(

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from schemas.bundle import Bundle
+from schemas.checkpoint import Sealed
 from schemas.evidence import Envelope, Statement
 from schemas.policy import Policy
 from schemas.reference import Reference
@@ -28,6 +29,7 @@ DOCUMENTS = (
     Finding,
     Statement,
     Envelope,
+    Sealed,
 )
 FOLDER = Path(__file__).parent / "generated"
 

@@ -165,6 +165,13 @@ class Act(Closed):
     reason: Text = Field(description="Why; kept in evidence.")
 
 
+class Revoke(Closed):
+    """Let a gate result count no more."""
+
+    entry: Digest = Field(description="Digest of the entry that holds the result.")
+    reason: Text = Field(description="Why; kept in evidence.")
+
+
 class RunCreate(Closed):
     """Run gates on a bundle without a release."""
 

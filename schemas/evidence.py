@@ -59,6 +59,8 @@ class Kind(StrEnum):
     REFERENCE_SET = "reference_set"
     TOKEN_CREATED = "token_created"  # noqa: S105 - a kind of entry, no secret
     TOKEN_REVOKED = "token_revoked"  # noqa: S105 - as above
+    KEY_ROTATED = "key_rotated"
+    EVIDENCE_REVOKED = "evidence_revoked"
 
 
 class SplitEntry(Closed):
@@ -222,6 +224,25 @@ class TokenRevoked(Closed):
     reason: Text = Field(description="Why.")
 
 
+class KeyRotated(Closed):
+    """Another key signs from now on. The old key says so, which hands its trust on."""
+
+    key_id: ShortText = Field(description="New key: SHA-256 of its public half's DER, in hexadecimal.")
+    public_key_pem: Annotated[str, Field(max_length=4096)] = Field(description="New public key as PEM.")
+    valid_from: Instant = Field(description="New key signs from.")
+    retired: ShortText = Field(description="Old key.")
+    valid_until: Instant = Field(description="Old key signs until.")
+    reason: Text = Field(description="Why.")
+
+
+class EvidenceRevoked(Closed):
+    """A gate result does not count any more, from now on."""
+
+    entry: Digest = Field(description="Digest of the entry with the result.")
+    gate: ShortText = Field(description="Gate whose result it is.")
+    reason: Text = Field(description="Why.")
+
+
 class ReplicaChanged(Closed):
     """A replica changed state."""
 
@@ -262,6 +283,8 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.REFERENCE_SET: ReferenceSet,
     Kind.TOKEN_CREATED: TokenCreated,
     Kind.TOKEN_REVOKED: TokenRevoked,
+    Kind.KEY_ROTATED: KeyRotated,
+    Kind.EVIDENCE_REVOKED: EvidenceRevoked,
 }
 """Kind → the closed model of its body. Every kind has one."""
 
@@ -345,6 +368,8 @@ class Verification(Wire):
 
     entries: int = Field(description="Entries read.")
     streams: int = Field(description="Streams read.")
+    checkpoints: int = Field(description="Checkpoints read.")
+    sealed: int = Field(description="Entries that a checkpoint covers: of those, none can be cut off unseen.")
     verified: bool = Field(description="True only when entries were read and nothing is wrong.")
     faults: list[Fault] = Field(description="What is wrong.")
 

@@ -66,6 +66,8 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
         lambda b: f"for {b['name']}, as {b['role']}" + (f", on {', '.join(b['targets'])}" if b.get("targets") else ""),
     ),
     Kind.TOKEN_REVOKED: ("warn", lambda b: f"of {b['name']}: {b['reason']}"),
+    Kind.KEY_ROTATED: ("warn", lambda b: f"key {b['key_id'][:12]} signs instead of {b['retired'][:12]}: {b['reason']}"),
+    Kind.EVIDENCE_REVOKED: ("warn", lambda b: f"{b['gate']} result {b['entry'][7:19]} no longer counts: {b['reason']}"),
 }
 """Kind → tone, and what to say of its body."""
 

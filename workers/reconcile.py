@@ -16,7 +16,7 @@ from registry import db, documents, jobs, releases
 from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.evidence import Attempt, Decision, Kind, Reasoned
 from schemas.policy import Policy
-from schemas.problems import LeaseLost, Problem
+from schemas.problems import LeaseLost, NotEligible, Problem
 from schemas.release import TERMINAL, Phase
 from schemas.result import Verdict
 from schemas.runner import JobKind
@@ -159,6 +159,12 @@ def approval(control: Control, held: Held) -> float | None:
         if release.is_paused:
             return None
         policy = documents.load_policy(session, release.project_id, release.policy)
+        try:
+            releases.require_eligible(session, release, policy, now=db.now(session))
+        except NotEligible as problem:
+            if not release.held:
+                control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
+            return None
         before = release.phase
         releases.settle_approval(session, control.service, release, policy)
         return 0.0 if release.phase != before else None

@@ -93,6 +93,8 @@ def canary(control: Control, held: Held) -> float | None:
         case StepOutcome.PASSED:
             if step == last:
                 return _promote(control, held, judgement)
+            if not _is_eligible(control, held):
+                return TICK_SECONDS
             _record_step(control, held, step, split.revision, judgement)
             return _shift(control, held, step + 1)
         case StepOutcome.INCONCLUSIVE | StepOutcome.ERRORED:
@@ -308,11 +310,7 @@ def _promote(control: Control, held: Held, judgement: StepJudgement) -> float | 
     step = len(facts.policy.canary.steps) - 1
     with control.transaction(held) as (session, release):
         targets.lock(session, release.target_id)
-        policy = documents.load_policy(session, release.project_id, release.policy)
-        try:
-            releases.require_eligible(session, release, policy, now=db.now(session))
-        except NotEligible as problem:
-            control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
+        if not _is_eligible_now(control, session, release):
             return TICK_SECONDS
         if judgement.outcome is StepOutcome.PASSED:
             _step_entry(control, session, release, step, revision, judgement)
@@ -324,6 +322,22 @@ def _promote(control: Control, held: Held, judgement: StepJudgement) -> float | 
             control.act(session, stable, f"replaced:{release.id}", Kind.REPLACED, Replaced(release=release.id))
         control.act(session, release, "promoted", Kind.PROMOTED, Note(reason=reason))
     return TICK_SECONDS
+
+
+def _is_eligible(control: Control, held: Held) -> bool:
+    """Tell whether the evidence still lets a release move; when it does not, the release holds and says why."""
+    with control.transaction(held) as (session, release):
+        return _is_eligible_now(control, session, release)
+
+
+def _is_eligible_now(control: Control, session: Session, release: ReleaseRow) -> bool:
+    policy = documents.load_policy(session, release.project_id, release.policy)
+    try:
+        releases.require_eligible(session, release, policy, now=db.now(session))
+    except NotEligible as problem:
+        control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
+        return False
+    return True
 
 
 def _record_step(control: Control, held: Held, step: int, revision: int, judgement: StepJudgement) -> None:

@@ -2,19 +2,20 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query, Response
 
-from registry import cursors, db, evidence, keys, recomputation, verification
+from registry import checkpoints, cursors, db, evidence, keys, recomputation, releases, verification
 from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.pages import Limit
 from registry.api.problems import declare
 from registry.auth import Actor
 from registry.cursors import Cursor
 from registry.evidence import Selection
-from schemas.api import Page, PublicKey
-from schemas.common import MAX_INTEGER
+from schemas.api import Page, PublicKey, Revoke
+from schemas.checkpoint import Checkpoint
+from schemas.common import MAX_INTEGER, Digest
 from schemas.evidence import Entry, Recomputation, RecomputationCreate, Verification
-from schemas.problems import InvalidDocument, NotFound
+from schemas.problems import Conflict, InvalidDocument, NotFound
 
 router = APIRouter(tags=["evidence"])
 
@@ -79,10 +80,78 @@ def _not_given_out(why: str) -> InvalidDocument:
 
 
 @router.post("/v1/evidence/verifications", operation_id="verifyEvidence", responses=declare(InvalidDocument))
-def verify_evidence(actor: ReaderDep, session: SessionDep, stream: StreamName = None) -> Verification:
-    """Recompute chains, signatures and phases from what is stored, all of it as it was at one moment."""
+def verify_evidence(
+    actor: ReaderDep,
+    session: SessionDep,
+    stream: StreamName = None,
+    checkpoint: Annotated[Digest | None, Query(description="A checkpoint that must still be there.")] = None,
+) -> Verification:
+    """Recompute chains, signatures, checkpoints and phases from what is stored, all of it as it was at one moment."""
     db.freeze(session)
-    return verification.verify(session, actor.project_id, stream=stream)
+    return verification.verify(session, actor.project_id, stream=stream, must_have=checkpoint)
+
+
+@router.post(
+    "/v1/evidence/checkpoints",
+    status_code=201,
+    operation_id="createCheckpoint",
+    responses=declare(NotFound) | {200: {"model": Checkpoint, "description": "Nothing is new: the last one."}},
+)
+def create_checkpoint(
+    actor: Annotated[Actor, allow("checkpoint")], service: ServiceDep, response: Response
+) -> Checkpoint:
+    """Seal everything recorded until now with a signed checkpoint. Keep its digest where the service cannot write."""
+    row, is_new = checkpoints.make(service, actor.project_id, by=actor.name)
+    response.status_code = 201 if is_new else 200
+    return checkpoints.wire(row)
+
+
+@router.get("/v1/evidence/checkpoints", operation_id="listCheckpoints", responses=declare(InvalidDocument))
+def list_checkpoints(
+    actor: ReaderDep,
+    session: SessionDep,
+    *,
+    after: Annotated[int, Query(ge=0, le=2**31 - 1, description="`next` of the page before; 0 begins.")] = 0,
+    envelopes: Annotated[bool, Query(description="Whether to give the signed envelopes too.")] = False,
+    limit: Limit = 50,
+) -> Page[Checkpoint]:
+    """List signed checkpoints, oldest first."""
+    rows = checkpoints.browse(session, actor.project_id, after=after, limit=limit + 1)
+    shown = [checkpoints.wire(row, with_envelope=envelopes) for row in rows[:limit]]
+    return Page(items=shown, next=str(shown[-1].number) if len(rows) > limit else None)
+
+
+@router.get(
+    "/v1/evidence/checkpoints/{number}/entries",
+    operation_id="listSealed",
+    responses=declare(InvalidDocument, NotFound),
+)
+def list_sealed(
+    actor: ReaderDep, session: SessionDep, number: Annotated[int, Path(ge=1, le=2**31 - 1, description="Checkpoint.")]
+) -> Page[Entry]:
+    """List what a checkpoint added to the ones before, with envelopes, in order: all of it, a thousand at most."""
+    rows = checkpoints.sealed(session, actor.project_id, number)
+    return Page(items=[evidence.wire(row, with_envelope=True) for row in rows], next=None)
+
+
+@router.post(
+    "/v1/evidence/revocations",
+    status_code=201,
+    operation_id="revokeEvidence",
+    responses=declare(InvalidDocument, NotFound, Conflict)
+    | {200: {"model": Entry, "description": "It was revoked before."}},
+)
+def revoke_evidence(
+    body: Revoke,
+    actor: Annotated[Actor, allow("revoke_evidence")],
+    service: ServiceDep,
+    session: SessionDep,
+    response: Response,
+) -> Entry:
+    """Let a gate result count no more: what stands on it and has no traffic yet holds; what has traffic keeps it."""
+    row, is_new = releases.revoke(session, service, actor, body)
+    response.status_code = 201 if is_new else 200
+    return evidence.wire(row)
 
 
 @router.post(

@@ -1,17 +1,21 @@
-"""`sluicegate evidence`: read the log, have it verified."""
+"""`sluicegate evidence`: read the log, follow it, verify it here or there, seal it, take it away, revoke a result."""
 
 import itertools
+import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gates import archive
 from registry.cli.documents import resolve_release
 from registry.cli.failures import Exit, Usage
 from registry.cli.follow import line
-from registry.cli.options import Json, Limit, examples, group
-from registry.cli.output import Output
+from registry.cli.options import Json, Limit, Reason, examples, group
+from registry.cli.output import Output, size
 from registry.cli.profile import connect
 from registry.client import Client
+from schemas.common import DIGEST_PATTERN
 from schemas.evidence import Agreement, Kind, Recomputation, Verification
 
 app = group("Evidence: signed, hash-chained entries of what happened.")
@@ -112,8 +116,8 @@ def follow(
 @app.command(
     epilog=examples(
         "sluicegate evidence verify",
-        "sluicegate evidence verify --release 01a2289b-8894 --json",
         "sluicegate evidence verify --release 01a2289b-8894 --recompute",
+        "sluicegate evidence verify --archive evidence.jsonl --key trusted.pem",
     )
 )
 def verify(
@@ -122,18 +126,35 @@ def verify(
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Also compute each gate's verdict again from its raw records.")
     ] = False,
+    archived: Annotated[
+        Path | None, typer.Option("--archive", help="Verify this file instead, here and without any service.")
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", help="Public keys (PEM) that you trust; with --archive. Else it vouches for its own."),
+    ] = None,
+    kept: Annotated[
+        str | None, typer.Option("--checkpoint", help="Digest of a checkpoint that you kept: it must be there.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
-    """Have chains, signatures and phases recomputed from what is stored.
+    """Recompute chains, signatures, checkpoints and phases: the service's own, or of an archive.
 
     Exit status: 0 everything is as it was signed; 1 it is not, or there was nothing to verify; 3 with --recompute, a
     verdict cannot be computed again, since its records are gone or another version of the gate made them.
     """
     output = Output(as_json=as_json)
+    kept = None if kept is None else _digest(kept)
+    if archived is not None:
+        if stream is not None or release is not None or recompute:
+            raise Usage("an archive is verified whole, and has no records: leave out --stream, --release, --recompute")
+        return _tell_archive(output, archived, key, kept)
+    if key is not None:
+        raise Usage("--key is for --archive")
     results: list[Recomputation] = []
     with connect() as client:
         asked = _stream(client, stream, release)
-        found = client.evidence.verify(stream=asked)
+        found = client.evidence.verify(stream=asked, checkpoint=kept)
         if recompute:
             for entry in client.evidence.list(stream=asked):
                 if entry.kind is Kind.GATE_RECORDED:
@@ -146,8 +167,38 @@ def verify(
     return Exit.UNDECIDED if any(one.outcome is Agreement.IMPOSSIBLE for one in results) else Exit.DONE
 
 
+def _tell_archive(output: Output, path: Path, key: Path | None, kept: str | None) -> int:
+    found = _verify_archive(path, key, kept)
+    output.result(found, lambda out: _show(out, found, []))
+    if key is None and found.verified:
+        output.note("by keys that the archive brings itself; trust yours with --key", "warn")
+    return Exit.DONE if found.verified else Exit.FAILED
+
+
+def _digest(named: str) -> str:
+    whole = named if named.startswith("sha256:") else f"sha256:{named}"
+    if not re.fullmatch(DIGEST_PATTERN, whole):
+        raise Usage(f"{named} is no whole digest; `evidence list --json` shows an entry's as entry_digest")
+    return whole
+
+
+def _verify_archive(path: Path, key: Path | None, kept: str | None) -> Verification:
+    pinned = None
+    try:
+        if key is not None:
+            pinned = archive.public_keys(key.read_text("utf-8")).keys()
+        with path.open("rb") as file:
+            return archive.verify(file, pinned=pinned, must_have=kept)
+    except OSError as error:
+        raise Usage(f"{error.filename} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise Usage(f"{key} cannot be used: {error}") from None
+
+
 def _show(out: Output, found: Verification, results: list[Recomputation]) -> None:
     read = f"{found.entries} entries in {found.streams} streams"
+    if found.checkpoints:
+        read += f", {found.sealed} of them under {found.checkpoints} checkpoints"
     if found.verified:
         out.say(f"verified: {read}", "good")
     else:
@@ -158,3 +209,58 @@ def _show(out: Output, found: Verification, results: list[Recomputation]) -> Non
         why = "".join(f"; {fault}" for fault in one.faults)
         verdict = one.recomputed or one.recorded or "no verdict"
         out.say(f"{one.gate or 'a gate'} of {one.stream} {one.position}: {one.outcome}, {verdict}{why}", tone)
+
+
+@app.command(epilog=examples("sluicegate evidence checkpoint", "sluicegate evidence checkpoint --json"))
+def checkpoint(as_json: Json = False) -> int:
+    """Seal everything recorded until now with a signed checkpoint, and say its digest.
+
+    Keep the digest where the service cannot write: whatever it covers can then not be cut off unseen.
+    """
+    output = Output(as_json=as_json)
+    with connect() as client:
+        made = client.evidence.checkpoint()
+    text = f"checkpoint {made.number}: {made.entries} entries in {made.streams} streams, {made.digest}"
+    output.result(made, lambda out: out.say(text, "good"))
+    return Exit.DONE
+
+
+@app.command(epilog=examples("sluicegate evidence export evidence.jsonl"))
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the archive goes; it must not exist.")],
+    as_json: Json = False,
+) -> int:
+    """Seal the log and write it to a file: entries, checkpoints, public keys and the documents that entries name.
+
+    `evidence verify --archive FILE` checks it anywhere, without the service.
+    """
+    output = Output(as_json=as_json)
+    part = file.with_name(f".{file.name}.part")
+    if file.exists():
+        raise Usage(f"{file} exists")
+    try:
+        with connect() as client, part.open("wb") as written:
+            made = client.evidence.export(written)
+        part.replace(file)
+    except OSError as error:
+        raise Usage(f"{file} cannot be written: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+    read = f"{made.entries} entries, {made.documents} documents, {made.checkpoints} checkpoints, {size(made.size)}"
+    output.result(made, lambda out: out.say(f"{file}: {read}; last checkpoint {made.checkpoint}", "good"))
+    return Exit.DONE
+
+
+@app.command(epilog=examples('sluicegate evidence revoke sha256:41d0… --reason "the runner was throttled"'))
+def revoke(
+    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="Digest of a gate result's entry.")],
+    reason: Reason,
+    as_json: Json = False,
+) -> int:
+    """Let a gate result count no more: a release that stands on it and has no traffic yet holds."""
+    output = Output(as_json=as_json)
+    named = _digest(entry)
+    with connect() as client:
+        made = client.evidence.revoke(named, reason)
+    output.result(made, lambda out: out.say(line(made)[0], "warn"))
+    return Exit.DONE

@@ -5,23 +5,38 @@ unless the service says otherwise). Without one, each call has a key of its own,
 """
 
 from collections.abc import Iterator, Sequence
+from typing import BinaryIO
 from uuid import UUID
 
+from gates import archive
 from registry.client.transport import Transport
 from schemas.api import (
     Act,
+    Identity,
     Page,
     Project,
     ProjectCreate,
     PublicKey,
     RecordCreate,
+    Registered,
     ReleaseCreate,
+    Revoke,
     Run,
     RunCreate,
     TargetCreate,
     Token,
     TokenCreate,
     TokenCreated,
+)
+from schemas.checkpoint import (
+    ARCHIVE_FORMAT,
+    Archived,
+    ArchivedCheckpoint,
+    ArchivedDocument,
+    ArchivedEntry,
+    ArchivedKey,
+    ArchiveHead,
+    Checkpoint,
 )
 from schemas.evidence import Entry, Recomputation, RecomputationCreate, Verification
 from schemas.release import Phase, Release, ReleaseDetail, Target
@@ -143,10 +158,16 @@ class Evidence:
         start = None if after is None else str(after)
         return self._transport.pages(Entry, "/v1/evidence", parameters, cursor="after", start=start)
 
-    def verify(self, *, stream: str | None = None) -> Verification:
-        """Have chains, signatures and phases recomputed from what is stored, of one stream when it is named."""
+    def verify(self, *, stream: str | None = None, checkpoint: str | None = None) -> Verification:
+        """Have chains, signatures, checkpoints and phases recomputed from what is stored.
+
+        Args:
+            stream: only this one.
+            checkpoint: digest of one that was kept: it must still be there.
+        """
         path = "/v1/evidence/verifications"
-        answer = self._transport.send("POST", path, parameters={"stream": stream}, is_slow=True)
+        asked = {"stream": stream, "checkpoint": checkpoint}
+        answer = self._transport.send("POST", path, parameters=asked, is_slow=True)
         return self._transport.parse(Verification, answer)
 
     def recompute(self, entry_digest: str) -> Recomputation:
@@ -154,6 +175,66 @@ class Evidence:
         body = RecomputationCreate(entry_digest=entry_digest)
         answer = self._transport.send("POST", "/v1/evidence/recomputations", body=body, is_slow=True)
         return self._transport.parse(Recomputation, answer)
+
+    def checkpoint(self) -> Checkpoint:
+        """Seal everything recorded until now; the last checkpoint when nothing is new. Raises NotFound."""
+        return self._transport.post(Checkpoint, "/v1/evidence/checkpoints", is_slow=True)
+
+    def checkpoints(self, *, after: int = 0, envelopes: bool = False) -> Iterator[Checkpoint]:
+        """List checkpoints, oldest first, after a number."""
+        parameters = {"envelopes": "true" if envelopes else None}
+        path = "/v1/evidence/checkpoints"
+        return self._transport.pages(Checkpoint, path, parameters, cursor="after", start=str(after))
+
+    def revoke(self, entry: str, reason: str) -> Entry:
+        """Let a gate result count no more. Asking twice changes nothing. Raises NotFound, Conflict, NotPermitted."""
+        return self._transport.post(Entry, "/v1/evidence/revocations", Revoke(entry=entry, reason=reason))
+
+    def export(self, file: BinaryIO) -> Archived:
+        """Seal the log, then write it to a file: entries, checkpoints, public keys, and the documents they name.
+
+        `gates.archive.verify` reads such a file without any service.
+
+        Raises:
+            NotFound: there is no evidence yet.
+        """
+        last = self.checkpoint()
+        writer = archive.Writer(file)
+        writer.write(ArchiveHead(format=ARCHIVE_FORMAT, project=last.project, name=self._project_name()))
+        keys = self.public_keys()
+        for key in keys:
+            writer.write(ArchivedKey(**key.model_dump()))
+        for checkpoint in self.checkpoints(envelopes=True):
+            if checkpoint.number <= last.number and checkpoint.envelope is not None:
+                writer.write(ArchivedCheckpoint(envelope=checkpoint.envelope))
+        entries, bound = self._export_entries(writer, last.number)
+        for digest, kind in sorted(bound.items()):
+            place = {"policy": "policies"}.get(kind, f"{kind}s")
+            stored = self._transport.get(Registered, f"/v1/{place}/{digest}")
+            writer.write(ArchivedDocument(digest=digest, document=dict(stored.document or {})))
+        writer.end()
+        return Archived(
+            entries=entries,
+            checkpoints=last.number,
+            documents=len(bound),
+            keys=len(keys),
+            checkpoint=last.digest,
+            size=writer.size,
+        )
+
+    def _project_name(self) -> str:
+        return self._transport.get(Identity, "/v1/me").project
+
+    def _export_entries(self, writer: archive.Writer, checkpoints: int) -> tuple[int, dict[str, str]]:
+        """Write what the checkpoints sealed, and return how many entries there are and the documents they name."""
+        count, bound = 0, dict[str, str]()
+        for number in range(1, checkpoints + 1):
+            for entry in self._transport.get(Page[Entry], f"/v1/evidence/checkpoints/{number}/entries").items:
+                writer.write(ArchivedEntry(**entry.model_dump(include=set(ArchivedEntry.model_fields))))
+                count += 1
+                if (document := archive.bound_document(entry.kind, entry.body)) is not None:
+                    bound[document[1]] = document[0]
+        return count, bound
 
     def public_keys(self) -> Sequence[PublicKey]:
         """Return every public key that signed evidence, oldest first."""

@@ -36,7 +36,7 @@ COMMANDS = {
         "rollback",
     },
     "gate": {"run"},
-    "evidence": {"list", "follow", "verify"},
+    "evidence": {"list", "follow", "verify", "checkpoint", "export", "revoke"},
     "runner": {"list"},
     "token": {"create", "list", "revoke"},
 }

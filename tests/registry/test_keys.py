@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from gates.evidence import verify_signature
 from registry import keys
 from registry.keys import Signer
 from schemas.evidence import Signature
@@ -74,20 +75,20 @@ def test_a_file_without_such_a_key_is_refused(tmp_path, content):
 def test_a_signature_verifies_under_its_own_key_only(signer, tmp_path):
     envelope = signer.sign(PAYLOAD)
     assert envelope.payload_bytes() == PAYLOAD
-    assert keys.verify(envelope, signer.public_key_pem) is None
+    assert verify_signature(envelope, signer.public_key_pem) is None
     stranger = Signer.load(tmp_path / "other.pem")
-    assert keys.verify(envelope, stranger.public_key_pem) == (
+    assert verify_signature(envelope, stranger.public_key_pem) == (
         "the public key does not have the key id that it is stored under"
     )
     renamed = envelope.model_copy(
         update={"signatures": [Signature(keyid=stranger.key_id, sig=envelope.signatures[0].sig)]}
     )
-    assert keys.verify(renamed, stranger.public_key_pem) == "the signature does not match the statement"
+    assert verify_signature(renamed, stranger.public_key_pem) == "the signature does not match the statement"
 
 
 @pytest.mark.parametrize("public", ["", "-----BEGIN PUBLIC KEY-----", "x" * 100])
 def test_a_public_key_that_cannot_be_read_verifies_nothing(signer, public):
-    assert keys.verify(signer.sign(PAYLOAD), public) == "the public key cannot be read"
+    assert verify_signature(signer.sign(PAYLOAD), public) == "the public key cannot be read"
 
 
 def test_a_key_is_enrolled_once(session, signer):

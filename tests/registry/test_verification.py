@@ -2,12 +2,14 @@ import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from gates.evidence import entry_problems
 from registry import documents, evidence, keys, projects, targets, verification
 from registry.keys import Signer
 from registry.tables import EntryRow
@@ -78,17 +80,16 @@ def test_nothing_is_not_verified(service, actor):
 def test_any_altered_byte_of_an_envelope_is_found(service, actor, story):
     """Every byte, each in another way: the checks are pure, so the row need not be written back."""
     with service.database.transaction() as session:
-        row = evidence.read(session, story)[1]
-        key = keys.history(session)[0]
-        session.expunge(row)
-    original = row.envelope
-    assert not list(verification._entry_problems(row, row.position, row.previous, key))
+        record = evidence.as_record(evidence.read(session, story)[1])
+        key = next(key for key in keys.known(session) if key.key_id == record.key_id)
+    original = record.envelope
+    assert not list(entry_problems(record, record.position, record.previous, key))
     for place in range(len(original)):
         for change in (0x01, 0x20, 0x80):
             altered = bytearray(original)
             altered[place] ^= change
-            row.envelope = bytes(altered)
-            problems = list(verification._entry_problems(row, row.position, row.previous, key))
+            other = replace(record, envelope=bytes(altered))
+            problems = list(entry_problems(other, record.position, record.previous, key))
             assert "its digest is not that of its row: a column or the envelope was altered" in problems, place
 
 
@@ -262,6 +263,7 @@ def test_a_forged_statement_does_not_match_its_signature(service, actor, story):
     [
         ("public_key_pem = overlay(public_key_pem placing 'A' from 60)", "the public key"),
         ("public_key_pem = public_key_pem || ' '", "the public key was altered: it is not written as keys are"),
+        ("algorithm = 'rsa'", "its key is said to be for rsa"),
         ("valid_from = valid_from + interval '1 hour'", "it was signed outside its key's validity"),
         ("valid_until = valid_from", "it was signed outside its key's validity"),
     ],

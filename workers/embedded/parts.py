@@ -78,7 +78,7 @@ class Stack:
             | passed_on
             | {
                 "SLUICEGATE_ENVIRONMENT": "development",
-                "SLUICEGATE_DATABASE_URL": postgres.url(layout),
+                "SLUICEGATE_DATABASE_URL": postgres.url(layout, role=postgres.APPLICATION),
                 "SLUICEGATE_BROKER_URL": self.broker_url,
                 "SLUICEGATE_STORAGE_DIR": str(layout.blobs),
                 "SLUICEGATE_SIGNING_KEY": str(layout.signing_key),
@@ -139,10 +139,11 @@ def table(stack: Stack, gateway_part: Part) -> list[Part]:
     """
     layout = stack.layout
     service = stack.service_environment()
+    owner = service | {"SLUICEGATE_DATABASE_URL": postgres.url(layout)}
     foreign = program_environment(layout)
     secrets = layout.secrets
     prepare = python(
-        *("-m", "workers.embedded.prepare", stack.options.project),
+        *("-m", "workers.embedded.prepare", postgres.APPLICATION, stack.options.project),
         *(str(secrets / ADMIN_TOKEN), str(secrets / RUNNER_TOKEN)),
     )
     base = ("postgres", "valkey", "prepare")
@@ -150,7 +151,7 @@ def table(stack: Stack, gateway_part: Part) -> list[Part]:
     found = [
         postgres.part(layout, foreign),
         valkey.part(layout, foreign, port=stack.ports.broker, password=password),
-        Part("prepare", prepare, layout.run, service, after=("postgres",), is_step=True),
+        Part("prepare", prepare, layout.run, owner, after=("postgres",), is_step=True),
         gateway_part,
         Part(
             name="api",

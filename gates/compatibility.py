@@ -186,7 +186,11 @@ def _judge_streams(model: str, records: Records, chat: Records, *, is_whole: boo
 
 def _judge_features(bundle: Bundle) -> Iterator[Finding]:
     for feature in bundle.serving.features:
-        if feature not in PROBED:
+        if feature is Feature.JSON_SCHEMA:
+            # No warning: a policy that relies on it has the gate that proves it.
+            message = "The bundle declares json_schema, which the gate `structured` proves and this one does not."
+            yield finding("feature-not-probed", message, severity=Severity.INFO, pointer=feature.value)
+        elif feature not in PROBED:
             message = f"The bundle declares {feature}, which this gate does not prove yet."
             advice = "Leave it out of serving.features, or accept it knowingly."
             yield finding("feature-not-probed", message, severity=Severity.WARN, pointer=feature.value, advice=advice)

@@ -35,6 +35,7 @@ NOTES: dict[Kind, frozenset[Phase]] = {
     Kind.GATE_RECORDED: frozenset({Phase.STAGED, Phase.BOOTED}),
     Kind.APPROVAL_GRANTED: frozenset({Phase.GATED}),
     Kind.APPROVAL_NOT_REQUIRED: frozenset({Phase.GATED}),
+    Kind.FINDING_ACCEPTED: frozenset({Phase.GATED}),
     Kind.STEP_PASSED: frozenset({Phase.CANARY, Phase.PROMOTED}),
     Kind.STOP_CONDITION_FIRED: frozenset({Phase.CANARY, Phase.PROMOTED}),
     Kind.PROMOTION_REQUESTED: frozenset({Phase.CANARY}),
@@ -111,6 +112,8 @@ def _told(state: State, kind: Kind, body: Mapping[str, Any], at: datetime) -> St
             return replace(state, held=tuple(body["reasons"]), reason="; ".join(body["reasons"]))
         case Kind.REFUSED | Kind.STOP_CONDITION_FIRED:
             return replace(state, reason="; ".join(body["reasons"]))
+        case Kind.FINDING_ACCEPTED:
+            return replace(state, held=())
         case Kind.PROMOTION_REQUESTED:
             return replace(state, reason=str(body["reason"]), held=())
         case Kind.PROMOTED | Kind.ROLLBACK_REQUESTED:

@@ -15,13 +15,21 @@ from registry import auth, conditions, db, documents, evidence, targets
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, TargetRow
-from schemas.api import Act, ReleaseCreate, Revoke
+from schemas.api import Act, Approve, ReleaseCreate, Revoke
 from schemas.common import Closed
-from schemas.evidence import Approved, Created, EvidenceRevoked, Kind, Note, Reasoned
+from schemas.evidence import Accepted, Approved, Created, EvidenceRevoked, Kind, Note, Reasoned
 from schemas.policy import GoldenRule, Policy
-from schemas.problems import Conflict, NotEligible, NotFound, NotPermitted, ReferenceMissing, TransitionRefused
+from schemas.problems import (
+    Conflict,
+    InvalidDocument,
+    NotEligible,
+    NotFound,
+    NotPermitted,
+    ReferenceMissing,
+    TransitionRefused,
+)
 from schemas.release import GateStatus, Phase, Release, ReleaseDetail
-from schemas.result import GateResult, Verdict
+from schemas.result import GateResult, Severity, Verdict
 
 
 def create(
@@ -243,20 +251,73 @@ def require_eligible(session: Session, release: ReleaseRow, policy: Policy, *, n
     return found
 
 
+def unaccepted(session: Session, release: ReleaseRow, found: Standing) -> dict[str, list[str]]:
+    """Return gate → codes of its `warn` findings that no manager has accepted; gates without any are left out."""
+    accepted: dict[str, set[str]] = {}
+    for entry in log(session, release.id):
+        if entry.kind == Kind.FINDING_ACCEPTED:
+            body = Accepted.model_validate(evidence.claim_of(entry.envelope)["body"])
+            accepted.setdefault(body.result, set()).update(body.codes)
+    left = {
+        gate: sorted(
+            {one.code for one in result.findings if one.severity is Severity.WARN} - accepted.get(digest, set())
+        )
+        for gate, (entry, result) in found.results.items()
+        if (digest := entry.entry_digest)
+    }
+    return {gate: codes for gate, codes in left.items() if codes}
+
+
+def warnings(left: dict[str, list[str]]) -> list[str]:
+    """Return unaccepted findings as reasons, one sentence a gate."""
+    return [f"{gate} passed with warnings that nobody has accepted: {', '.join(codes)}" for gate, codes in left.items()]
+
+
+def _accept(
+    session: Session, service: Service, actor: Actor, release: ReleaseRow, policy: Policy, body: Act
+) -> ReleaseRow:
+    """Record the acceptance of findings; refuse when a warning is left, or a code is none."""
+    found = require_eligible(session, release, policy, now=db.now(session))
+    left = unaccepted(session, release, found)
+    wanted = set(body.accept or ()) if isinstance(body, Approve) else set()
+    present = {one.code for _, result in found.results.values() for one in result.findings}
+    if unknown := sorted(wanted - present):
+        raise InvalidDocument(
+            f"no gate of release {release.id} has the finding {unknown[0]}",
+            errors=[{"pointer": "/accept", "detail": f"{code} is no finding of its gates"} for code in unknown],
+        )
+    if open_ := {gate: rest for gate, codes in left.items() if (rest := [one for one in codes if one not in wanted])}:
+        raise NotEligible(
+            f"release {release.id} may not be approved: {'; '.join(warnings(open_))}; name each with --accept",
+            reasons=warnings(open_),
+            findings=open_,
+        )
+    for gate, codes in left.items():
+        digest = found.results[gate][0].entry_digest
+        accepted = Accepted(gate=gate, result=digest, codes=codes, reason=body.reason)
+        name = f"accepted:{gate}:{digest[7:19]}"
+        release = act(session, service, release, name, actor.name, Kind.FINDING_ACCEPTED, accepted)
+    return release
+
+
 def approve(
     session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
 ) -> ReleaseRow:
-    """Approve a gated release. When the policy's number of managers is reached, the release is approved.
+    """Approve a gated release, and accept the warnings that an `Approve` names.
+
+    When the policy's number of managers is reached and no warning is left, the release is approved.
 
     Raises:
         NotPermitted: the actor is the release's author.
-        NotFound, NotEligible, TransitionRefused.
+        NotEligible: evidence is missing or expired, or a warning is not accepted; `findings` names gate and codes.
+        InvalidDocument: a code to accept is no finding of the release's gates.
+        NotFound, TransitionRefused.
     """
     release = _locked(session, actor, release_id, if_match)
     policy = documents.load_policy(session, actor.project_id, release.policy)
     _require_other(release, actor, "approve")
     if release.phase == Phase.GATED:
-        require_eligible(session, release, policy, now=db.now(session))
+        release = _accept(session, service, actor, release, policy, body)
     name = f"approval:{actor.name}"
     if evidence.find(session, evidence.release_stream(release.id), name) is None:
         release = act(session, service, release, name, actor.name, Kind.APPROVAL_GRANTED, Note(reason=body.reason))
@@ -266,6 +327,8 @@ def approve(
 def settle_approval(session: Session, service: Service, release: ReleaseRow, policy: Policy) -> ReleaseRow:
     """Record that the approval rule is met, when it is. Zero approvals required is an entry of its own."""
     if release.phase != Phase.GATED:
+        return release
+    if unaccepted(session, release, standing(session, release, policy, now=db.now(session))):
         return release
     required = policy.approval.required
     granted = {e.actor: e for e in log(session, release.id) if e.kind == Kind.APPROVAL_GRANTED}

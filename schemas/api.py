@@ -165,6 +165,14 @@ class Act(Closed):
     reason: Text = Field(description="Why; kept in evidence.")
 
 
+class Approve(Act):
+    """Approve a release, and answer for the warnings of its gates."""
+
+    accept: Annotated[list[ShortText], Field(max_length=500)] | None = Field(
+        None, description="Codes of `warn` findings that may stand, for the reason given."
+    )
+
+
 class Revoke(Closed):
     """Let a gate result count no more."""
 

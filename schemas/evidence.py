@@ -37,6 +37,7 @@ class Kind(StrEnum):
     APPROVAL_GRANTED = "approval_granted"
     APPROVAL_NOT_REQUIRED = "approval_not_required"
     APPROVED = "approved"
+    FINDING_ACCEPTED = "finding_accepted"
     TRAFFIC_SHIFTED = "traffic_shifted"
     STEP_PASSED = "step_passed"
     STOP_CONDITION_FIRED = "stop_condition_fired"
@@ -121,6 +122,15 @@ class Approved(Closed):
 
     approvals: list[Digest] = Field(description="Entry digests of the approvals counted.")
     required: Integer = Field(description="Approvals that the policy asks for.")
+
+
+class Accepted(Closed):
+    """A manager answers for the warnings of one gate's result. A later result has to be accepted anew."""
+
+    gate: ShortText = Field(description="Gate.")
+    result: Digest = Field(description="Entry digest of its result.")
+    codes: Annotated[list[ShortText], Field(min_length=1, max_length=500)] = Field(description="Findings, by code.")
+    reason: Text = Field(description="Why they may stand.")
 
 
 class Traffic(Closed):
@@ -261,6 +271,7 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.APPROVAL_GRANTED: Note,
     Kind.APPROVAL_NOT_REQUIRED: Note,
     Kind.APPROVED: Approved,
+    Kind.FINDING_ACCEPTED: Accepted,
     Kind.TRAFFIC_SHIFTED: Traffic,
     Kind.STEP_PASSED: Judgement,
     Kind.STOP_CONDITION_FIRED: Judgement,

@@ -34,6 +34,7 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     Kind.APPROVAL_GRANTED: ("good", lambda b: b["reason"]),
     Kind.APPROVAL_NOT_REQUIRED: ("plain", lambda b: b["reason"]),
     Kind.APPROVED: ("good", lambda b: f"{len(b['approvals'])} of {b['required']} approvals"),
+    Kind.FINDING_ACCEPTED: ("warn", lambda b: f"{b['gate']}: {', '.join(b['codes'])}: {b['reason']}"),
     Kind.TRAFFIC_SHIFTED: ("plain", lambda b: f"{_split(b)}, acknowledged in {b['applied_ms']:.1f} ms"),
     Kind.STEP_PASSED: ("good", lambda b: f"step {b['step'] + 1}: {_reasons(b)}"),
     Kind.STOP_CONDITION_FIRED: ("bad", _reasons),

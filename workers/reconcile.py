@@ -154,16 +154,20 @@ def _was_resumed_since(session: Session, release: ReleaseRow, job: JobRow) -> bo
 
 
 def approval(control: Control, held: Held) -> float | None:
-    """Wait for people, unless the policy asks for none."""
+    """Wait for people, unless the policy asks for none. What a gate warned of waits for one who answers for it."""
     with control.transaction(held) as (session, release):
         if release.is_paused:
             return None
         policy = documents.load_policy(session, release.project_id, release.policy)
         try:
-            releases.require_eligible(session, release, policy, now=db.now(session))
+            found = releases.require_eligible(session, release, policy, now=db.now(session))
         except NotEligible as problem:
             if not release.held:
                 control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
+            return None
+        if left := releases.unaccepted(session, release, found):
+            digests = "".join(found.results[gate][0].entry_digest[7:13] for gate in sorted(left))
+            control.hold(session, release, f"held:findings:{digests}", releases.warnings(left), "findings_unaccepted")
             return None
         before = release.phase
         releases.settle_approval(session, control.service, release, policy)

@@ -12,7 +12,7 @@ from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.auth import Actor
 from registry.tables import ReleaseRow
-from schemas.api import Act, Page, ReleaseCreate, TargetName
+from schemas.api import Act, Approve, Page, ReleaseCreate, TargetName
 from schemas.problems import (
     Conflict,
     InvalidDocument,
@@ -96,14 +96,14 @@ def _told(session: Session, row: ReleaseRow, response: Response) -> Release:
 )
 def approve_release(
     release: UUID,
-    body: Act,
+    body: Approve,
     actor: Annotated[Actor, allow("approve")],
     service: ServiceDep,
     session: SessionDep,
     response: Response,
     if_match: IfMatch = None,
 ) -> Release:
-    """Approve a gated release."""
+    """Approve a gated release, and accept the warnings of its gates that are named."""
     row = releases.approve(session, service, actor, release, body, if_match=if_match)
     return _told(session, row, response)
 

@@ -216,10 +216,28 @@ def _act(release: str, as_json: bool, act: Callable[[Client, UUID], Release]) ->
     return Exit.DONE
 
 
-@app.command(epilog=examples('sluicegate release approve 01a2289b-8894 --reason "answers read, latency as before"'))
-def approve(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json: Json = False) -> int:
-    """Approve a release whose gates have passed."""
-    return _act(release, as_json, lambda client, identity: client.releases.approve(identity, reason, if_match=if_match))
+@app.command(
+    epilog=examples(
+        'sluicegate release approve 01a2289b-8894 --reason "answers read, latency as before"',
+        'sluicegate release approve 01a2289b-8894 --accept keyword-not-probed --reason "no caller sends if/then"',
+    )
+)
+def approve(
+    release: ReleaseId,
+    reason: Reason,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option("--accept", metavar="CODE", help="Answer for this warning of a gate; repeatable."),
+    ] = None,
+    if_match: IfMatch = None,
+    as_json: Json = False,
+) -> int:
+    """Approve a release whose gates have passed. Each warning that they gave must be accepted by its code."""
+    return _act(
+        release,
+        as_json,
+        lambda client, identity: client.releases.approve(identity, reason, accept=accept or (), if_match=if_match),
+    )
 
 
 @app.command(epilog=examples('sluicegate release reject 01a2289b-8894 --reason "wrong template for this customer"'))

@@ -12,6 +12,7 @@ from gates import archive
 from registry.client.transport import Transport
 from schemas.api import (
     Act,
+    Approve,
     Identity,
     Page,
     Project,
@@ -83,9 +84,15 @@ class Releases:
         parameters = {"target": target, "phase": [str(phase) for phase in phases] or None}
         return self._transport.pages(Release, "/v1/releases", parameters)
 
-    def approve(self, release: UUID, reason: str, *, if_match: str | None = None) -> Release:
-        """Approve a gated release. Raises NotEligible, TransitionRefused, NotPermitted."""
-        return self._act(release, "approvals", reason, if_match)
+    def approve(
+        self, release: UUID, reason: str, *, accept: Sequence[str] = (), if_match: str | None = None
+    ) -> Release:
+        """Approve a gated release, and accept its gates' warnings by their codes.
+
+        Raises NotEligible (its `findings` are what is not accepted), TransitionRefused, NotPermitted.
+        """
+        body = Approve(reason=reason, accept=[*accept] or None)
+        return self._act(release, "approvals", body, if_match)
 
     def reject(self, release: UUID, reason: str, *, if_match: str | None = None) -> Release:
         """Reject a release that has no traffic yet. Raises TransitionRefused, NotPermitted."""
@@ -107,12 +114,11 @@ class Releases:
         """Ask that all traffic be taken back from a release. Raises TransitionRefused, Conflict."""
         return self._act(release, "rollbacks", reason, if_match)
 
-    def _act(self, release: UUID, act: str, reason: str, if_match: str | None) -> Release:
+    def _act(self, release: UUID, act: str, said: str | Act, if_match: str | None) -> Release:
         headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
         path = f"/v1/releases/{release}/{act}"
-        return self._transport.parse(
-            Release, self._transport.send("POST", path, body=Act(reason=reason), headers=headers)
-        )
+        body = said if isinstance(said, Act) else Act(reason=said)
+        return self._transport.parse(Release, self._transport.send("POST", path, body=body, headers=headers))
 
 
 class Runs:

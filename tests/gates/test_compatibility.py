@@ -87,8 +87,8 @@ def test_less_context_than_promised_fails(tmp_path):
     assert blocking(result) == {("context-short", "start")}
 
 
-@pytest.mark.parametrize("features", [["chat", "streaming", "tools"]])
-def test_a_declared_feature_that_is_not_proved_is_a_warning(tmp_path, features):
+@pytest.mark.parametrize("features", [["chat", "json_schema", "streaming", "tools"]])
+def test_a_declared_feature_that_no_gate_proves_is_a_warning(tmp_path, features):
     with served.served(tmp_path / "case", RULE, serving={"features": features}) as context:
         result, _ = catalog.run("compatibility", context)
     assert result.verdict is Verdict.PASSED

@@ -495,3 +495,27 @@ def test_nothing_to_verify_is_not_verified(command, stack):
     command.be("engineer", stack)
     ran = command("evidence", "verify", "--stream", "release/none", "--json")
     assert (ran.status, ran.json["verified"]) == (1, False)
+
+
+# -------------------------------------------------------------------------------------------------- warnings
+
+
+def test_a_warning_is_accepted_by_its_code_on_the_command_line(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    scene.act(identity, "staged", Kind.STAGED, STAGED)
+    scene.act(identity, "booted", Kind.ENGINE_BOOTED, BOOTED)
+    for gate in ("integrity", "compatibility"):
+        warned = Finding(code="odd-name", severity=Severity.WARN, message="A name is odd.")
+        result = scene.result(gate, Verdict.PASSED).model_copy(update={"findings": [warned]})
+        scene.act(identity, f"gate:{gate}", Kind.GATE_RECORDED, result)
+    scene.act(identity, "gates", Kind.GATES_PASSED, Decision(gates={"integrity": "sha256:" + "1" * 64}))
+    approve = ("release", "approve", identity, "--reason", "odd but right")
+    scene.command.be("admin", scene.api)
+    refused = scene.command(*approve)
+    assert refused.status == 4
+    assert "odd-name" in refused.err
+    assert "--accept" in refused.err
+    assert scene.command(*approve, "--accept", "even-name").status == 2
+    assert scene.command.ok(*approve, "--accept", "odd-name", "--json").json["phase"] == "approved"
+    assert "integrity: odd-name: odd but right" in scene.command.ok("evidence", "list", "--release", identity).out

@@ -146,6 +146,8 @@ def test_a_hold_ends_when_the_phase_moves_when_it_is_resumed_and_when_the_next_s
     assert advance(held, Kind.GATES_PASSED, {}, LATER).held == ()
     assert advance(held, Kind.RESUMED, BODY[Kind.RESUMED], LATER).held == ()
     assert advance(held, Kind.GATE_RECORDED, {}, LATER).held == ("load inconclusive",)
+    warned = fold(log(Kind.STAGED, Kind.ENGINE_BOOTED, Kind.GATES_PASSED, Kind.HELD))
+    assert advance(warned, Kind.FINDING_ACCEPTED, {}, LATER).held == ()
     canary = fold([*log(*PATH[:8]), (Kind.HELD, BODY[Kind.HELD], AT)])
     again, onward = ({"desired": SPLIT, "step": step} for step in (0, 1))
     assert advance(canary, Kind.TRAFFIC_SHIFTED, again, LATER).held == ("load inconclusive",)

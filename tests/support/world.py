@@ -61,6 +61,8 @@ class World:
     envoy: RunningGateway
     runner: UUID
     rung: list[str] = field(default_factory=list)
+    warned: dict[str, list[str]] = field(default_factory=dict)
+    """Gate → codes of the `warn` findings that its results carry."""
 
     def policy(self, name: str = "quick", **changes: Any) -> Policy:
         return factories.registered_policy(self.service, self.actor, name, **({"canary": QUICK_CANARY} | changes))
@@ -136,7 +138,9 @@ class World:
             "verdict": verdict,
             "summary": f"{gate} said {verdict}",
             "measurements": [],
-            "findings": [],
+            "findings": [
+                {"code": code, "severity": "warn", "message": f"{code} was seen."} for code in self.warned.get(gate, [])
+            ],
             "duration_ms": 5,
             "source": "run",
         }

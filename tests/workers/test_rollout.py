@@ -2,15 +2,16 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from registry import evidence, releases, verification
 from registry.auth import Actor
 from registry.service import Service
-from schemas.api import Act
+from schemas.api import Act, Approve
 from schemas.evidence import Kind
-from schemas.problems import Conflict, NotPermitted, TransitionRefused
+from schemas.problems import Conflict, InvalidDocument, NotEligible, NotPermitted, TransitionRefused
 from schemas.release import Phase, ReleaseDetail
 from tests.support.gateway import ask_many
 from tests.support.streams import Script, stream_engine
@@ -138,6 +139,66 @@ def test_a_release_waits_for_as_many_managers_as_its_policy_asks_for(here: World
             releases.approve(session, here.service, manager, release, Act(reason="looks right"))
         assert here.show(release).phase is phase
     assert len(body(here.show(release), Kind.APPROVED)["approvals"]) == 2  # type: ignore[arg-type]
+
+
+def _approved(here: World, release: UUID, name: str, *accept: str) -> None:
+    manager = Actor(here.actor.project_id, "default", name, "manager")
+    said = Approve(reason=f"{name} has read them", accept=[*accept] or None)
+    with here.service.database.transaction() as session:
+        releases.approve(session, here.service, manager, release, said)
+
+
+@pytest.mark.parametrize("required", [0, 1])
+def test_warnings_of_gates_hold_a_release_until_a_manager_answers_for_each(here: World, required: int) -> None:
+    here.warned = {"compatibility": ["stop-not-probed", "context-unproved"], "integrity": ["odd-name"]}
+    release = here.release(here.bundle("one", b"1" * 10), here.policy(approval={"required": required}))
+    here.evaluate()
+    here.until(lambda: bool(here.show(release).held))
+    shown = here.show(release)
+    assert shown.phase is Phase.GATED
+    assert [text.rpartition(": ")[2] for text in sorted(shown.held)] == [
+        "context-unproved, stop-not-probed",
+        "odd-name",
+    ]
+    told = len(shown.log)
+    with pytest.raises(NotEligible, match="context-unproved, stop-not-probed") as raised:
+        _approved(here, release, "kim", "odd-name")
+    assert raised.value.members["findings"] == {"compatibility": ["context-unproved", "stop-not-probed"]}
+    with pytest.raises(InvalidDocument, match=r"no gate .* has the finding made-up"):
+        _approved(here, release, "kim", "odd-name", "context-unproved", "stop-not-probed", "made-up")
+    assert len(here.show(release).log) == told
+    _approved(here, release, "kim", "odd-name", "context-unproved", "stop-not-probed")
+    here.until_phase(release, Phase.APPROVED)
+    shown = here.show(release)
+    assert not shown.held
+    results = {e.body["gate"]: e.entry_digest for e in shown.log if e.kind is Kind.GATE_RECORDED}
+    accepted = [e for e in shown.log if e.kind is Kind.FINDING_ACCEPTED]
+    assert [(e.actor, e.body) for e in sorted(accepted, key=lambda e: e.body["gate"])] == [
+        (
+            "kim",
+            {"gate": gate, "result": results[gate], "codes": codes, "reason": "kim has read them"},
+        )
+        for gate, codes in (("compatibility", ["context-unproved", "stop-not-probed"]), ("integrity", ["odd-name"]))
+    ]
+    assert_verified(here)
+
+
+def test_what_one_manager_has_accepted_the_next_need_not_and_a_failure_needs_no_acceptance(here: World) -> None:
+    here.warned = {"compatibility": ["stop-not-probed"]}
+    release = here.release(here.bundle("one", b"1" * 10), here.policy(approval={"required": 2}))
+    here.evaluate()
+    here.until(lambda: bool(here.show(release).held))
+    _approved(here, release, "kim", "stop-not-probed")
+    assert here.show(release).held == []
+    here.turn()
+    assert here.show(release).held == []
+    _approved(here, release, "jo")
+    assert here.show(release).phase is Phase.APPROVED
+    with here.service.database.transaction() as session:
+        releases.reject(session, here.service, here.actor, release, Act(reason="enough"))
+    failing = here.release(here.bundle("two", b"2" * 10), here.policy())
+    here.evaluate(compatibility="failed")
+    here.until_phase(failing, Phase.REJECTED)
 
 
 def test_no_approval_required_is_itself_an_entry(here: World) -> None:

@@ -1,0 +1,27 @@
+"""A manager's acceptance of warnings is evidence of its own kind"""
+
+from alembic import op
+
+revision = "0004"
+down_revision = "0002"
+
+CHANGE = """
+DO $$
+DECLARE known text;
+BEGIN
+    SELECT pg_get_constraintdef(oid) INTO STRICT known FROM pg_constraint WHERE conname = 'ck_entries_kind';
+    ALTER TABLE entries DROP CONSTRAINT ck_entries_kind;
+    EXECUTE 'ALTER TABLE entries ADD CONSTRAINT ck_entries_kind ' || replace(known, '{before}', '{after}');
+END
+$$
+"""
+# Whatever kinds the migrations before know: one is added to them.
+FORMER, NEW = "''approved''::text", "''approved''::text, ''finding_accepted''::text"
+
+
+def upgrade() -> None:
+    op.execute(CHANGE.format(before=FORMER, after=NEW))
+
+
+def downgrade() -> None:
+    op.execute(CHANGE.format(before=NEW, after=FORMER))

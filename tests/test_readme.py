@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from gates.arrivals import LoadSpec, make_suite
 from gates.catalog import CATALOG
 from registry.auth import PERMISSIONS
 from registry.lifecycle import NEXT
@@ -77,3 +78,11 @@ def test_every_problem_is_described_with_its_status() -> None:
 def test_decisions_are_numbered_without_gaps() -> None:
     numbers = [int(found) for found in re.findall(r"^\*\*D(\d+)\. ", README, re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_the_load_spec_of_the_readme_draws_a_plan() -> None:
+    (block,) = re.findall(r"```json\n(\{\n  \"name\": .*?)```", README, re.DOTALL)
+    spec = LoadSpec.model_validate_json(block)
+    assert len(make_suite(spec).plan) == spec.requests
+    section = README.split("\n## Command line\n", 1)[1].split("\n## ", 1)[0]
+    assert [name for name in LoadSpec.model_fields if f"`{name}`" not in section and f'"{name}"' not in section] == []

@@ -12,6 +12,7 @@ from registry.cli.output import Clock, Output, plain
 from registry.client import Client
 from schemas.api import Run
 from schemas.evidence import Entry
+from schemas.policy import Policy
 from schemas.problems import Unavailable
 from schemas.release import Phase, ReleaseDetail
 from schemas.stories import TONES, tell
@@ -55,15 +56,20 @@ def follow_release(client: Client, output: Output, release: UUID, *, until: Unti
     Returns:
         The exit status.
     """
-    clock, seen = Clock(), 0
+    clock, seen, told_who = Clock(), 0, False
 
     def look() -> tuple[ReleaseDetail, Decided | None]:
-        nonlocal seen
+        nonlocal seen, told_who
         found = client.releases.get(release)
         for entry in found.log[seen:]:
             output.follow(*line(entry))
         seen = len(found.log)
-        return found, decided(found, until)
+        verdict = decided(found, until)
+        if found.phase is Phase.GATED and verdict is None and not told_who:
+            told_who = True
+            if (needed := _approvals_needed(client, found.policy)) > 0:
+                output.note(waits_for(found, needed))
+        return found, verdict
 
     def note(problem: Unavailable) -> None:
         output.note(f"{problem.detail}; waiting for it", "warn")
@@ -71,13 +77,17 @@ def follow_release(client: Client, output: Output, release: UUID, *, until: Unti
     def left() -> float:
         return max(0.0, timeout_seconds - clock.seconds)
 
-    found, verdict = look()
-    if verdict is None:
-        for event in client.events(release=release, seconds=left(), on_away=note):
-            if event.entry.position > seen:
-                found, verdict = _patiently(look, note, left)
-                if verdict is not None:
-                    break
+    try:
+        found, verdict = look()
+        if verdict is None:
+            for event in client.events(release=release, seconds=left(), on_away=note):
+                if event.entry.position > seen:
+                    found, verdict = _patiently(look, note, left)
+                    if verdict is not None:
+                        break
+    except KeyboardInterrupt:
+        output.note(f"only the watching ended; the release goes on: sluicegate release watch {release}", "warn")
+        raise
     verdict = verdict or Decided(Exit.UNDECIDED, "time-out", f"it is {found.phase} after {timeout_seconds:g} s")
     told = {**plain(found), "outcome": verdict.outcome, "why": verdict.why}
     output.result(told, lambda out: out.say(f"{verdict.outcome}: {verdict.why}", _tone(verdict)))
@@ -107,6 +117,17 @@ def decided(release: ReleaseDetail, until: Until) -> Decided | None:
         advice = f"look into it, then: sluicegate release resume {release.id} --reason …"
         return Decided(Exit.UNDECIDED, "held", f"{'; '.join(release.held)}; {advice}")
     return None
+
+
+def _approvals_needed(client: Client, policy: str) -> int:
+    return Policy.model_validate(client.policies.get(policy).document).approval.required
+
+
+def waits_for(release: ReleaseDetail, needed: int) -> str:
+    """Return who must agree to a release whose gates have passed, and by which command."""
+    people = "1 approval" if needed == 1 else f"{needed} approvals"
+    command = f"sluicegate release approve {release.id} --reason …"
+    return f"waits for {people} by somebody other than {release.created_by}: {command}"
 
 
 def line(entry: Entry) -> tuple[str, str]:

@@ -21,6 +21,9 @@ from schemas.suite import SUITE, AnySuite, LoadSuite, StructuredSuite
 
 app = group("Suites: prompts and arrival plans that gates run.")
 
+SPEC_KEYS = ("rate_per_second", "requests", "warmup_requests", "distribution")
+"""Keys that only a load spec has: a document with one of them and no schema is read as one."""
+
 SuiteName = Annotated[str, typer.Argument(metavar="SUITE", help="Digest, 8 or more of its digits, or a file.")]
 
 
@@ -31,7 +34,8 @@ def push(
 ) -> int:
     """Register a golden, a load or a structured suite.
 
-    A load spec (rate, requests, distribution, seed) is drawn into a plan of arrivals here. The same spec gives
+    A document without "schema" is a load spec: name, prompts, rate_per_second, requests, warmup_requests,
+    distribution, shape, seed and request_seconds. It is drawn into a plan of arrivals here. The same spec gives
     the same plan.
     """
     output = Output(as_json=as_json)
@@ -45,6 +49,10 @@ def push(
 def read_suite(file: Path) -> AnySuite:
     """Return a file's suite, drawn when it is a load spec. Raises Usage, InvalidDocument."""
     value = read_file(file)
+    if isinstance(value, dict) and not {"schema", *SPEC_KEYS} & value.keys():
+        raise InvalidDocument(
+            f'{file}: neither a suite, which has "schema", nor a load spec, which has {", ".join(SPEC_KEYS)}'
+        )
     try:
         return suite_of(value)
     except ValidationError as error:
@@ -55,7 +63,7 @@ def read_suite(file: Path) -> AnySuite:
 
 def suite_of(value: Any) -> AnySuite:
     """Return a suite from JSON, drawn when it is a load spec. Raises ValueError."""
-    if isinstance(value, dict) and "schema" not in value and "rate_per_second" in value:
+    if isinstance(value, dict) and "schema" not in value and any(key in value for key in SPEC_KEYS):
         # Statistics take a second to load, and only a spec needs them.
         from gates.arrivals import LoadSpec, make_suite
 

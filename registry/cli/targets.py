@@ -60,6 +60,8 @@ def only_class(client: Client) -> str:
 def show(target: TargetArgument, as_json: Json = False) -> int:
     """Show what a target serves now, by whom, and what is under way."""
     output = Output(as_json=as_json)
+    if "@" not in target:
+        raise Usage(f"target {target!r} has no environment: write NAME@ENVIRONMENT, such as {target}@prod")
     with connect() as client:
         found = client.targets.get(target)
     output.result(found, lambda out: _show(out, found))

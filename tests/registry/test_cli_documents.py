@@ -176,6 +176,20 @@ def test_a_suite_that_is_wrong_is_refused_here_with_its_place(command, write, va
     assert place in errors(command("suite", "push", write("suite.json", value), "--json"))
 
 
+@pytest.mark.parametrize("value", [{"rate": 10, "seed": 1}, {"name": "ping", "prompts": []}, {}])
+def test_a_document_that_is_neither_suite_nor_spec_is_told_what_makes_one(command, write, value):
+    command.use("http://127.0.0.1:1", "token")
+    ran = command("suite", "push", write("suite.json", value))
+    assert ran.status == 2
+    assert 'neither a suite, which has "schema", nor a load spec, which has rate_per_second, requests' in ran.err
+
+
+def test_a_spec_is_told_each_key_that_it_lacks(command, write):
+    command.use("http://127.0.0.1:1", "token")
+    found = errors(command("suite", "push", write("spec.json", {"rate": 10, "requests": 64, "name": "x"}), "--json"))
+    assert {"/rate", "/rate_per_second", "/seed", "/prompts"} <= found.keys()
+
+
 def test_a_spec_that_draws_no_plan_is_refused(command, write):
     command.use("http://127.0.0.1:1", "token")
     ran = command("suite", "push", write("spec.json", SPEC | {"rate_per_second": "0"}))

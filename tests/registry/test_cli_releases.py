@@ -1,10 +1,15 @@
+import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from registry import releases
+from registry.cli.failures import Exit
 from registry.client import Client
 from schemas.api import Complete
 from schemas.evidence import (
@@ -25,6 +30,7 @@ from schemas.runner import EngineIdentity, Fingerprint, Report, RunnerRegistrati
 from schemas.suite import GoldenSuite
 from tests.support.factories import golden_body, reference_body, registered_bundle, registered_policy
 
+ROOT = Path(__file__).parents[2]
 FINGERPRINT = Fingerprint(cpu="Test CPU", cpu_flags="avx2", cores=4, memory_bytes=2**33, accelerators=[], kernel="6")
 
 
@@ -160,6 +166,12 @@ def test_a_target_that_cannot_be_is_refused_with_its_place(scene, arguments, sta
     assert (ran.status, ran.out) == (status, "")
     assert said in ran.err
     assert scene.command.ok("target", "list", "--json").json == {"items": []}
+
+
+def test_a_target_without_an_environment_is_told_how_to_write_one(scene):
+    ran = scene.command("target", "show", "chat")
+    assert (ran.status, ran.out) == (2, "")
+    assert "write NAME@ENVIRONMENT, such as chat@prod" in ran.err
 
 
 def test_a_name_that_is_taken_is_status_4_and_one_that_is_not_there_status_2(scene):
@@ -313,6 +325,41 @@ def test_a_release_that_holds_in_its_canary_is_waited_for(scene):
     scene.act(identity, "held", Kind.HELD, Reasoned(reasons=["too few requests"], cause="step_inconclusive"))
     ran = scene.command("release", "watch", identity, "--timeout", "0.2", "--json")
     assert (ran.status, ran.json["outcome"]) == (3, "time-out")
+
+
+@pytest.mark.parametrize("required", [0, 1])
+def test_who_waits_is_told_that_people_must_approve(scene, required):
+    scene.target()
+    policy = registered_policy(scene.service, scene.api.actor("manager"), approval={"required": required})
+    identity = scene.release("--policy", policy.digest)["id"]
+    scene.act(identity, "staged", Kind.STAGED, STAGED)
+    scene.act(identity, "booted", Kind.ENGINE_BOOTED, BOOTED)
+    scene.act(identity, "gates", Kind.GATES_PASSED, Decision(gates={"integrity": "sha256:" + "1" * 64}))
+
+    ran = scene.command("release", "watch", identity, "--timeout", "0.2")
+
+    assert ran.status == 3
+    said = f"waits for 1 approval by somebody other than manager: sluicegate release approve {identity} --reason …"
+    assert ran.err.count(said) == required
+    assert "waits for" not in scene.command.ok("release", "watch", identity, "--until", "gated").err
+
+
+def test_an_interrupted_wait_says_that_the_release_goes_on(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"from registry.cli import main; sys.exit(main(['release', 'watch', '{identity}']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as ran:
+        assert "created" in ran.stdout.readline()
+        ran.send_signal(signal.SIGINT)
+        _, err = ran.communicate(timeout=30)
+    assert ran.returncode == Exit.INTERRUPTED
+    assert f"the release goes on: sluicegate release watch {identity}" in err
+    assert "Traceback" not in err
 
 
 def test_creating_and_waiting_is_one_command(scene):

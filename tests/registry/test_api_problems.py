@@ -35,6 +35,7 @@ FILLED = {
     "name": "chat@prod",
     "kind": "nothing",
     "digest": DIGEST,
+    "number": "1",
     **dict.fromkeys(("release", "run", "runner", "job", "token"), "01a22898-d199-7470-8203-0958ed552ee6"),
 }
 
@@ -136,7 +137,7 @@ def test_operations_have_names_of_their_own():
 
 def test_an_address_that_is_not_there_and_a_method_that_it_lacks(api):
     client = api.clients["engineer"]
-    for path in ("/", "/v1", "/v1/bundles/", "/v2/bundles", "/docs", "/v1/../etc/passwd"):
+    for path in ("/nothing", "/v1", "/v1/bundles/", "/v2/bundles", "/docs", "/v1/../etc/passwd"):
         checked(client.get(path), "not-found")
     refused = client.delete("/v1/bundles")
     checked(refused, "method-not-allowed")

@@ -11,7 +11,7 @@ from registry.api.app import create_app
 from registry.api.deps import SessionDep
 from registry.db import Database
 from schemas.api import Project
-from tests.support.api import Api, make_tokens
+from tests.support.api import Api
 
 router = APIRouter()
 
@@ -107,7 +107,6 @@ async def test_a_commit_that_fails_is_not_answered_as_done(client, committed):
 
 
 def test_what_was_answered_can_be_read_at_once_by_another_connection(committed):
-    make_tokens(committed, "default")
     with Api(committed) as api, committed.database.engine.connect() as connection:
         for number in range(30):
             api.clients["admin"].post("/v1/projects", json={"name": f"p{number}"}).raise_for_status()

@@ -140,6 +140,29 @@ def test_entries_are_chosen_by_stream_target_and_kind(committed, actor):
     assert Reader(committed, UUID(int=0)).read() == []
 
 
+def test_entries_of_another_cluster_are_read_once_their_numbers_are_mended_as_the_readme_says(committed, actor):
+    """A restored dump brings numbers that the new cluster's counter has not come to."""
+    owner = committed.database.engine
+
+    def number(value: str) -> None:
+        with owner.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE entries DISABLE TRIGGER entries_append_only")
+            connection.exec_driver_sql(f"UPDATE entries SET transaction_id = '{value}'")
+            connection.exec_driver_sql("ALTER TABLE entries ENABLE TRIGGER entries_append_only")
+
+    for stream in ("target/b", "target/a"):
+        with committed.database.transaction() as session:
+            append(session, committed, actor.project_id, stream)
+    number(str(2**40))
+    reader = Reader(committed, actor.project_id)
+    assert reader.read() == []
+    number("0")
+    assert reader.read() == ["target/b 1", "target/a 1"]
+    with committed.database.transaction() as session:
+        append(session, committed, actor.project_id, "target/a", "later")
+    assert reader.read() == ["target/a 2"]
+
+
 @pytest.mark.parametrize("cursor", [START, Cursor(1, 1), Cursor(2**64 - 1, MAX_INTEGER), Cursor.ahead_of(7)])
 def test_a_cursor_is_read_as_it_was_written(cursor):
     assert Cursor.parse(str(cursor)) == cursor

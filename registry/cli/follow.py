@@ -179,7 +179,7 @@ def run_decided(run: Run) -> Decided | None:
         return Decided(Exit.DONE, "recorded", f"reference {run.reference}")
     verdicts = [(str(result.get("gate")), str(result.get("verdict"))) for result in run.results]
     if run.outcome == "passed":
-        return Decided(Exit.DONE, "passed", f"{len(verdicts)} gates passed")
+        return Decided(Exit.DONE, "passed", "1 gate passed" if len(verdicts) == 1 else f"{len(verdicts)} gates passed")
     if run.outcome == "failed":
         failed = ", ".join(gate for gate, verdict in verdicts if verdict == "failed")
         return Decided(Exit.FAILED, "failed", failed or why)

@@ -17,6 +17,8 @@ from schemas.policy import Policy, StopCondition, SuiteRule, TtftCondition
 from schemas.problems import NotFound, PolicyTooWeak
 from schemas.suite import SUITE, AnySuite
 
+APPROVERS = {0: "none", 1: "1, by somebody other than the author"}
+
 app = group("Policies: which gates with which limits, how traffic moves, who approves.")
 
 
@@ -109,7 +111,12 @@ def _show(out: Output, found: Registered) -> None:
             ("name", policy.name),
             ("digest", found.digest),
             ("description", policy.description),
-            ("approvals", f"{policy.approval.required} by different managers" if policy.approval.required else "none"),
+            (
+                "approvals",
+                APPROVERS.get(
+                    policy.approval.required, f"{policy.approval.required}, each by another manager, none by the author"
+                ),
+            ),
             ("soak", f"{policy.canary.soak_seconds} s"),
             ("evidence", f"counts for {policy.evidence_seconds} s"),
         ]

@@ -437,7 +437,7 @@ def test_only_the_gates_that_are_named_are_run(scene):
     options = ("-p", scene.policy.digest, "--gate", "integrity", "--wait")
     ran = scene.command.ok("gate", "run", scene.bundle.digest, *options)
     player.join()
-    assert ran.out.splitlines() == ["integrity passed: integrity said passed", "passed: 1 gates passed"]
+    assert ran.out.splitlines() == ["integrity passed: integrity said passed", "passed: 1 gate passed"]
 
 
 def test_a_run_that_nobody_takes_is_status_3_after_the_time_given(scene):

@@ -170,6 +170,8 @@ def _load_limit_problems(rule: LoadRule) -> Problems:
 
 
 def _structured_problems(rule: StructuredRule, suite: AnySuite | None) -> Problems:
+    if rule.answer_seconds <= 0:
+        yield "answer_seconds", "no answer can come in no time"
     if rule.whitespace_max >= 1:
         yield "whitespace_max", f"{rule.whitespace_max} allows everything"
     if suite is None:

@@ -273,6 +273,7 @@ def test_299_answers_are_the_least_that_can_prove_99_percent():
         ({"truncation_max": "0"}, "/gates/2/truncation_max: 0 cannot be proved"),
         ({"truncation_max": "1"}, "/gates/2/truncation_max: 1 allows everything"),
         ({"whitespace_max": "1"}, "/gates/2/whitespace_max: 1 allows everything"),
+        ({"answer_seconds": "0"}, "/gates/2/answer_seconds: no answer can come in no time"),
         ({"suite": GOLDEN.digest}, f"/gates/2/suite: {GOLDEN.digest} is no structured suite"),
         ({"suite": "sha256:" + "0" * 64}, "/gates/2/suite: no suite sha256:000"),
     ],

@@ -117,7 +117,7 @@ Problems = Iterator[tuple[str, str]]
 
 def _golden_problems(rule: GoldenRule, suite: AnySuite | None) -> Problems:
     if suite is None:
-        yield "suite", f"no suite {rule.suite} is registered"
+        yield "suite", f"no suite {rule.suite} is registered; push it first"
     elif not isinstance(suite, GoldenSuite):
         yield "suite", f"{rule.suite} is no golden suite"
     elif rule.min_prompts > len(suite.prompts):
@@ -127,7 +127,7 @@ def _golden_problems(rule: GoldenRule, suite: AnySuite | None) -> Problems:
 def _load_problems(rule: LoadRule, suite: AnySuite | None) -> Problems:
     yield from _load_limit_problems(rule)
     if suite is None:
-        yield "suite", f"no suite {rule.suite} is registered"
+        yield "suite", f"no suite {rule.suite} is registered; push it first"
         return
     if not isinstance(suite, LoadSuite):
         yield "suite", f"{rule.suite} is no load suite"
@@ -175,7 +175,7 @@ def _structured_problems(rule: StructuredRule, suite: AnySuite | None) -> Proble
     if rule.whitespace_max >= 1:
         yield "whitespace_max", f"{rule.whitespace_max} allows everything"
     if suite is None:
-        yield "suite", f"no suite {rule.suite} is registered"
+        yield "suite", f"no suite {rule.suite} is registered; push it first"
         return
     if not isinstance(suite, StructuredSuite):
         yield "suite", f"{rule.suite} is no structured suite"

@@ -51,7 +51,7 @@ def _check_power(client: Client, policy: Policy) -> None:
     problems = [problem.partition(": ") for problem in plan_problems(policy, suites)]
     if problems:
         errors = [{"pointer": pointer, "detail": detail} for pointer, _, detail in problems]
-        raise PolicyTooWeak("the policy cannot decide with the samples that it asks for", errors=errors)
+        raise PolicyTooWeak("the policy cannot decide with the suites and samples that it names", errors=errors)
 
 
 def say_pushed(output: Output, registered: Registered, *, is_new: bool) -> None:

@@ -253,8 +253,9 @@ def _cluster(arm: Arm) -> JsonObject:
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
                 "@type": TYPE + "extensions.upstreams.http.v3.HttpProtocolOptions",
                 "explicit_http_config": {"http_protocol_options": {}},
-                # Below the 5 s after which uvicorn closes, else a request meets a closing connection.
-                "common_http_protocol_options": {"idle_timeout": "3s"},
+                # One request a connection: llama.cpp promises keep-alive and closes after every stream all the same,
+                # and a request that meets a closing connection is answered 503.
+                "common_http_protocol_options": {"max_requests_per_connection": 1},
             }
         },
     }

@@ -1,9 +1,11 @@
 """A real Envoy, real streams and scripted engines: traffic moves as it is told, and nothing breaks on the way."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import socketserver
 import threading
 import time
 
@@ -336,3 +338,35 @@ def test_time_to_move_traffic_is_measured(running, stable, candidate):
     applied = gateway.apply(split(2, *shares(stable, candidate, 10_000)))
     assert applied.acknowledged_seconds <= applied.probed_seconds <= time.monotonic() - began
     assert applied.acknowledged_seconds < 0.5
+
+
+class _OneAnswerAConnection(socketserver.StreamRequestHandler):
+    """Streams one answer that lets the connection live on, and hangs up on whoever asks again on it."""
+
+    def handle(self):
+        head = b""
+        while (line := self.rfile.readline()).strip():
+            head += line.lower()
+        length = next((int(each[15:]) for each in head.splitlines() if each.startswith(b"content-length:")), 0)
+        self.rfile.read(length)
+        body = b"data: [DONE]\n\n"
+        self.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        self.wfile.write(f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n")
+        self.connection.settimeout(1)
+        with contextlib.suppress(OSError):
+            self.rfile.readline()
+
+
+def test_an_engine_that_hangs_up_after_its_stream_costs_nobody_an_answer(running):
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _OneAnswerAConnection) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            running.gateway.apply(split(1, arm("stable", f"127.0.0.1:{server.server_address[1]}", 10_000)))
+            answers = ask_many(running.url(), 20, concurrency=1)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert answers.statuses == {200: 20}
+    assert answers.broken == 0

@@ -5,7 +5,7 @@ samples are too small to prove what its limits say, since such a policy would ho
 whose limits allow everything, since such a policy proves nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
@@ -50,7 +50,9 @@ class Decision:
     reasons: tuple[str, ...]
 
 
-def decide(required: Sequence[str], verdicts: Mapping[str, Verdict]) -> Decision:
+def decide(
+    required: Sequence[str], verdicts: Mapping[str, Verdict], *, expired: Container[str] = frozenset()
+) -> Decision:
     """Fold the latest verdict of each required gate into one decision.
 
     Any failure fails; else anything missing, errored, inconclusive or aborted is undecided; only all-passed
@@ -61,6 +63,8 @@ def decide(required: Sequence[str], verdicts: Mapping[str, Verdict]) -> Decision
         required: gate names in the order of the policy.
         verdicts: latest verdict by gate name, of this bundle under this policy; the caller leaves out what has
             expired or was revoked.
+        expired: gates whose latest verdict was left out because it is too old; they are told apart from those that
+            never ran.
     """
     if not required:
         return Decision(Outcome.FAILED, ("the policy requires no gate",))
@@ -73,7 +77,7 @@ def decide(required: Sequence[str], verdicts: Mapping[str, Verdict]) -> Decision
             case Verdict.FAILED:
                 failed.append(f"{gate} failed")
             case None:
-                unsettled.append(f"{gate} has not run")
+                unsettled.append(f"{gate} ran too long ago" if gate in expired else f"{gate} has not run")
             case verdict:
                 unsettled.append(f"{gate} {verdict}")
     if failed:

@@ -43,7 +43,8 @@ def create(
         StaleEdit: the target has changed.
         NotFound: the project lacks target, bundle or policy.
         ReferenceMissing: a golden gate of the policy has no reference on the target.
-        Conflict: another release is under way on the target; the problem names it.
+        Conflict: another release is under way on the target, or the bundle is live there already; the problem
+            names the release.
         NotPermitted: the actor's token is for other targets.
     """
     auth.require_target(actor, body.target)
@@ -61,6 +62,10 @@ def create(
         )
     references = frozen_references(policy, targets.references(session, target.id), target.name)
     stable = targets.stable_release(session, target.id)
+    if stable is not None and stable.bundle == body.bundle:
+        raise Conflict(
+            f"bundle {body.bundle} is live on {target.name} already, by release {stable.id}", holder=str(stable.id)
+        )
     at = db.now(session)
     release = ReleaseRow(
         id=uuid7(),
@@ -225,7 +230,9 @@ class Standing:
 
     decision: judgement.Decision
     results: dict[str, tuple[EntryRow, GateResult]]
-    """Latest result of each gate."""
+    """Latest result of each gate, however old."""
+    expired: frozenset[str]
+    """Gates whose latest result is older than the policy lets it count."""
 
 
 def standing(session: Session, release: ReleaseRow, policy: Policy, *, now: datetime) -> Standing:
@@ -235,11 +242,10 @@ def standing(session: Session, release: ReleaseRow, policy: Policy, *, now: date
     # A revoked result uncovers no earlier one: the gate has none until it is measured anew.
     latest = {gate: found for gate, found in latest.items() if found[0].entry_digest not in revoked}
     oldest = now - timedelta(seconds=float(policy.evidence_seconds))
-    verdicts: dict[str, Verdict] = {
-        gate: result.verdict for gate, (entry, result) in latest.items() if entry.recorded_at >= oldest
-    }
-    decision = judgement.decide([rule.gate for rule in policy.gates], verdicts)
-    return Standing(decision, latest)
+    expired = frozenset(gate for gate, (entry, _) in latest.items() if entry.recorded_at < oldest)
+    verdicts: dict[str, Verdict] = {gate: result.verdict for gate, (_, result) in latest.items() if gate not in expired}
+    decision = judgement.decide([rule.gate for rule in policy.gates], verdicts, expired=expired)
+    return Standing(decision, latest, expired)
 
 
 def require_eligible(session: Session, release: ReleaseRow, policy: Policy, *, now: datetime) -> Standing:

@@ -70,7 +70,8 @@ def gather(control: Control, held: Held) -> Facts:
         reason = None
         if requests:
             reason = f"{requests[0].actor}: {evidence.claim_of(requests[0].envelope)['body']['reason']}"
-        stable_bundle = way_back(session, release)
+        before = way_back(session, release)
+        stable_bundle = before.bundle if before else None
         return Facts(
             release=release.id,
             phase=Phase(release.phase),
@@ -91,12 +92,16 @@ def gather(control: Control, held: Held) -> Facts:
         )
 
 
-def way_back(session: Session, release: ReleaseRow) -> str | None:
-    """Return the last accepted bundle before a release, or None: then a stop means no traffic."""
-    if release.predecessor_id is None:
-        return None
-    before = session.get_one(ReleaseRow, release.predecessor_id)
-    return before.bundle if before.phase in {Phase.PROMOTED, Phase.SUPERSEDED} else None
+def way_back(session: Session, release: ReleaseRow) -> ReleaseRow | None:
+    """Return the accepted release that traffic goes back to, or None: then a stop means no traffic.
+
+    The release that was live when this one began may have been rolled back since. Then the way back is where that
+    one went: traffic never leaves an accepted bundle for a candidate because a person took another one back.
+    """
+    before: ReleaseRow | None = release
+    while before is not None and (before is release or before.phase == Phase.ROLLED_BACK):
+        before = session.get(ReleaseRow, before.predecessor_id) if before.predecessor_id else None
+    return before if before is not None and before.phase in {Phase.PROMOTED, Phase.SUPERSEDED} else None
 
 
 def live_bundle(session: Session, target: TargetRow, bundle: str) -> Live | None:

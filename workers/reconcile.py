@@ -131,7 +131,11 @@ def _decide(
         releases.act(session, control.service, release, "refusal", "policy", Kind.REFUSED, refused)
         return 0.0
     verdicts = {gate: result.verdict for gate, (_, result) in standing.results.items()}
-    unsettled = [rule.gate for rule in policy.gates if verdicts.get(rule.gate) is not Verdict.PASSED]
+    unsettled = [
+        rule.gate
+        for rule in policy.gates
+        if verdicts.get(rule.gate) is not Verdict.PASSED or rule.gate in standing.expired
+    ]
     is_retryable = Verdict.INCONCLUSIVE not in verdicts.values() and len(evaluations) < MAX_EVALUATIONS
     if (is_retryable and last.problem is None) or _was_resumed_since(session, release, last):
         # A new boot proves its bytes again, whatever else it runs.
@@ -141,6 +145,9 @@ def _decide(
     reasons = []
     for gate in unsettled:
         result = standing.results.get(gate)
+        if gate in standing.expired:
+            reasons.append(f"{gate} ran too long ago: its result counts for {policy.evidence_seconds} s")
+            continue
         reasons.append(f"{gate} {result[1].verdict}: {result[1].summary}" if result else f"{gate} has not run")
     if last.problem:
         reasons.append(f"the last run ended with {last.problem}")

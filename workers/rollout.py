@@ -18,7 +18,7 @@ from schemas.problems import NotEligible
 from schemas.release import Phase
 from schemas.runner import JobKind
 from workers.control import Control, Held
-from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, live_bundle, live_of, serve
+from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, live_bundle, live_of, serve, way_back
 from workers.traffic.envoy import EnvoyGateway
 from workers.traffic.problems import NothingPrepared
 from workers.watch import look, observe_restore
@@ -44,13 +44,18 @@ def begin(control: Control, held: Held) -> float | None:
         except NotEligible as problem:
             control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
             return None
+        stable = targets.stable_release(session, target.id)
+        if stable is not None and stable.bundle == release.bundle:
+            # It came back while this one was on its way: there is nothing to move traffic between.
+            reason = f"the bundle is live already, by release {stable.id}; reject this release"
+            control.hold(session, release, f"held:live_already:{release.lease_token}", [reason], "live_already")
+            return None
         job = serve(control, session, target, release)
         if live_of(job) is None:
             if job.attempt >= SERVE_ATTEMPTS and job.problem:
                 reason = f"the replica did not become ready in {job.attempt} attempts: {job.problem}"
                 control.hold(session, release, f"held:replica:{job.id}:{job.attempt}", [reason], "replica_failed")
             return None
-        stable = targets.stable_release(session, target.id)
         if stable is not None:
             split = control.gateway(target).desired(target.name)
             arm = split.arm(STABLE) if split else None
@@ -183,10 +188,10 @@ def rest(_control: Control, _held: Held) -> float | None:
 def _wake_stable(control: Control, held: Held) -> float | None:
     """Boot the last accepted bundle again; traffic stays where it is until it is ready."""
     with control.transaction(held) as (session, release):
-        if release.predecessor_id is None:
+        before = way_back(session, release)
+        if before is None:
             return None
-        target = session.get_one(TargetRow, release.target_id)
-        serve(control, session, target, session.get_one(ReleaseRow, release.predecessor_id))
+        serve(control, session, session.get_one(TargetRow, release.target_id), before)
     return WAIT_SECONDS
 
 
@@ -295,9 +300,9 @@ def _record_restore(
         body = body.model_copy(update={"breach_at": breach_at, "cause": cause, "reasons": reasons})
         control.act(session, release, "restore", Kind.TRAFFIC_RESTORED, body)
         _remember(session, release, body, target)
-        if facts.phase is Phase.PROMOTED and release.predecessor_id is not None:
-            before = session.get_one(ReleaseRow, release.predecessor_id)
-            if before.phase == Phase.SUPERSEDED:
+        if facts.phase is Phase.PROMOTED:
+            before = way_back(session, release)
+            if before is not None and before.phase == Phase.SUPERSEDED:
                 control.act(session, before, f"reinstated:{release.id}", Kind.REINSTATED, Replaced(release=release.id))
 
 
@@ -399,12 +404,25 @@ def _controller_lost(control: Control, held: Held, facts: Facts, gateway: EnvoyG
             name
             for name in notice.get("targets", [])
             if (target := targets.by_gateway_name(session, mine.gateway, name)) is not None
-            and (moving := targets.candidate_release(session, target.id)) is not None
-            and moving.phase == Phase.CANARY
+            and _is_restore_unrecorded(session, target, gateway)
         ]
     if not waiting:
         gateway.clear_notice()
     return TICK_SECONDS
+
+
+def _is_restore_unrecorded(session: Session, target: TargetRow, gateway: EnvoyGateway) -> bool:
+    """Tell whether the switch took traffic back from a release of the target that has not said so yet."""
+    moving = targets.candidate_release(session, target.id)
+    if moving is not None and moving.phase == Phase.CANARY:
+        return True
+    live = targets.stable_release(session, target.id)
+    split = gateway.desired(target.name)
+    if live is None or split is None:
+        return False
+    # In its soak a release is the candidate arm still. The switch left it without weight, or left nothing at all.
+    arm = split.arm(CANDIDATE)
+    return not split.arms or (arm is not None and arm.weight_bp == 0 and live.bundle[7:19] in arm.cluster)
 
 
 def _traffic(facts: Facts, applied: Applied, *, step: int | None, requested_at: datetime, now: datetime) -> Traffic:

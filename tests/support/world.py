@@ -5,7 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -63,6 +63,15 @@ class World:
     rung: list[str] = field(default_factory=list)
     warned: dict[str, list[str]] = field(default_factory=dict)
     """Gate → codes of the `warn` findings that its results carry."""
+    name: str = TARGET
+    """The target that everything below is about."""
+
+    def beside(self, name: str) -> "World":
+        """Return the same world, about another target that is made for it."""
+        with self.service.database.transaction() as session:
+            wanted = TargetCreate(name=name, runner_class="cpu", gateway="local")
+            targets.create(session, self.service, self.actor, wanted)
+        return replace(self, name=name)
 
     def policy(self, name: str = "quick", **changes: Any) -> Policy:
         return factories.registered_policy(self.service, self.actor, name, **({"canary": QUICK_CANARY} | changes))
@@ -71,7 +80,7 @@ class World:
         return factories.registered_bundle(self.service, self.actor, name, content)
 
     def release(self, bundle: Bundle, policy: Policy, reason: str | None = None) -> UUID:
-        body = ReleaseCreate(target=TARGET, bundle=bundle.digest, policy=policy.digest, reason=reason)
+        body = ReleaseCreate(target=self.name, bundle=bundle.digest, policy=policy.digest, reason=reason)
         with self.service.database.transaction() as session:
             return releases.create(session, self.service, self.actor, body).id
 
@@ -217,17 +226,17 @@ class World:
         return release
 
     def is_settled(self) -> bool:
-        split = self.envoy.gateway.desired(TARGET)
+        split = self.envoy.gateway.desired(self.name)
         return split is not None and split.arm(CANDIDATE) is None
 
     def target(self) -> Any:
         with self.service.database.transaction() as session:
-            row = targets.get(session, self.actor.project_id, TARGET)
+            row = targets.get(session, self.actor.project_id, self.name)
             return targets.wire(session, self.service, row)
 
     def serving_jobs(self) -> list[JobRow]:
         with self.service.database.transaction() as session:
-            row = targets.get(session, self.actor.project_id, TARGET)
+            row = targets.get(session, self.actor.project_id, self.name)
             return jobs.serving(session, row.id)
 
     @contextlib.contextmanager
@@ -238,7 +247,7 @@ class World:
         def ask() -> None:
             ends = time.monotonic() + seconds
             while not stop.is_set() and time.monotonic() < ends:
-                answers.append(ask_many(self.envoy.url(), 8, concurrency=4))
+                answers.append(ask_many(self.envoy.url(self.name), 8, concurrency=4))
                 stop.wait(0.05)
 
         thread = threading.Thread(target=ask)

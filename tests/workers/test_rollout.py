@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from registry import evidence, releases, verification
+from registry import db, documents, evidence, releases, verification
 from registry.auth import Actor
 from registry.service import Service
 from schemas.api import Act, Approve
@@ -16,6 +16,7 @@ from schemas.release import Phase, ReleaseDetail
 from tests.support.gateway import ask_many
 from tests.support.streams import Script, stream_engine
 from tests.support.world import QUICK_CANARY, World, world
+from workers.reconcile import reconcile
 from workers.sweep import sweep
 from workers.traffic.guard import DeadManSwitch
 
@@ -124,6 +125,21 @@ def test_a_verdict_leads_where_it_should(here: World, verdict: str, phase: Phase
         assert again.gates == ["integrity", "compatibility"]
         here.until(lambda: here.show(release).phase is Phase.APPROVED)
     assert_verified(here)
+
+
+def test_results_that_expire_while_the_gates_still_run_are_measured_again_and_then_hold(here: World) -> None:
+    release = here.release(here.bundle("one", b"1" * 10), here.policy(evidence_seconds="0"))
+    claims = [here.evaluate() for _ in range(3)]
+    assert [claim.gates for claim in claims] == [["integrity", "compatibility"]] * 3
+    here.until(lambda: bool(here.show(release).held))
+    shown = here.show(release)
+    assert shown.phase is Phase.BOOTED
+    assert shown.held == [f"{gate} ran too long ago: its result counts for 0 s" for gate in claims[0].gates]
+    with here.service.database.transaction() as session:
+        row = releases.get(session, here.actor.project_id, release)
+        policy = documents.load_policy(session, here.actor.project_id, row.policy)
+        with pytest.raises(releases.NotEligible, match="compatibility ran too long ago"):
+            releases.require_eligible(session, row, policy, now=db.now(session))
 
 
 def test_a_release_waits_for_as_many_managers_as_its_policy_asks_for(here: World) -> None:
@@ -272,6 +288,82 @@ def test_a_manual_rollback_after_the_soak_boots_the_accepted_bundle_before_traff
     assert_verified(here)
 
 
+def test_a_candidate_whose_predecessor_was_rolled_back_shares_traffic_with_the_bundle_that_came_back(
+    here: World,
+) -> None:
+    policy = here.policy()
+    asking = here.policy("asking", approval={"required": 1})
+    with stream_engine("one") as one, stream_engine("two") as two, stream_engine("three") as three:
+        first = here.live(here.bundle("one", b"1" * 10), policy, one)
+        second = here.release(here.bundle("two", b"2" * 10), policy)
+        here.evaluate()
+        here.serve(two, pid=2000)
+        with here.traffic():
+            here.until_phase(second, Phase.PROMOTED)
+        here.until(here.is_settled)
+        [stopped] = [job for job in here.serving_jobs() if not job.is_wanted]
+        here.complete_by_token(stopped.id, stopped.fencing_token)
+
+        third = here.release(here.bundle("three", b"3" * 10), asking)
+        here.evaluate()
+        here.until_phase(third, Phase.GATED)
+        with here.service.database.transaction() as session:
+            releases.rollback(session, here.service, here.actor, second, Act(reason="answers look odd"))
+        here.turn()
+        here.serve(one, pid=3000)
+        here.until_phase(second, Phase.ROLLED_BACK)
+        with here.service.database.transaction() as session:
+            releases.approve(session, here.service, here.actor, third, Act(reason="looks right"))
+        here.turn()
+        here.serve(three, pid=4000)
+        shown = here.until_phase(third, Phase.CANARY)
+        weights = [entry["weight_bp"] for entry in body(shown, Kind.TRAFFIC_SHIFTED)["desired"]]  # type: ignore[attr-defined]
+        assert weights == [5000, 5000]
+        with here.traffic():
+            here.until_phase(third, Phase.PROMOTED)
+        assert here.show(first).phase is Phase.SUPERSEDED
+
+        # And the way back of the one that is live now is that bundle, not nothing.
+        with here.service.database.transaction() as session:
+            releases.rollback(session, here.service, here.actor, third, Act(reason="also odd"))
+        here.until_phase(third, Phase.ROLLED_BACK)
+        assert here.show(first).phase is Phase.PROMOTED
+        assert set(ask_many(here.envoy.url(), 10).engines) == {"one"}
+    assert_verified(here)
+
+
+def test_a_bundle_that_is_live_already_is_not_released_again(here: World) -> None:
+    policy = here.policy()
+    bundle = here.bundle("one", b"1" * 10)
+    with stream_engine("one") as one, stream_engine("two") as two:
+        first = here.live(bundle, policy, one)
+        with pytest.raises(Conflict) as refused:
+            here.release(bundle, policy)
+        assert refused.value.members["holder"] == str(first)
+
+        # Nor is one that came back while its own second release was on the way.
+        second = here.release(here.bundle("two", b"2" * 10), policy)
+        here.evaluate()
+        here.serve(two, pid=2000)
+        with here.traffic():
+            here.until_phase(second, Phase.PROMOTED)
+        again = here.release(bundle, policy)
+        with here.service.database.transaction() as session:
+            releases.rollback(session, here.service, here.actor, second, Act(reason="answers look odd"))
+        here.until_phase(second, Phase.ROLLED_BACK)
+        here.evaluate()
+        here.until(lambda: bool(here.show(again).held))
+        assert "is live already" in here.show(again).held[0]
+        assert here.show(again).phase is Phase.APPROVED
+        with here.service.database.transaction() as session:
+            releases.reject(session, here.service, here.actor, again, Act(reason="not needed"))
+        for _ in range(5):
+            here.turn()
+        assert set(ask_many(here.envoy.url(), 10).engines) == {"one"}
+        assert any(job.is_wanted for job in here.serving_jobs() if job.bundle == bundle.digest)
+    assert_verified(here)
+
+
 def test_a_dead_candidate_replica_takes_traffic_back(here: World) -> None:
     policy = here.policy()
     with stream_engine("one") as one, stream_engine("two") as two:
@@ -374,4 +466,35 @@ def test_traffic_that_no_controller_looks_at_goes_back_by_itself_and_the_release
         assert body(shown, Kind.TRAFFIC_RESTORED)["cause"] == "controller_lost"
         assert here.show(first).phase is Phase.PROMOTED
         here.until(lambda: here.envoy.gateway.take_notice() is None)
+    assert_verified(here)
+
+
+def test_a_release_in_its_soak_says_that_the_switch_took_its_traffic_whichever_release_is_looked_at_first(
+    here: World,
+) -> None:
+    soaking = here.policy("soaking", canary=QUICK_CANARY | {"soak_seconds": "60"})
+    other = here.beside("code@prod")
+    with stream_engine("one") as one, stream_engine("two") as two:
+        first = here.live(here.bundle("one", b"1" * 10), here.policy(), one)
+        second = here.release(here.bundle("two", b"2" * 10), soaking)
+        here.evaluate()
+        here.serve(two, pid=2000)
+        with here.traffic():
+            here.until_phase(second, Phase.PROMOTED)
+
+        other.live(here.bundle("one", b"1" * 10), here.policy(), one)
+        moving = other.release(here.bundle("two", b"2" * 10), here.policy())
+        other.evaluate()
+        other.serve(two, pid=5000)
+        other.until_phase(moving, Phase.CANARY)
+
+        switch = DeadManSwitch(here.envoy.gateway, monotonic=0.0)
+        assert switch.check(monotonic=1000.0, now=datetime.now(UTC)) is not None
+        reconcile(here.control, moving, turn_seconds=0.0)
+        assert here.show(moving).phase is Phase.ROLLED_BACK
+        shown = here.until_phase(second, Phase.ROLLED_BACK)
+        assert body(shown, Kind.TRAFFIC_RESTORED)["cause"] == "controller_lost"
+        assert here.show(first).phase is Phase.PROMOTED
+        here.until(lambda: here.envoy.gateway.take_notice() is None)
+        assert set(ask_many(here.envoy.url(), 10).engines) == {"one"}
     assert_verified(here)

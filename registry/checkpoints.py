@@ -35,8 +35,8 @@ def make(service: Service, project: UUID, *, by: str) -> tuple[CheckpointRow, bo
     """
     until = _settled(service, project)
     is_new = False
-    while _next(service, project, until, by):
-        is_new = True
+    while (stored := _next(service, project, until, by)) is not None:
+        is_new |= stored
     with service.database.transaction() as session:
         row = last(session, project)
     if row is None:
@@ -64,8 +64,12 @@ def _settled(service: Service, project: UUID) -> int:
         time.sleep(_NAP_SECONDS)
 
 
-def _next(service: Service, project: UUID, until: int, by: str) -> bool:
-    """Make one checkpoint over at most MAX_SEALED entries. Tells whether there was anything to seal."""
+def _next(service: Service, project: UUID, until: int, by: str) -> bool | None:
+    """Make one checkpoint over at most MAX_SEALED entries.
+
+    Returns:
+        Whether it was stored: another caller may have been first. None when there is nothing to seal.
+    """
     with service.database.transaction() as session:
         before = last(session, project)
         rows = session.execute(
@@ -79,7 +83,7 @@ def _next(service: Service, project: UUID, until: int, by: str) -> bool:
             .limit(MAX_SEALED)
         ).all()
         if not rows:
-            return False
+            return None
         made_at = db.now(session)
         history = keys.history(session)
     sealed = Sealed(
@@ -97,12 +101,11 @@ def _next(service: Service, project: UUID, until: int, by: str) -> bool:
             for key in sorted(history, key=lambda key: key.key_id)
         ],
     )
-    _store(service, sealed, root_of((row.sequence, row.entry_digest) for row in rows))
-    return True
+    return _store(service, sealed, root_of((row.sequence, row.entry_digest) for row in rows))
 
 
-def _store(service: Service, sealed: Sealed, root: str) -> None:
-    """Sign a checkpoint and store it, unless another caller has stored one in its place."""
+def _store(service: Service, sealed: Sealed, root: str) -> bool:
+    """Sign a checkpoint and store it, unless another caller has stored one in its place. Tells whether it did."""
     statement = {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": "evidence", "digest": {"sha256": root.removeprefix("sha256:")}}],
@@ -115,7 +118,7 @@ def _store(service: Service, sealed: Sealed, root: str) -> None:
     signer = envelope.signatures[0].keyid
     with service.database.transaction() as session:
         keys.signing_time(session, signer)
-        session.execute(
+        stored = session.scalar(
             insert(CheckpointRow)
             .values(
                 project_id=sealed.project,
@@ -131,7 +134,9 @@ def _store(service: Service, sealed: Sealed, root: str) -> None:
                 key_id=signer,
             )
             .on_conflict_do_nothing(index_elements=["project_id", "number"])
+            .returning(CheckpointRow.number)
         )
+    return stored is not None
 
 
 def last(session: Session, project: UUID) -> CheckpointRow | None:

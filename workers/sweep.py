@@ -35,7 +35,8 @@ def _seal(control: Control) -> None:
     """Seal what has waited for a checkpoint for long enough. What cannot be sealed now is due at the next sweep."""
     for project in checkpoints.due(control.service):
         try:
-            made, _ = checkpoints.make(control.service, project, by="controller")
-            log.info("checkpoint_made", project=str(project), number=made.number, digest=made.digest)
+            made, is_new = checkpoints.make(control.service, project, by="controller")
+            if is_new:
+                log.info("checkpoint_made", project=str(project), number=made.number, digest=made.digest)
         except Problem as error:
             log.warning("checkpoint_failed", project=str(project), error=str(error))

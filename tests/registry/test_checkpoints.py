@@ -323,6 +323,24 @@ def test_a_sweep_seals_what_has_waited_and_nothing_else(service, actor):
     assert [(row.entries, row.made_by) for row in rows] == [(1, "controller"), (2, "controller")]
 
 
+def test_of_two_who_seal_the_same_one_makes_the_checkpoint(service, actor, monkeypatch):
+    add(service, actor.project_id, "target/a", "1")
+    begin, made, store = threading.Barrier(2), [], checkpoints._store
+
+    def together(*arguments):
+        begin.wait(10)
+        return store(*arguments)
+
+    monkeypatch.setattr(checkpoints, "_store", together)
+    threads = [threading.Thread(target=lambda: made.append(seal(service, actor))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(is_new for _, is_new in made) == [False, True]
+    assert made[0][0].digest == made[1][0].digest
+
+
 def test_a_release_s_log_is_sealed_as_it_grows(service, actor):
     release = started_release(service, actor)
     seal(service, actor)

@@ -40,8 +40,8 @@ INTERRUPTED: Final = 130
 def main(arguments: list[str]) -> int:
     """Run the demonstration. Returns the exit status."""
     chosen = _parser().parse_args(arguments)
-    # A polite end by SIGTERM stops the stack just as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have had Ctrl-C ignored; both stop the stack too
+        signal.signal(number, signal.default_int_handler)
     is_temporary = chosen.data is None
     root = Path(tempfile.mkdtemp(prefix="sluicegate-demo-")) if is_temporary else Path(chosen.data).absolute()
     try:

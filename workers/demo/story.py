@@ -167,7 +167,8 @@ class Story:
     def _release(self, sort: Sort) -> None:
         words = ("release", "create", "--target", TARGET, "--bundle", short(self.bundles[sort.name]))
         made = self.engineer.act(*words, "--policy", short(self.policy), "--reason", sort.reason)
-        found = self._follower().release(UUID(str(made["id"])), until=_is_over)
+        until = _is_taken_back if sort.ends is Phase.ROLLED_BACK else _is_settled
+        found = self._follower().release(UUID(str(made["id"])), until=until)
         self.outcome.releases.append(found)
         if found.phase is not sort.ends:
             raise Unexpected(f"{sort.name} is {found.phase}, not {sort.ends}: {found.reason}")
@@ -224,8 +225,13 @@ def short(digest: str) -> str:
     return digest[7:19]
 
 
-def _is_over(release: ReleaseDetail) -> bool:
+def _is_settled(release: ReleaseDetail) -> bool:
+    return release.phase in SETTLED
+
+
+def _is_taken_back(release: ReleaseDetail) -> bool:
+    """Whether traffic is seen where it was before, or the release ended otherwise."""
     if release.phase is not Phase.ROLLED_BACK:
-        return release.phase in SETTLED
+        return _is_settled(release)
     is_observed = any(entry.kind is Kind.RESTORE_OBSERVED for entry in release.log)
     return is_observed or datetime.now(UTC) - release.phase_since > OBSERVED_WITHIN

@@ -18,7 +18,7 @@ from registry.client import Client
 from schemas.api import ReleaseCreate
 from schemas.bundle import Bundle
 from schemas.policy import Policy
-from schemas.release import Phase, Release, ReleaseDetail
+from schemas.release import TERMINAL, Phase, Release, ReleaseDetail
 from schemas.stories import TONES
 
 app = group("Releases: one attempt to take a bundle live on a target under a policy.")
@@ -205,7 +205,8 @@ def list_(
 # ------------------------------------------------------------------------------------------ what people do to it
 
 
-def _act(release: str, as_json: bool, act: Callable[[Client, UUID], Release]) -> int:
+def _act(release: str, as_json: bool, act: Callable[[Client, UUID], Release], *, asked: str | None = None) -> int:
+    """Do an act; `asked` says what the controller has still to do, for acts that only ask for it."""
     output = Output(as_json=as_json)
     with connect() as client:
         try:
@@ -213,6 +214,8 @@ def _act(release: str, as_json: bool, act: Callable[[Client, UUID], Release]) ->
         except ValidationError as error:
             raise invalid("the act", error) from None
     output.result(found, lambda out: _head(out, found))
+    if asked is not None and found.phase not in TERMINAL:
+        output.note(f"{asked}; follow it: sluicegate release watch {found.id} --until ended")
     return Exit.DONE
 
 
@@ -261,12 +264,20 @@ def resume(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json
 @app.command(epilog=examples('sluicegate release promote 01a2289b-8894 --reason "seen enough at 50 %"'))
 def promote(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json: Json = False) -> int:
     """Skip the rest of a canary."""
-    return _act(release, as_json, lambda client, identity: client.releases.promote(identity, reason, if_match=if_match))
+    return _act(
+        release,
+        as_json,
+        lambda client, identity: client.releases.promote(identity, reason, if_match=if_match),
+        asked="asked for: the controller moves the rest of the traffic next",
+    )
 
 
 @app.command(epilog=examples('sluicegate release rollback 01a2289b-8894 --reason "answers in the wrong language"'))
 def rollback(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json: Json = False) -> int:
     """Take all traffic back from a release, to the last accepted bundle."""
     return _act(
-        release, as_json, lambda client, identity: client.releases.roll_back(identity, reason, if_match=if_match)
+        release,
+        as_json,
+        lambda client, identity: client.releases.roll_back(identity, reason, if_match=if_match),
+        asked="asked for: the controller takes the traffic back next",
     )

@@ -266,6 +266,7 @@ def test_a_directory_goes_live_is_succeeded_refused_rolled_back_and_every_step_c
         # A person takes it back; the accepted bundle serves again.
         back = journey.run("release", "rollback", shown["id"], "--reason", "answers look odd")
         assert back.status == 0, back.err
+        assert "takes the traffic back next" in back.err
         watched = journey.run("release", "watch", shown["id"], "--until", "ended", "--timeout", "60")
         assert watched.status == 1, watched.out + watched.err
     assert traffic.broken == 0

@@ -215,16 +215,17 @@ def _examine_cost(rule: StructuredRule, item: StructuredItem, record: Records, t
         message = f"What the schema of {item.id} costs is not known: a request for it failed; run the gate again."
         tally.doubtful.append(finding("cost-unknown", message, pointer=item.id))
         return
-    base, spread = median(plain), max(plain) - min(plain)
+    base, again = median(plain), schema[1:]
+    spread = max(max(plain) - min(plain), max(again) - min(again))
     for what, value, limit, values in (
         ("first use", schema[0] - base, rule.compile_cold_ms, tally.cold_ms),
-        ("use again", median(schema[1:]) - base, rule.compile_warm_ms, tally.warm_ms),
+        ("use again", median(again) - base, rule.compile_warm_ms, tally.warm_ms),
     ):
         values.append(max(0.0, round(value, 3)))
         if value > limit:
             message = f"The schema of {item.id} adds {value:.0f} ms to the first token at its {what}; {limit} may be."
             found = finding("schema-slow", message, pointer=item.id, found=f"{value:.0f}", expected=limit)
-            # Where requests without a schema differ by more than the limit, the machine is as likely the cause.
+            # Where like requests differ by more than the limit, the machine is as likely the cause.
             (tally.doubtful if spread > limit else tally.blocking).append(found)
 
 

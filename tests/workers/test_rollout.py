@@ -313,7 +313,8 @@ def test_a_candidate_whose_predecessor_was_rolled_back_shares_traffic_with_the_b
         here.serve(one, pid=3000)
         here.until_phase(second, Phase.ROLLED_BACK)
         with here.service.database.transaction() as session:
-            releases.approve(session, here.service, here.actor, third, Act(reason="looks right"))
+            kim = Actor(here.actor.project_id, "default", "kim", "manager")
+            releases.approve(session, here.service, kim, third, Act(reason="looks right"))
         here.turn()
         here.serve(three, pid=4000)
         shown = here.until_phase(third, Phase.CANARY)
@@ -431,7 +432,8 @@ def test_a_manager_may_skip_the_remaining_steps(here: World) -> None:
         here.serve(two, pid=2000)
         here.until_phase(second, Phase.CANARY)
         with here.service.database.transaction() as session:
-            releases.promote(session, here.service, here.actor, second, Act(reason="hotfix"))
+            kim = Actor(here.actor.project_id, "default", "kim", "manager")
+            releases.promote(session, here.service, kim, second, Act(reason="hotfix"))
         here.until_phase(second, Phase.PROMOTED)
         assert set(ask_many(here.envoy.url(), 5).engines) == {"two"}
 

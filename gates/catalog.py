@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from gates import compatibility, golden, identity, integrity, load, structured
 from gates.errors import InstrumentError
 from gates.gate import Gate, GateContext, Judged, JudgeInput, Records, Rule, clip, errored
+from gates.pulse import STILL_SECONDS, Pulse
 from schemas.bundle import Bundle
 from schemas.common import canonical_json, sha256_digest, strict_json
 from schemas.policy import GateRule
@@ -27,8 +28,13 @@ _MORE_KEYS = {"identity"}
 """Of gates that ask an engine."""
 
 
-def run(gate_name: str, context: GateContext) -> tuple[GateResult, bytes]:
+def run(gate_name: str, context: GateContext, *, still_seconds: float = STILL_SECONDS) -> tuple[GateResult, bytes]:
     """Measure and judge one gate.
+
+    Args:
+        gate_name: key of CATALOG.
+        context: what to measure.
+        still_seconds: how long this process may stand still before it blames no engine for an answer that was late.
 
     Returns:
         The result and its raw records as canonical JSON, whose digest the result names. A measurement that fails
@@ -37,13 +43,20 @@ def run(gate_name: str, context: GateContext) -> tuple[GateResult, bytes]:
     started = time.monotonic()
     gate = CATALOG[gate_name]
     before = identity.look(context)
-    try:
-        records = gate.measure(context)
-    except InstrumentError as error:
-        records = {"instrument": str(error)}
+    with Pulse() as pulse:
+        try:
+            records = gate.measure(context)
+        except InstrumentError as error:
+            records = {"instrument": str(error)}
     duration_ms = _since(started)
     seen = None if before is None else {"before": before, "after": identity.look(context)}
-    return conclude(gate_name, context, records, duration_ms=duration_ms, seen=seen)
+    result, raw = conclude(gate_name, context, records, duration_ms=duration_ms, seen=seen)
+    if result.verdict is Verdict.FAILED and context.endpoint is not None and pulse.longest_seconds > still_seconds:
+        reason = (
+            f"This process stood still for {pulse.longest_seconds:.1f} s while it asked the engine ({result.summary})"
+        )
+        return conclude(gate_name, context, {"instrument": reason}, duration_ms=duration_ms, seen=seen)
+    return result, raw
 
 
 def conclude(

@@ -61,7 +61,7 @@ class RunnerSettings(BaseSettings):
     store_dir: Path | None = Field(
         None, description="The blob store, when it is on this machine: files are linked, not fetched."
     )
-    slots: int = Field(4, description="Jobs held at once.", ge=1, le=64)
+    slots: int = Field(16, description="Jobs held at once; each live replica holds one.", ge=1, le=64)
 
 
 def explain(error: ValidationError, prefix: str = "SLUICEGATE_") -> str:

@@ -27,7 +27,8 @@ from workers.traffic.envoy import EnvoyGateway
 
 log = structlog.get_logger(__name__)
 
-RELEASE_LEASE_SECONDS = 30.0
+RELEASE_LEASE_SECONDS = 15.0
+"""How long a release waits for another worker when its own was killed: less than any dead-man time worth having."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class LocalBlobs:
         """Store bytes under their digest and return their size.
 
         They are hashed while they are written to a file of their own, which takes its place only when it is whole
-        and on disk. A file that is there already stays, unless its size shows that it is damaged.
+        and on disk. A file that is there already stays, unless it is damaged: then the sent bytes take its place.
 
         Raises:
             DigestMismatch: the bytes have another digest.
@@ -54,7 +54,7 @@ class LocalBlobs:
         try:
             with os.fdopen(handle, "wb") as file:
                 size = _write(file, chunks, digest, limit)
-                if path.exists() and path.stat().st_size == size:
+                if _holds(path, digest):
                     return size
                 file.flush()
                 os.fchmod(file.fileno(), READ_ONLY)
@@ -84,6 +84,15 @@ class LocalBlobs:
             raise ValueError("a blob is named sha256: and 64 hexadecimal digits")
         hexadecimal = digest.removeprefix("sha256:")
         return self._root / hexadecimal[:2] / hexadecimal
+
+
+def _holds(path: Path, digest: str) -> bool:
+    """Tell whether a file is there and has the bytes that it is named after."""
+    try:
+        with path.open("rb") as file:
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == digest
+    except FileNotFoundError:
+        return False
 
 
 def _write(file: BinaryIO, chunks: Iterable[bytes], digest: str, limit: int) -> int:

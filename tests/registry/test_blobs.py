@@ -49,6 +49,16 @@ def test_putting_what_is_there_changes_nothing(store):
     assert store.path(DIGEST).stat() == before
 
 
+def test_a_stored_file_with_a_wrong_byte_is_replaced_by_the_right_ones(store):
+    digest = sha256_digest(b"weights")
+    store.put([b"weights"], digest, limit=100)
+    path = store.path(digest)
+    path.chmod(0o644)
+    path.write_bytes(b"weighty")
+    assert store.put([b"weights"], digest, limit=100) == 7
+    assert path.read_bytes() == b"weights"
+
+
 def test_a_stored_file_that_lost_its_end_is_replaced(store):
     store.put([CONTENT], DIGEST, limit=LIMIT)
     store.path(DIGEST).chmod(0o644)

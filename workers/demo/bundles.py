@@ -52,7 +52,7 @@ REPEATING: Final = """\
 {%- if add_generation_prompt %}{{ 'Answer:' }}{% endif %}
 """
 """A loop too many: each turn brings all turns from it on once more. A single question is written as it should be; a
-conversation of eleven turns becomes eight times as long, and no prompt cache helps, since the part that changes
+conversation of nine turns becomes seven times as long, and no prompt cache helps, since the part that changes
 stands early."""
 
 

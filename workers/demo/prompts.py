@@ -20,7 +20,6 @@ HOUSE_RULES: Final = (
 _TURNS: Final = (
     ("When do you close today?", "We close at six."),
     ("What does a ticket cost?", "It costs nine euros."),
-    ("And for my two children?", "Five euros each, if they are pupils."),
     ("Is there a lift in the tower?", "No, there are 212 steps."),
     ("May we take photographs?", "Yes, without flash."),
 )
@@ -50,7 +49,7 @@ def single(number: int) -> list[dict[str, str]]:
 
 
 def conversation(number: int) -> list[dict[str, str]]:
-    """Return the sixth question of a conversation under house rules."""
+    """Return the fifth question of a conversation under house rules."""
     messages = [{"role": "system", "content": HOUSE_RULES}]
     for question, answer in _TURNS:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

@@ -27,9 +27,9 @@ from workers.examples import examples
 TARGET: Final = "chat@demo"
 RATES_PER_SECOND: Final = (0.8, 4.0)
 """Lowest and highest rate of live traffic."""
-BUSY_RATIO: Final = 0.2
-"""Rate of live traffic times the median answer of the first load gate. A live answer takes up to twice as long, so
-that live traffic takes well below half of one engine's time, on a fast machine as on a slow one."""
+BUSY_RATIO: Final = 0.3
+"""Rate of live traffic times the median answer of the first load gate, so that live traffic takes less than half of
+one engine's time on a fast machine as on a slow one: a live answer takes longer, and several are made at once."""
 SEED: Final = 270
 PEOPLE: Final[tuple[RoleName, ...]] = ("engineer", "manager")
 OBSERVED_WITHIN: Final = timedelta(seconds=90)

@@ -241,8 +241,9 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
     silence = float(facts.policy.canary.dead_man_seconds)
     gateway.prepare_rollback(facts.target, arms_back(facts), silence_seconds=silence)
     applied = gateway.apply(_next(gateway, facts.target, arms))
+    applied_at = control.now()
     with control.transaction(held) as (session, release):
-        body = _traffic(facts, applied, step=step, requested_at=requested_at, now=db.now(session))
+        body = _traffic(facts, applied, step=step, requested_at=requested_at, now=applied_at)
         act = f"shift:{step}:r{applied.split.revision}"
         control.act(session, release, act, Kind.TRAFFIC_SHIFTED, body)
         _remember(session, release, body)
@@ -268,7 +269,7 @@ def _restore(
         applied = gateway.apply(_next(gateway, facts.target, arms_back(facts)))
     _record_restore(
         control, held, facts, applied, cause=cause, reasons=reasons, judgement=judgement, breach_at=breach_at,
-        requested_at=requested_at,
+        requested_at=requested_at, applied_at=control.now(),
     )  # fmt: skip
     return TICK_SECONDS
 
@@ -282,6 +283,7 @@ def _record_restore(
     cause: str,
     reasons: list[str],
     requested_at: datetime,
+    applied_at: datetime,
     judgement: StepJudgement | None = None,
     breach_at: datetime | None = None,
 ) -> None:
@@ -296,7 +298,7 @@ def _record_restore(
                 breach_at=breach_at,
             )
             control.act(session, release, "stop", Kind.STOP_CONDITION_FIRED, stop)
-        body = _traffic(facts, applied, step=facts.step, requested_at=requested_at, now=db.now(session))
+        body = _traffic(facts, applied, step=facts.step, requested_at=requested_at, now=applied_at)
         body = body.model_copy(update={"breach_at": breach_at, "cause": cause, "reasons": reasons})
         control.act(session, release, "restore", Kind.TRAFFIC_RESTORED, body)
         _remember(session, release, body, target)
@@ -397,7 +399,10 @@ def _controller_lost(control: Control, held: Held, facts: Facts, gateway: EnvoyG
         reasons = [f"no controller was heard of for {silent} s; the gateway's dead-man switch restored the split"]
         seconds = float(notice.get("acknowledged_seconds") or 0.0)
         applied = Applied(split, notice.get("reason", "controller_lost"), seconds, seconds)
-        _record_restore(control, held, facts, applied, cause="controller_lost", reasons=reasons, requested_at=facts.now)
+        _record_restore(
+            control, held, facts, applied, cause="controller_lost", reasons=reasons, requested_at=facts.now,
+            applied_at=control.now(),
+        )  # fmt: skip
     with control.transaction(held) as (session, release):
         mine = session.get_one(TargetRow, release.target_id)
         waiting = [

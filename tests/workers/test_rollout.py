@@ -10,7 +10,7 @@ from registry import db, documents, evidence, releases, verification
 from registry.auth import Actor
 from registry.service import Service
 from schemas.api import Act, Approve
-from schemas.evidence import Kind
+from schemas.evidence import Kind, Traffic
 from schemas.problems import Conflict, InvalidDocument, NotEligible, NotPermitted, TransitionRefused
 from schemas.release import Phase, ReleaseDetail
 from tests.support.gateway import ask_many
@@ -82,6 +82,9 @@ def test_a_breach_takes_all_traffic_back_by_itself_and_says_when_and_why(here: W
         assert restored["desired"][0]["weight_bp"] == 10_000  # type: ignore[index]
         assert "ttft above 300 ms" in str(shown.reason)
         assert restored["breach_at"] <= restored["applied_at"]  # type: ignore[operator]
+        # It is the gateway's instant, not that of the record, which follows.
+        stop = next(entry for entry in shown.log if entry.kind is Kind.STOP_CONDITION_FIRED)
+        assert Traffic.model_validate(restored).applied_at <= stop.recorded_at
         assert 0 <= float(str(body(here.show(second), Kind.RESTORE_OBSERVED)["seconds"])) < 10
         assert here.show(first).phase is Phase.PROMOTED
         assert sum(each.broken for each in answers) == 0

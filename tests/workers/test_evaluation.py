@@ -127,7 +127,8 @@ def test_a_candidate_that_boots_too_slowly_fails_compatibility(bench):
     bench.start()
     failed = result(bench.done(run), "compatibility")
     assert failed["verdict"] == "failed"
-    assert failed["findings"][0]["code"] == "boot-timeout"
+    # Whether it was still booting when its time was over, or was seen ready too late, depends on who looked first.
+    assert failed["findings"][0]["code"] in {"boot-timeout", "boot-slow"}
 
 
 def test_another_engine_than_the_bundle_names_is_a_problem_that_names_both_and_boots_nothing(bench):

@@ -10,7 +10,6 @@ from decimal import Decimal
 from typing import Annotated, Literal
 
 from pydantic import Field
-from scipy import special
 
 from gates import stats
 from schemas.common import Closed, DecimalString, Integer, Name, Positive, ShortText, Text
@@ -88,7 +87,7 @@ def draw(source: random.Random, process: ArrivalProcess, n: int, prompts: list[s
         shape = float(process.shape or 0)
         if not 0.05 <= shape <= 1000:
             raise ValueError("shape must be from 0.05 to 1000")
-        gaps = [float(special.gammaincinv(shape, source.random())) for _ in range(n)]
+        gaps = [stats.gamma_quantile(source.random(), shape) for _ in range(n)]
     instants = list(itertools.accumulate(gaps))
     microseconds = n / float(process.rate_per_second) * 1e6
     order = _shuffled(source, [prompts[place % len(prompts)] for place in range(n)])

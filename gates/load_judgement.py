@@ -20,7 +20,6 @@ from decimal import Decimal
 from typing import Final
 
 import numpy as np
-from scipy import special
 
 from gates import load_health, stats
 from gates.errors import InstrumentError
@@ -203,7 +202,7 @@ def growth(samples: Sequence[Sample], *, window_us: int) -> Growth:
     return Growth(
         first=float(np.median(in_flight[:third])),
         last=float(np.median(in_flight[-third:])),
-        p_value=float(special.stdtr(BLOCKS - 2, -steepness)),
+        p_value=stats.student_above(steepness, BLOCKS - 2),
         peak=int(in_flight.max()),
     )
 

@@ -32,6 +32,8 @@ LEAST_PERCENTILE = Decimal("0.5")
 SEND_LAG_SHARE = 10
 """The generator's allowed lag may be one so-manieth of the bound on TTFT, or `SEND_LAG_FLOOR_MS`."""
 SEND_LAG_FLOOR_MS = 5
+LEAST_REPEATS = 2
+"""A reference that was recorded once does not know its own noise, and the golden gate is errored on it for ever."""
 
 
 class Outcome(StrEnum):
@@ -126,6 +128,9 @@ def _golden_problems(rule: GoldenRule, suite: AnySuite | None) -> Problems:
         yield "suite", f"{rule.suite} is no golden suite"
     elif rule.min_prompts > len(suite.prompts):
         yield "min_prompts", f"{rule.min_prompts} prompts are required, and the suite has {len(suite.prompts)}"
+    elif suite.repeats < LEAST_REPEATS:
+        what = "its reference is recorded once only, so that its own noise is unknown"
+        yield "suite", f"{what} and no margin can be told from it: repeats must be at least {LEAST_REPEATS}"
 
 
 def _load_problems(rule: LoadRule, suite: AnySuite | None) -> Problems:

@@ -213,6 +213,32 @@ def minimum_detectable(n: int, ratio: float, *, alpha: float = FAIL_ALPHA, power
     return float(special.betaincinv(high, n - high + 1, power))
 
 
+def student_above(t: float, degrees: int) -> float:
+    """Return P(T >= t) of Student's distribution.
+
+    Raises:
+        ValueError: degrees of freedom are not positive, or t is NaN.
+    """
+    if degrees < 1 or math.isnan(t):
+        raise ValueError("Student's distribution needs a number and at least one degree of freedom")
+    return float(special.stdtr(degrees, -t))
+
+
+def gamma_quantile(chance: float, shape: float) -> float:
+    """Return the quantile of the gamma distribution with this shape and scale 1.
+
+    Args:
+        chance: from 0 to below 1.
+        shape: above 0; 1 is the exponential distribution.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    if not 0 <= chance < 1 or not shape > 0:
+        raise ValueError("a quantile needs a chance from 0 to below 1 and a shape above 0")
+    return float(special.gammaincinv(shape, chance))
+
+
 def holm(p_values: Mapping[str, float], alpha: float = FAIL_ALPHA) -> frozenset[str]:
     """Return the names whose hypotheses fall, so that one falls wrongly with a probability of at most `alpha`.
 

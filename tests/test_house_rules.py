@@ -20,6 +20,7 @@ ENVIRONMENT = (
     "workers/engines/",
 )
 STATEMENTS = ("migrations/versions/",)  # a migration is a list of statements, not a function to follow
+STATISTICS = ("gates/stats.py",)
 CLIENT = ("registry/cli.py", "registry/cli/", "registry/client.py", "registry/client/")
 CLIENT_MAY_IMPORT = ("schemas", "gates", "registry.client", "registry.cli")
 
@@ -133,6 +134,13 @@ def client_imports(source: Source) -> Findings:
                 yield node.lineno, f"the client and the command line import no {name}: they speak HTTP"
 
 
+def statistics(source: Source) -> Findings:
+    for node in source.nodes(ast.Import, ast.ImportFrom):
+        named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        if any(name.split(".")[0] == "scipy" for name in named) and not source.is_in(STATISTICS):
+            yield node.lineno, "distributions and tests live in gates/stats.py, so that there is one of each"
+
+
 def long_functions(source: Source) -> Findings:
     if source.is_in(STATEMENTS):
         return
@@ -159,6 +167,7 @@ RULES: tuple[Callable[[Source], Findings], ...] = (
     blind_excepts,
     inner_imports,
     client_imports,
+    statistics,
     long_functions,
     long_file,
 )
@@ -252,6 +261,9 @@ DOCUMENTED = 'def f():\n    """Say.\n' + "\n    More." * 100 + '\n    """\n    r
             0,
         ),
         (client_imports, "registry/api/app.py", "from registry import db", 0),
+        (statistics, "gates/load.py", "from scipy import special\nimport scipy.stats", 2),
+        (statistics, "gates/load.py", "from gates import stats", 0),
+        (statistics, "gates/stats.py", "from scipy import special", 0),
         (long_functions, "gates/load.py", LONG, 1),
         (long_functions, "migrations/versions/0001_tables.py", LONG, 0),
         (long_functions, "gates/load.py", DOCUMENTED, 0),

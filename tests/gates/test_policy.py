@@ -182,6 +182,13 @@ def test_a_golden_rule_that_could_never_decide_is_refused(golden, start):
     assert problems[0].startswith(start)
 
 
+def test_a_golden_suite_that_is_recorded_once_is_refused_since_its_noise_stays_unknown():
+    once = GOLDEN.model_copy(update={"repeats": 1})
+    (problem,) = plan_problems(make(golden={"suite": once.digest}), SUITES | {once.digest: once})
+    assert problem.startswith("/gates/2/suite: its reference is recorded once only")
+    assert problem.endswith("repeats must be at least 2")
+
+
 @pytest.mark.parametrize(
     ("conditions", "start"),
     [

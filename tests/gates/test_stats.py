@@ -184,6 +184,32 @@ def test_a_larger_sample_detects_a_smaller_effect():
     assert stats.minimum_detectable(1, 0.1) is None
 
 
+@given(st.floats(-50, 50), st.integers(1, 60))
+@settings(deadline=None)
+def test_students_tail_agrees_with_an_independent_implementation(t, degrees):
+    assert stats.student_above(t, degrees) == pytest.approx(oracle.t.sf(t, degrees), rel=1e-9, abs=1e-300)
+
+
+def test_students_tail_at_its_ends_and_outside():
+    assert stats.student_above(math.inf, 1) == 0.0
+    assert stats.student_above(-math.inf, 10) == 1.0
+    for t, degrees in ((1.0, 0), (math.nan, 10)):
+        with pytest.raises(ValueError, match="Student"):
+            stats.student_above(t, degrees)
+
+
+@given(st.floats(0, 1, exclude_max=True), st.floats(0.05, 1000))
+@settings(deadline=None)
+def test_gamma_quantiles_agree_with_an_independent_implementation(chance, shape):
+    assert stats.gamma_quantile(chance, shape) == pytest.approx(oracle.gamma.ppf(chance, shape), rel=1e-9, abs=1e-300)
+
+
+@pytest.mark.parametrize(("chance", "shape"), [(-0.1, 1.0), (1.0, 1.0), (0.5, 0.0), (0.5, -1.0)])
+def test_a_quantile_that_is_none_is_refused(chance, shape):
+    with pytest.raises(ValueError, match="quantile"):
+        stats.gamma_quantile(chance, shape)
+
+
 def test_holm_stops_at_the_first_hypothesis_that_stands():
     assert stats.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == {"a"}
     assert stats.holm({"a": 0.01, "b": 0.02, "c": 0.03}) == {"a", "b", "c"}

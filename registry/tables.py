@@ -231,6 +231,7 @@ class ReleaseRow(Base):
         ),
         Index("uq_releases_promoted", "target_id", unique=True, postgresql_where=text("phase = 'promoted'")),
         Index("ix_releases_due", "due_at", postgresql_where=text("due_at IS NOT NULL")),
+        Index("ix_releases_leased", "lease_until", postgresql_where=text("lease_until IS NOT NULL")),
         Index(None, "project_id", "id"),
         Index(None, "project_id", "phase", "id"),
         Index(None, "target_id", "id"),

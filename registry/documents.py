@@ -2,14 +2,14 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Select, select
+from sqlalchemy import Select, and_, select
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 from uuid6 import uuid7
 
 from gates.policy import plan_problems
@@ -17,7 +17,7 @@ from registry import auth, blobs, db, evidence
 from registry.auth import Actor
 from registry.places import place_of
 from registry.service import Service
-from registry.tables import DocumentRow, ProjectDocumentRow
+from registry.tables import DocumentRow, ProjectDocumentRow, ProjectLabelRow
 from schemas.api import Registered
 from schemas.bundle import Bundle
 from schemas.common import strict_json
@@ -135,9 +135,10 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
 
 def _store(session: Session, service: Service, actor: Actor, kind: str, document: AnyDocument) -> bool:
     components = document.components() if isinstance(document, Bundle) else None
+    labels = document.labels if isinstance(document, Bundle) else None
     serving = document.serving_digest if isinstance(document, Bundle) else None
     name = document.name if not isinstance(document, Reference) else document.suite
-    at = db.now(session)
+    at, identity = db.now(session), uuid7()
     session.execute(
         insert(DocumentRow)
         .values(
@@ -147,6 +148,7 @@ def _store(session: Session, service: Service, actor: Actor, kind: str, document
             body=document.canonical(),
             serving_digest=serving,
             components=components,
+            labels=labels,
         )
         .on_conflict_do_nothing(index_elements=["digest"])
     )
@@ -155,7 +157,7 @@ def _store(session: Session, service: Service, actor: Actor, kind: str, document
         .values(
             project_id=actor.project_id,
             digest=document.digest,
-            id=uuid7(),
+            id=identity,
             kind=kind,
             name=name,
             created_at=at,
@@ -166,6 +168,11 @@ def _store(session: Session, service: Service, actor: Actor, kind: str, document
     )
     if added.first() is None:
         return False
+    if labels:
+        member = {"project_id": actor.project_id, "digest": document.digest, "id": identity}
+        session.execute(
+            insert(ProjectLabelRow), [{**member, "name": label, "value": value} for label, value in labels.items()]
+        )
     if kind in _ENTRY:
         signed = evidence.state(
             service.signer,
@@ -257,6 +264,7 @@ def _wire(member: ProjectDocumentRow, stored: DocumentRow) -> Registered:
         document=strict_json(stored.body),
         serving_digest=stored.serving_digest,
         components=stored.components,
+        labels=stored.labels,
     )
 
 
@@ -332,19 +340,37 @@ def names(session: Session, project: UUID, digests: Sequence[str]) -> dict[str, 
 
 
 def browse(
-    session: Session, project: UUID, kind: str, *, names: Sequence[str], after: UUID | None, limit: int
+    session: Session,
+    project: UUID,
+    kind: str,
+    *,
+    names: Sequence[str],
+    after: UUID | None,
+    limit: int,
+    labels: Mapping[str, str] | None = None,
 ) -> list[tuple[UUID, Registered]]:
-    """Return a project's documents without their bodies, newest first, before a cursor, each with its cursor."""
+    """Return a project's documents without their bodies, newest first, before a cursor, each with its cursor.
+
+    `names` are families, any of them; `labels` are name → value, all of them.
+    """
+    columns = (DocumentRow.schema_id, DocumentRow.serving_digest, DocumentRow.components, DocumentRow.labels)
     query = (
-        select(ProjectDocumentRow, DocumentRow.schema_id, DocumentRow.serving_digest, DocumentRow.components)
+        select(ProjectDocumentRow, *columns)
         .join(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
         .where(ProjectDocumentRow.project_id == project, ProjectDocumentRow.kind == kind)
     )
     if names:
         query = query.where(ProjectDocumentRow.name.in_(names))
+    # Each label's rows lie in the order of the list: whichever of these columns it is read by, nothing is sorted.
+    place: InstrumentedAttribute[UUID] = ProjectDocumentRow.id
+    for label, value in (labels or {}).items():
+        row = aliased(ProjectLabelRow)
+        query = query.join(row, and_(row.project_id == project, row.id == place, row.name == label, row.value == value))
+        query = query.where(row.digest == ProjectDocumentRow.digest)
+        place = row.id
     if after is not None:
-        query = query.where(ProjectDocumentRow.id < after)
-    rows = session.execute(query.order_by(ProjectDocumentRow.id.desc()).limit(limit))
+        query = query.where(place < after)
+    rows = session.execute(query.order_by(place.desc()).limit(limit))
     return [
         (
             member.id,
@@ -357,9 +383,10 @@ def browse(
                 document=None,
                 serving_digest=serving_digest,
                 components=components,
+                labels=held,
             ),
         )
-        for member, schema_id, serving_digest, components in rows
+        for member, schema_id, serving_digest, components, held in rows
     ]
 
 

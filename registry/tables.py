@@ -11,6 +11,7 @@ from sqlalchemy import (
     DateTime,
     Dialect,
     ForeignKey,
+    ForeignKeyConstraint,
     Identity,
     Index,
     Integer,
@@ -147,6 +148,7 @@ class DocumentRow(Base):
     body: Mapped[bytes] = mapped_column(LargeBinary)
     serving_digest: Mapped[str | None]
     components: Mapped[dict[str, Any] | None]
+    labels: Mapped[dict[str, Any] | None]
     __table_args__ = (CheckConstraint(_one_of("kind", DOCUMENT_KINDS), "kind"),)
 
 
@@ -165,6 +167,22 @@ class ProjectDocumentRow(Base):
     __table_args__ = (
         Index(None, "project_id", "kind", "id"),
         Index(None, "project_id", "kind", "name", "id"),
+    )
+
+
+class ProjectLabelRow(Base):
+    """A label of a bundle in a project: what a search for it reads, newest first."""
+
+    __tablename__ = "project_labels"
+    project_id: Mapped[UUID] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[str]
+    id: Mapped[UUID]
+    """Of the bundle's membership: the order of lists."""
+    __table_args__ = (
+        ForeignKeyConstraint(["project_id", "digest"], ["project_documents.project_id", "project_documents.digest"]),
+        Index(None, "project_id", "name", "value", "id"),
     )
 
 

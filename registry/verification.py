@@ -15,11 +15,12 @@ from registry.tables import (
     DocumentRow,
     EntryRow,
     ProjectDocumentRow,
+    ProjectLabelRow,
     ReleaseRow,
     TargetReferenceRow,
     TargetRow,
 )
-from schemas.common import sha256_digest
+from schemas.common import sha256_digest, strict_json
 from schemas.evidence import Created, Fault, Kind, ReferenceSet, Verification
 from schemas.problems import TransitionRefused
 
@@ -147,21 +148,35 @@ def _release_faults(name: str, log: list[EntryRow], release: ReleaseRow | None) 
 
 
 def _document_faults(session: Session, project: UUID) -> Iterator[Fault]:
+    found = _label_rows(session, project)
     rows = session.execute(
-        select(ProjectDocumentRow.digest, ProjectDocumentRow.kind, DocumentRow.body, EntryRow.id)
+        select(ProjectDocumentRow.digest, ProjectDocumentRow.kind, DocumentRow.body, DocumentRow.labels, EntryRow.id)
         .join(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
         .outerjoin(EntryRow, EntryRow.stream == func.concat(f"documents/{project}/", ProjectDocumentRow.digest))
         .where(ProjectDocumentRow.project_id == project)
         .order_by(ProjectDocumentRow.digest)
         .execution_options(yield_per=100)
     )
-    for digest, kind, body, entry in rows:
+    for digest, kind, body, labels, entry in rows:
         stream = f"documents/{project}/{digest}"
         if sha256_digest(body) != digest:
             yield Fault(stream=stream, position=0, problem=f"the {kind}'s bytes do not have its digest")
+        elif kind == "bundle":
+            said = strict_json(body).get("labels")
+            if labels != said or found.pop(digest, None) != said:
+                yield Fault(stream=stream, position=0, problem="it is found by other labels than the bundle has")
         # A reference has its entry where it is put in force: on a target.
         if entry is None and kind != "reference":
             yield Fault(stream=stream, position=0, problem=f"the {kind} has no entry")
+
+
+def _label_rows(session: Session, project: UUID) -> dict[str, dict[str, str]]:
+    """Return digest → labels that bundles are found by."""
+    found: dict[str, dict[str, str]] = {}
+    query = select(ProjectLabelRow.digest, ProjectLabelRow.name, ProjectLabelRow.value)
+    for digest, name, value in session.execute(query.where(ProjectLabelRow.project_id == project)):
+        found.setdefault(digest, {})[name] = value
+    return found
 
 
 def _reference_faults(session: Session, project: UUID) -> Iterator[Fault]:

@@ -121,6 +121,7 @@ class Registered(Wire):
     document: dict[str, object] | None = Field(description="The document itself; left out of lists.")
     serving_digest: str | None = Field(description="For bundles.")
     components: dict[str, str] | None = Field(description="For bundles: component digests.")
+    labels: dict[str, str] | None = Field(description="For bundles that have any: what they are found by.")
 
 
 class MissingBlobs(Closed):

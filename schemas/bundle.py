@@ -17,6 +17,7 @@ from schemas.common import (
     Digest,
     Document,
     Integer,
+    LabelValue,
     Name,
     Positive,
     RelativePath,
@@ -29,6 +30,7 @@ from schemas.common import (
 )
 
 MAX_FILES = 10_000
+MAX_LABELS = 32
 
 
 class Role(StrEnum):
@@ -287,6 +289,9 @@ class Bundle(Document):
     schema_id: Literal["sluicegate.dev/bundle/v1"] = Field(alias="schema", description="Schema of this document.")
     name: Name = Field(description="Family that the bundle belongs to.")
     description: Text | None = Field(None, description="For people.")
+    labels: Annotated[dict[Name, LabelValue], Field(min_length=1, max_length=MAX_LABELS)] | None = Field(
+        None, description="What it is found by, such as team: search. Nothing that is served depends on them."
+    )
     sources: Annotated[list[Source], Field(min_length=1, max_length=64)] = Field(description="Where files came from.")
     files: Annotated[list[File], Field(min_length=1, max_length=MAX_FILES)] = Field(description="Sorted by path.")
     model: Model = Field(description="The weights as a whole.")

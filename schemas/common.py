@@ -42,6 +42,11 @@ Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 """`sha256:` and 64 lower-case hexadecimal digits."""
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """What a person calls a thing: 1–63 of a–z, 0–9, `.` and `-`, starting and ending with a letter or digit."""
+LABEL_VALUE_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+LABEL_PATTERN = f"{NAME_PATTERN[:-1]}={LABEL_VALUE_PATTERN[1:]}"
+"""A label as one word: name=value."""
+LabelValue = Annotated[str, StringConstraints(pattern=LABEL_VALUE_PATTERN)]
+"""Value of a label: 1–63 of letters, digits, `.`, `_` and `-`, starting and ending with a letter or digit."""
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Integer = Annotated[int, Field(ge=0, le=MAX_INTEGER, strict=True)]

@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import StringConstraints
 from sqlalchemy.orm import Session
 
 from registry import documents
@@ -12,7 +13,8 @@ from registry.api.problems import Responses, declare
 from registry.auth import Actor
 from registry.service import Service
 from schemas.api import Page, Registered
-from schemas.common import Name
+from schemas.bundle import MAX_LABELS
+from schemas.common import LABEL_PATTERN, Name
 from schemas.problems import (
     BlobsMissing,
     Conflict,
@@ -51,6 +53,10 @@ NamedDigest = Annotated[
     ),
 ]
 Names = Annotated[list[Name] | None, Query(description="Only these families; repeatable.")]
+Labels = Annotated[
+    list[Annotated[str, StringConstraints(pattern=LABEL_PATTERN)]] | None,
+    Query(max_length=MAX_LABELS, description="Only with this label, as name=value; repeatable: with all of them."),
+]
 
 POSTED = declare(InvalidDocument, TooLarge, UnsupportedMediaType)
 LISTED = declare(InvalidDocument)
@@ -79,10 +85,31 @@ def _register(
 
 
 def _list(
-    session: Session, actor: Actor, *, kind: str, names: list[str] | None, cursor: Cursor, limit: int
+    session: Session,
+    actor: Actor,
+    *,
+    kind: str,
+    names: list[str] | None,
+    cursor: Cursor,
+    limit: int,
+    labels: list[str] | None = None,
 ) -> Page[Registered]:
-    rows = documents.browse(session, actor.project_id, kind, names=names or [], after=cursor, limit=limit + 1)
+    asked = _labels(labels or [])
+    rows = documents.browse(
+        session, actor.project_id, kind, names=names or [], labels=asked, after=cursor, limit=limit + 1
+    )
     return page(rows, limit, lambda row: row[1], lambda row: row[0])
+
+
+def _labels(asked: list[str]) -> dict[str, str]:
+    """Return name → value. Raises InvalidDocument when one name is asked for with two values: no bundle has both."""
+    found: dict[str, str] = {}
+    for one in asked:
+        name, _, value = one.partition("=")
+        if found.setdefault(name, value) != value:
+            detail = f"query parameter label: {name} cannot have two values at once"
+            raise InvalidDocument(detail, errors=[{"pointer": "", "detail": detail}])
+    return found
 
 
 @router.post(
@@ -105,10 +132,15 @@ def register_bundle(
 
 @router.get("/v1/bundles", operation_id="listBundles", responses=LISTED)
 def list_bundles(
-    actor: ReaderDep, session: SessionDep, cursor: Cursor, name: Names = None, limit: Limit = 50
+    actor: ReaderDep,
+    session: SessionDep,
+    cursor: Cursor,
+    name: Names = None,
+    label: Labels = None,
+    limit: Limit = 50,
 ) -> Page[Registered]:
     """List bundles, newest first, without the documents themselves."""
-    return _list(session, actor, kind="bundle", names=name, cursor=cursor, limit=limit)
+    return _list(session, actor, kind="bundle", names=name, labels=label, cursor=cursor, limit=limit)
 
 
 @router.get("/v1/bundles/{digest}", operation_id="getBundle", responses=NAMED)

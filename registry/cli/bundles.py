@@ -48,6 +48,10 @@ EngineImage = Annotated[
     str | None,
     typer.Option("--engine-image", metavar="IMAGE", help="Image that holds the engine, as NAME@sha256:…."),
 ]
+GivenLabels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="NAME=VALUE", help="Label that it is found by; repeatable."),
+]
 GivenLicence = Annotated[str | None, typer.Option("--licence", "--license", help="SPDX identifier, or LicenseRef-….")]
 Patterns = Annotated[
     list[str] | None,
@@ -74,7 +78,7 @@ class _Asked:
     epilog=examples(
         "sluicegate bundle create ./gemma --name gemma-270m",
         "sluicegate bundle create ./gemma --name gemma-270m --arg --threads --arg 2 --licence LicenseRef-gemma",
-        "sluicegate bundle create ./qwen -f bundle.toml --exclude 'original/*' --json",
+        "sluicegate bundle create ./qwen -f bundle.toml --label team=search --exclude 'original/*' --json",
         "sluicegate bundle create ./gemma --name gemma-270m --dry-run --json > bundle.json",
     )
 )
@@ -88,6 +92,7 @@ def create(
     engine_environment: EngineEnvironment = None,
     engine_image: EngineImage = None,
     licence: GivenLicence = None,
+    label: GivenLabels = None,
     exclude: Patterns = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -106,6 +111,8 @@ def create(
     left_out = (*(exclude or ()), *(path for path in beside if path))
     if licence is not None:
         overlay = merge(overlay, {"licence": {"identifier": licence}})
+    if label:
+        overlay = merge(overlay, {"labels": _labels(label)})
     asked = _Asked(directory, name, choice, overlay, roles, left_out)
     contents = _read(asked, output)
     bundle = _describe(asked, contents)
@@ -131,6 +138,18 @@ def create(
     }
     output.result(told, lambda out: _say_created(out, registered, told))
     return Exit.DONE
+
+
+def _labels(words: list[str]) -> dict[str, str]:
+    """Return name → value of labels as they were written. Raises Usage."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise Usage(f"{word} is no label: write NAME=VALUE")
+        if found.setdefault(name, value) != value:
+            raise Usage(f"the label {name} has one value, not two")
+    return found
 
 
 def _overlay(file: Path | None) -> tuple[dict[str, Any], dict[str, Role]]:
@@ -266,12 +285,17 @@ def _show_local(out: Output, bundle: Bundle) -> None:
     _show_body(out, bundle)
 
 
+def _shown(labels: Mapping[str, str] | None) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted((labels or {}).items()))
+
+
 def _show_body(out: Output, bundle: Bundle) -> None:
     engine, runtime, model = bundle.engine, bundle.runtime, bundle.model
     parameters = f", {model.parameters:,} parameters" if model.parameters else ""
     out.fields(
         [
             ("description", bundle.description),
+            ("labels", _shown(bundle.labels)),
             ("model", f"{model.architecture} in {model.format}{parameters}"),
             ("quantization", bundle.quantization.method),
             ("tokenizer", f"in {bundle.tokenizer.origin}"),
@@ -312,16 +336,26 @@ def show(bundle: BundleName, as_json: Json = False) -> int:
     return Exit.DONE
 
 
-@app.command("list", epilog=examples("sluicegate bundle list", "sluicegate bundle list --name gemma-270m --json"))
+@app.command(
+    "list",
+    epilog=examples(
+        "sluicegate bundle list", "sluicegate bundle list --name gemma-270m --label team=search --label stage=trial"
+    ),
+)
 def list_(
     name: Annotated[str | None, typer.Option("--name", "-n", help="Only of this family.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="NAME=VALUE", help="Only with this label; repeatable: with all of them."),
+    ] = None,
     limit: Limit = 50,
     as_json: Json = False,
 ) -> int:
     """List bundles, newest first."""
     output = Output(as_json=as_json)
+    asked = _labels(label or [])
     with connect() as client:
-        found = list(itertools.islice(client.bundles.list(name), limit))
+        found = list(itertools.islice(client.bundles.list(name, labels=asked), limit))
     output.result({"items": found}, lambda out: show_documents(out, found))
     return Exit.DONE
 
@@ -329,6 +363,9 @@ def list_(
 def show_documents(out: Output, found: list[Registered]) -> None:
     """Print a list of documents."""
     out.table(
-        ["NAME", "DIGEST", "REGISTERED", "BY"],
-        ([one.name, one.digest, f"{one.created_at:%Y-%m-%d %H:%M:%S}Z", one.created_by] for one in found),
+        ["NAME", "DIGEST", "REGISTERED", "BY", "LABELS"],
+        (
+            [one.name, one.digest, f"{one.created_at:%Y-%m-%d %H:%M:%S}Z", one.created_by, _shown(one.labels)]
+            for one in found
+        ),
     )

@@ -1,6 +1,6 @@
 """Immutable documents: bundles, policies, suites, references."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from registry.client.transport import Transport
 from schemas.api import Registered
@@ -48,6 +48,15 @@ class Bundles(_Documents):
     """Bundles."""
 
     path = "/v1/bundles"
+
+    def list(self, name: str | None = None, *, labels: Mapping[str, str] | None = None) -> Iterator[Registered]:
+        """List bundles, newest first, without their bodies; only of a family, and with all of these labels, if given.
+
+        Raises:
+            InvalidDocument: a label is not one that a bundle may have.
+        """
+        asked = [f"{label}={value}" for label, value in (labels or {}).items()]
+        return self._transport.pages(Registered, self.path, {"name": name, "label": asked})
 
 
 class Policies(_Documents):

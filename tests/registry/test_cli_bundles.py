@@ -224,7 +224,8 @@ def test_a_file_that_changes_between_hashing_and_sending_is_not_stored(command, 
 
 def test_bundles_are_listed_and_found_by_a_beginning(engineer, directory):
     made = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--json").json
-    other = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--name", "other", "--json").json
+    labelled = ("--name", "other", "--label", "team=search", "--label", "stage=trial")
+    other = engineer.ok("bundle", "create", directory, *IDENTIFIED, *labelled, "--json").json
 
     listed = engineer.ok("bundle", "list", "--json").json["items"]
     assert [one["name"] for one in listed] == ["other", "chain"]
@@ -236,6 +237,12 @@ def test_bundles_are_listed_and_found_by_a_beginning(engineer, directory):
     for expected in (other["digest"], other["serving_digest"], "model.gguf", "446,400 parameters", "NOASSERTION"):
         assert expected in shown
     assert made["digest"] in engineer.ok("bundle", "list").out
+    found = engineer.ok("bundle", "list", "--label", "stage=trial", "--label", "team=search", "--json").json["items"]
+    assert [one["digest"] for one in found] == [other["digest"]]
+    assert "stage=trial team=search" in shown
+    for wrong in (("--label", "team"), ("--label", "team=a", "--label", "team=b"), ("--label", "Team=a")):
+        assert engineer("bundle", "list", *wrong).status == 2
+        assert engineer("bundle", "create", directory, *IDENTIFIED, *wrong).status == 2
     assert engineer("bundle", "show", "0" * 8).status == 2
     assert engineer("bundle", "show", "0" * 7).status == 2
     assert engineer("bundle", "show", "sha256:" + "0" * 64).status == 2

@@ -417,3 +417,61 @@ def test_over_http_a_document_is_posted_read_and_posted_again(api):
     for role in ("engineer", "runner"):
         assert api.clients[role].get(new.headers["location"]).json() == new.json()
     assert client.get(f"/v1/bundles/{new.json()['digest'][7:17]}").json() == new.json()
+
+
+LABELS = {"team": "search", "stage": "trial"}
+
+
+def test_bundles_are_found_by_all_the_labels_that_are_asked_for_in_pages(api):
+    actor = api.actor()
+    made = [
+        registered_bundle(api.service, actor, f"chat-{place}", labels=labels)
+        for place, labels in enumerate([LABELS, {"team": "search"}, None, LABELS | {"team": "ads"}, LABELS])
+    ]
+
+    def found(*labels, **more):
+        answer = api.clients["viewer"].get("/v1/bundles", params={"label": labels, **more})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def named(page):
+        return [one["name"] for one in page["items"]]
+
+    assert named(found("team=search")) == ["chat-4", "chat-1", "chat-0"]
+    assert named(found("team=search", "stage=trial")) == ["chat-4", "chat-0"]
+    assert named(found("stage=trial", "team=search", name="chat-0")) == ["chat-0"]
+    assert named(found("team=nobody")) == []
+    first = found("team=search", limit=2)
+    assert named(first) == ["chat-4", "chat-1"]
+    assert named(found("team=search", limit=2, cursor=first["next"])) == ["chat-0"]
+    assert [one["labels"] for one in first["items"]] == [LABELS, {"team": "search"}]
+    shown = api.clients["viewer"].get(f"/v1/bundles/{made[0].digest}").json()
+    assert shown["labels"] == shown["document"]["labels"] == LABELS
+
+
+@pytest.mark.parametrize("label", ["team", "Team=x", "team=", "team=a b", "=x", "team=" + "x" * 64])
+def test_what_is_no_label_is_refused_in_a_search(api, label):
+    answer = api.clients["viewer"].get("/v1/bundles", params={"label": label})
+    assert answer.status_code == 422
+    assert answer.json()["type"].endswith("invalid-document")
+
+
+def test_a_search_for_two_values_of_one_label_is_refused(api):
+    answer = api.clients["viewer"].get("/v1/bundles", params={"label": ["team=a", "team=b"]})
+    assert answer.status_code == 422
+    assert "two values" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "labels", [{}, {"team": ""}, {"": "x"}, {"TEAM": "x"}, {"team": 1}, {f"l{place}": "x" for place in range(33)}]
+)
+def test_labels_have_one_spelling_and_a_limit(service, actor, labels):
+    with pytest.raises(InvalidDocument) as refused:
+        register(service, actor, "bundle", bundle_body(labels=labels))
+    assert refused.value.members["errors"][0]["pointer"].startswith("/labels")
+
+
+def test_labels_change_the_bundle_and_nothing_that_is_served():
+    bare, labelled = (Bundle.model_validate(bundle_body(labels=labels)) for labels in (None, LABELS))
+    assert bare.digest != labelled.digest
+    assert bare.serving_digest == labelled.serving_digest

@@ -287,6 +287,23 @@ def test_a_document_with_other_bytes_or_without_its_entry_is_found(service, acto
     }
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE project_labels SET value = 'ads'",
+        "DELETE FROM project_labels",
+        """UPDATE documents SET labels = '{"team": "ads"}' WHERE kind = 'bundle'""",
+        "UPDATE documents SET labels = NULL WHERE kind = 'bundle'",
+    ],
+)
+def test_a_bundle_that_is_found_by_other_labels_than_it_has_is_found(service, actor, change):
+    bundle = registered_bundle(service, actor, labels={"team": "search"})
+    assert verify(service, actor).verified
+    alter(service, change)
+    said = "it is found by other labels than the bundle has"
+    assert faults(service, actor) == {(f"documents/{actor.project_id}/{bundle.digest}", 0, said)}
+
+
 def test_a_reference_that_was_put_in_force_without_an_entry_is_found(service, actor):
     target = created_target(service, actor)
     bundle, suite = registered_bundle(service, actor), registered_golden(service, actor)

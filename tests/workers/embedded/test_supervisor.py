@@ -54,7 +54,10 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path):
-    return Stage(tmp_path)
+    # A shell that starts tests in the background has SIGINT ignored, and the supervisor heeds that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield Stage(tmp_path)
+    signal.signal(signal.SIGINT, before)
 
 
 def until(claim, seconds=10.0):

@@ -215,7 +215,7 @@ def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
     if find(session, signed.stream, signed.act) is not None:
         return release, False
     # Judged before it is written, so that a refused entry leaves nothing behind.
-    before = _cached(release)
+    before = cached(release)
     lifecycle.step(before.phase, signed.kind)
     entry, _ = append(session, release.project_id, signed)
     after = lifecycle.advance(before, signed.kind, signed.body, entry.recorded_at)
@@ -246,7 +246,8 @@ def begin(session: Session, release: ReleaseRow, signed: Signed) -> None:
     session.flush()
 
 
-def _cached(release: ReleaseRow) -> lifecycle.State:
+def cached(release: ReleaseRow) -> lifecycle.State:
+    """Return the fold of a release's log as it is kept beside it."""
     return lifecycle.State(
         phase=Phase(release.phase),
         phase_since=release.phase_since,

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import policy as judgement
-from registry import auth, conditions, db, documents, evidence, targets
+from registry import advice, auth, conditions, db, documents, evidence, targets
+from registry.advice import Deed
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, TargetRow
@@ -28,7 +29,7 @@ from schemas.problems import (
     ReferenceMissing,
     TransitionRefused,
 )
-from schemas.release import GateStatus, Phase, Release, ReleaseDetail
+from schemas.release import TERMINAL, GateStatus, Phase, Release, ReleaseDetail
 from schemas.result import GateResult, Severity, Verdict
 
 
@@ -213,14 +214,7 @@ def act(
         subjects=subjects(release),
         now=db.now(session),
     )
-    try:
-        row, _ = evidence.record(session, signed)
-    except TransitionRefused as refusal:
-        last = evidence.latest(session, signed.stream)
-        if last is None:
-            raise
-        detail = f"{refusal.detail}; its latest entry is {last.kind} by {last.actor}"
-        raise TransitionRefused(detail, **refusal.members, **conditions.changed_by(last)) from None
+    row, _ = evidence.record(session, signed)
     return row
 
 
@@ -321,11 +315,14 @@ def approve(
     """
     release = _locked(session, actor, release_id, if_match)
     policy = documents.load_policy(session, actor.project_id, release.policy)
+    name = f"approval:{actor.name}"
+    is_granted = evidence.find(session, evidence.release_stream(release.id), name) is not None
+    if not is_granted or release.phase in TERMINAL:
+        _require_place(session, release, Deed.APPROVE)
     _require_other(release, actor, "approve")
     if release.phase == Phase.GATED:
         release = _accept(session, service, actor, release, policy, body)
-    name = f"approval:{actor.name}"
-    if evidence.find(session, evidence.release_stream(release.id), name) is None:
+    if not is_granted:
         release = act(session, service, release, name, actor.name, Kind.APPROVAL_GRANTED, Note(reason=body.reason))
     return settle_approval(session, service, release, policy)
 
@@ -350,17 +347,16 @@ def settle_approval(session: Session, service: Service, release: ReleaseRow, pol
 def reject(
     session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
 ) -> ReleaseRow:
-    """Reject a release that has no traffic yet.
+    """Reject a release that has no traffic yet. Asking twice changes nothing.
 
     Raises:
         TransitionRefused: it has traffic (roll it back instead) or has ended.
     """
     release = _locked(session, actor, release_id, if_match)
-    if release.phase in {Phase.CANARY, Phase.PROMOTED}:
-        raise TransitionRefused(
-            f"release {release.id} has traffic; take it back with `sluicegate release rollback {release.id}`",
-            phase=release.phase,
-        )
+    stream = evidence.release_stream(release.id)
+    if evidence.find(session, stream, "rejection") is not None:
+        return release
+    _require_place(session, release, Deed.REJECT)
     refused = Reasoned(reasons=[f"rejected by {actor.name}: {body.reason}"], cause="rejected_by_person")
     return act(session, service, release, "rejection", actor.name, Kind.REFUSED, refused)
 
@@ -368,8 +364,9 @@ def reject(
 def pause(
     session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
 ) -> ReleaseRow:
-    """Stop a release from moving on. Stop conditions stay armed."""
+    """Stop a release from moving on. Stop conditions stay armed. Raises TransitionRefused when it is live or over."""
     release = _locked(session, actor, release_id, if_match)
+    _require_place(session, release, Deed.PAUSE)
     if release.is_paused:
         return release
     return act(session, service, release, _once("pause", session), actor.name, Kind.PAUSED, Note(reason=body.reason))
@@ -384,8 +381,7 @@ def resume(
         TransitionRefused: it is neither paused nor held.
     """
     release = _locked(session, actor, release_id, if_match)
-    if not release.is_paused and not release.held:
-        raise TransitionRefused(f"release {release.id} is neither paused nor held", phase=release.phase)
+    _require_place(session, release, Deed.RESUME)
     return act(session, service, release, _once("resume", session), actor.name, Kind.RESUMED, Note(reason=body.reason))
 
 
@@ -403,6 +399,7 @@ def promote(
         TransitionRefused: the release has no traffic, or a stop condition has fired.
     """
     release = _locked(session, actor, release_id, if_match)
+    _require_place(session, release, Deed.PROMOTE)
     policy = documents.load_policy(session, actor.project_id, release.policy)
     if policy.approval.required:
         # A policy that asks nobody's consent to let traffic in asks nobody's to speed it up.
@@ -466,13 +463,14 @@ def rollback(
     """Ask that all traffic be taken back from a release. Asking twice changes nothing.
 
     Raises:
-        TransitionRefused: the release has no traffic.
+        TransitionRefused: the release has no traffic to take back.
         Conflict: another release is in canary on the target, and would go back to this one.
     """
     release = _locked(session, actor, release_id, if_match)
     stream = evidence.release_stream(release.id)
     if evidence.find(session, stream, "rollback") is not None:
         return release
+    _require_place(session, release, Deed.ROLLBACK)
     holder = targets.candidate_release(session, release.target_id)
     if release.phase == Phase.PROMOTED and holder is not None and holder.phase == Phase.CANARY:
         raise Conflict(
@@ -481,6 +479,16 @@ def rollback(
             holder=str(holder.id),
         )
     return act(session, service, release, "rollback", actor.name, Kind.ROLLBACK_REQUESTED, Note(reason=body.reason))
+
+
+def _require_place(session: Session, release: ReleaseRow, deed: Deed) -> None:
+    """Refuse a deed that a release in its phase does not take, in words for the person who asked for it."""
+    target = session.get_one(TargetRow, release.target_id).name
+    try:
+        advice.require(deed, evidence.cached(release), release=release.id, target=target)
+    except TransitionRefused as refusal:
+        last = evidence.latest(session, evidence.release_stream(release.id))
+        raise TransitionRefused(refusal.detail, **refusal.members, **conditions.changed_by(last)) from None
 
 
 def _require_other(release: ReleaseRow, actor: Actor, what: str) -> None:

@@ -92,7 +92,7 @@ class MethodNotAllowed(Problem):
 
 
 class TransitionRefused(Problem):
-    """The log has no place for that entry on a release in this phase."""
+    """A release in this phase does not take that act. The detail says what the release is, and what can be done instead."""
 
     kind, title, status = "transition-refused", "Transition refused", 409
 

@@ -205,8 +205,19 @@ def list_(
 # ------------------------------------------------------------------------------------------ what people do to it
 
 
-def _act(release: str, as_json: bool, act: Callable[[Client, UUID], Release], *, asked: str | None = None) -> int:
-    """Do an act; `asked` says what the controller has still to do, for acts that only ask for it."""
+def _act(
+    release: str,
+    as_json: bool,
+    act: Callable[[Client, UUID], Release],
+    *,
+    asked: str | None = None,
+    alone: str | None = None,
+) -> int:
+    """Do an act.
+
+    `asked` says what the controller has still to do, for acts that only ask for it; `alone` what that means where no
+    release was live before.
+    """
     output = Output(as_json=as_json)
     with connect() as client:
         try:
@@ -214,6 +225,8 @@ def _act(release: str, as_json: bool, act: Callable[[Client, UUID], Release], *,
         except ValidationError as error:
             raise invalid("the act", error) from None
     output.result(found, lambda out: _head(out, found))
+    if alone is not None and found.phase not in TERMINAL and found.predecessor is None:
+        output.note(alone.format(target=found.target), "warn")
     if asked is not None and found.phase not in TERMINAL:
         output.note(f"{asked}; follow it: sluicegate release watch {found.id} --until ended")
     return Exit.DONE
@@ -274,10 +287,15 @@ def promote(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_jso
 
 @app.command(epilog=examples('sluicegate release rollback 01a2289b-8894 --reason "answers in the wrong language"'))
 def rollback(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json: Json = False) -> int:
-    """Take all traffic back from a release, to the last accepted bundle."""
+    """Take all traffic back from a release, to the last accepted bundle.
+
+    Exit status: 0 asked for, or done already; 4 there is nothing to take back, or another release has to be taken
+    back first. `release watch RELEASE --until ended` then ends with 1 when the traffic is back.
+    """
     return _act(
         release,
         as_json,
         lambda client, identity: client.releases.roll_back(identity, reason, if_match=if_match),
         asked="asked for: the controller takes the traffic back next",
+        alone="there is no earlier release to go back to: {target} will answer 503 until another release serves it",
     )

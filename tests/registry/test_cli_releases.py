@@ -390,7 +390,8 @@ def test_people_act_on_releases_and_their_reasons_are_kept(scene, stack):
     for act in ("approve", "promote", "rollback", "pause"):
         refused = command("release", act, identity, "-r", "too late")
         assert refused.status == 4, (act, refused)
-        assert refused.err.startswith("error: ")
+        said = f"error: Transition refused: release {identity} was rejected (rejected by manager: no); "
+        assert refused.err.startswith(said)
     bodies = command.ok("evidence", "list", "--release", identity, "--json").json["items"]
     assert [entry["body"].get("reason") for entry in bodies if entry["kind"] in ("paused", "resumed")] == [
         "a complaint",
@@ -401,6 +402,38 @@ def test_people_act_on_releases_and_their_reasons_are_kept(scene, stack):
     ran = command("release", "approve", identity, "-r", "mine")
     assert ran.status == 4
     assert "Not permitted" in ran.err
+
+
+def test_taking_back_where_nothing_can_be_taken_back_says_so_and_changes_nothing(scene):  # C142
+    scene.target()
+    identity = scene.release()["id"]
+
+    def seen() -> tuple[object, object]:
+        return tuple(
+            scene.command.ok(*what, "--json").json for what in (("release", "show", identity), ("target", "list"))
+        )
+
+    before = seen()
+    for _ in range(2):
+        ran = scene.command("release", "rollback", identity, "-r", "stop")
+        assert (ran.status, ran.out) == (4, "")
+        assert f"there is nothing to take back; `sluicegate release reject {identity} --reason …` ends it" in ran.err
+        assert seen() == before
+    scene.command.ok("release", "reject", identity, "-r", "no")
+    before = seen()
+    ran = scene.command("release", "rollback", identity, "-r", "stop", "--json")
+    assert (ran.status, ran.json["type"].rsplit("/", 1)[1], ran.json["phase"]) == (4, "transition-refused", "rejected")
+    assert "it never had traffic" in ran.json["detail"]
+    assert scene.command.ok("release", "reject", identity, "-r", "no", "--json").json["phase"] == "rejected"
+    assert seen() == before
+
+
+def test_who_takes_the_first_release_back_is_told_that_nothing_will_serve(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    scene.to_canary(identity)
+    ran = scene.command.ok("release", "rollback", identity, "-r", "stop")
+    assert "no earlier release to go back to: chat@prod will answer 503" in ran.err
 
 
 def test_an_empty_reason_is_refused(scene):

@@ -24,7 +24,7 @@ from schemas.common import strict_json
 from schemas.evidence import Kind
 from schemas.evidence import Registered as RegisteredBody
 from schemas.policy import GoldenRule, LoadRule, Policy, StructuredRule, SuiteRule
-from schemas.problems import BlobsMissing, Conflict, InvalidDocument, NotFound, PolicyTooWeak
+from schemas.problems import BlobsMissing, Conflict, InvalidDocument, NotFound, PolicyTooWeak, SuiteMissing
 from schemas.reference import Reference
 from schemas.suite import AnySuite, GoldenSuite, LoadSuite, StructuredSuite, Suite
 
@@ -109,6 +109,7 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
     Raises:
         InvalidDocument: it is not such a document, or contradicts what is stored.
         BlobsMissing: a bundle's files have not been uploaded to this project.
+        SuiteMissing: a policy names suites that the project does not have.
         PolicyTooWeak: a policy asks for fewer samples than its rules can decide with.
         NotPermitted: a policy, by a token that is limited to some targets.
     """
@@ -215,19 +216,21 @@ def _check_files(session: Session, project: UUID, bundle: Bundle) -> None:
 
 def _check_policy(session: Session, project: UUID, policy: Policy) -> None:
     suites: dict[str, AnySuite] = {}
-    wrong = []
+    lacking, wrong = [], []
     for place, rule in enumerate(policy.gates):
         if not isinstance(rule, SuiteRule):
             continue
         try:
             suites[rule.suite] = load_suite(session, project, rule.suite)
-        except NotFound as problem:
-            wrong.append({"pointer": f"/gates/{place}/suite", "detail": problem.detail})
+        except NotFound:
+            lacking.append((place, rule.suite))
             continue
         expected = _SUITES[type(rule)]
         if not isinstance(suites[rule.suite], expected):
             detail = f"{rule.suite} is a {suites[rule.suite].schema_id}, and {rule.gate} needs {expected.SCHEMA_ID}"
             wrong.append({"pointer": f"/gates/{place}/suite", "detail": detail})
+    if lacking:
+        raise SuiteMissing.at(lacking)
     if wrong:
         raise InvalidDocument(f"the policy is not valid: {wrong[0]['pointer']} {wrong[0]['detail']}", errors=wrong)
     if problems := plan_problems(policy, suites):

@@ -3,7 +3,8 @@
 A class is a type: its docstring is the page behind the type URI. `detail` says what happened and what to do.
 """
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
 
 class Problem(Exception):
@@ -47,6 +48,26 @@ class BlobsMissing(Problem):
     """The bundle names files that have not been uploaded to this project. `missing` lists them."""
 
     kind, title, status = "blobs-missing", "Blobs missing", 422
+
+
+class SuiteMissing(Problem):
+    """The policy names suites that are not registered in this project. `suites` lists them; push them first."""
+
+    kind, title, status = "suite-missing", "Suite missing", 422
+
+    @classmethod
+    def at(cls, lacking: Sequence[tuple[int, str]]) -> Self:
+        """Return the problem of a policy that names these suites, each with the number of its gate, from 0."""
+        suites = sorted({suite for _, suite in lacking})
+        what = f"suite {suites[0]}" if len(suites) == 1 else f"{len(suites)} suites"
+        return cls(
+            f"the policy names {what} that this project does not have; push it first with `sluicegate suite push FILE`, "
+            "which prints the digest that the policy must name",
+            suites=suites,
+            errors=[
+                {"pointer": f"/gates/{place}/suite", "detail": f"there is no suite {suite}"} for place, suite in lacking
+            ],
+        )
 
 
 class PolicyTooWeak(Problem):
@@ -169,6 +190,7 @@ PROBLEMS: dict[str, type[Problem]] = {
         InvalidDocument,
         DigestMismatch,
         BlobsMissing,
+        SuiteMissing,
         PolicyTooWeak,
         TooLarge,
         UnsupportedMediaType,

@@ -21,6 +21,7 @@ from schemas.problems import (
     InvalidDocument,
     NotFound,
     PolicyTooWeak,
+    SuiteMissing,
     TooLarge,
     UnsupportedMediaType,
 )
@@ -153,7 +154,7 @@ def get_bundle(digest: NamedDigest, actor: FetcherDep, session: SessionDep) -> R
     "/v1/policies",
     operation_id="registerPolicy",
     status_code=201,
-    responses=known({**POSTED, **declare(InvalidDocument, PolicyTooWeak)}),
+    responses=known({**POSTED, **declare(InvalidDocument, SuiteMissing, PolicyTooWeak)}),
     openapi_extra=takes("Policy"),
 )
 def register_policy(

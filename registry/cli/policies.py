@@ -14,7 +14,7 @@ from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import Registered
 from schemas.policy import Policy, StopCondition, SuiteRule, TtftCondition
-from schemas.problems import NotFound, PolicyTooWeak
+from schemas.problems import NotFound, PolicyTooWeak, SuiteMissing
 from schemas.suite import SUITE, AnySuite
 
 APPROVERS = {0: "none", 1: "1, by somebody other than the author"}
@@ -42,12 +42,15 @@ def _check_power(client: Client, policy: Policy) -> None:
     from gates.policy import plan_problems
 
     suites: dict[str, AnySuite] = {}
-    for rule in policy.gates:
+    lacking = []
+    for place, rule in enumerate(policy.gates):
         if isinstance(rule, SuiteRule):
             try:
                 suites[rule.suite] = SUITE.validate_python(client.suites.get(rule.suite).document)
             except NotFound:
-                continue  # the planner says so, at its place
+                lacking.append((place, rule.suite))
+    if lacking:
+        raise SuiteMissing.at(lacking)
     problems = [problem.partition(": ") for problem in plan_problems(policy, suites)]
     if problems:
         errors = [{"pointer": pointer, "detail": detail} for pointer, _, detail in problems]

@@ -24,6 +24,7 @@ class _Documents:
         Raises:
             InvalidDocument: `errors` lists each place by JSON Pointer.
             BlobsMissing: a bundle's files have not been uploaded.
+            SuiteMissing: a policy names suites that are not registered.
             PolicyTooWeak: a policy asks for fewer samples than it can decide with.
             Conflict: another document holds the place.
         """

@@ -125,8 +125,11 @@ def test_a_policy_that_could_never_decide_is_refused_here(manager, write):
     assert ran.json["title"] == "Policy too weak"
     assert set(errors(ran)) == {"/canary/steps/0/min_requests"}
     golden = {"gate": "golden", "suite": "sha256:" + "a" * 64, "margin_nat": "0.1", "min_prompts": 1}
-    unknown = policy_body(gates=[*policy_body()["gates"], golden])
-    assert "/gates/2/suite" in errors(manager("policy", "push", write("policy.json", unknown), "--json"))
+    unknown = write("policy.json", policy_body(gates=[*policy_body()["gates"], golden]))
+    ran = manager("policy", "push", unknown, "--json")
+    assert (ran.status, ran.json["title"], ran.json["suites"]) == (2, "Suite missing", [golden["suite"]])
+    assert set(errors(ran)) == {"/gates/2/suite"}
+    assert "push it first with `sluicegate suite push FILE`" in manager("policy", "push", unknown).err
     assert manager.ok("policy", "show", "--json").json == {"items": []}
 
 

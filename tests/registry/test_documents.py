@@ -10,7 +10,7 @@ from registry.tables import DocumentRow, EntryRow, ProjectDocumentRow
 from schemas.bundle import Bundle
 from schemas.common import canonical_json, sha256_digest
 from schemas.policy import Policy
-from schemas.problems import BlobsMissing, Conflict, InvalidDocument, NotFound, PolicyTooWeak
+from schemas.problems import BlobsMissing, Conflict, InvalidDocument, NotFound, PolicyTooWeak, SuiteMissing
 from schemas.suite import GoldenSuite, StructuredSuite
 from tests.support import structured
 from tests.support.api import ROLES, make_tokens
@@ -285,22 +285,27 @@ def test_a_policy_needs_its_suites_in_the_project(service, actor):
         rules = [GOLDEN_RULE | {"suite": golden_suite}, LOAD_RULE | {"suite": load_suite}]
         return policy_body(gates=[*GATES, *rules])
 
-    assert refused(service, actor, "policy", body(missing, missing)) == {
+    assert refused(service, actor, "policy", body(missing, missing), SuiteMissing) == {
         "/gates/2/suite": f"there is no suite {missing}",
         "/gates/3/suite": f"there is no suite {missing}",
     }
+    # What is lacking comes first: whether a policy is too weak is known only with its suites.
+    one = refused(service, actor, "policy", body(golden.digest, missing) | {"canary": too_few()}, SuiteMissing)
+    assert set(one) == {"/gates/3/suite"}
     swapped = refused(service, actor, "policy", body(load.digest, golden.digest))
     assert set(swapped) == {"/gates/2/suite", "/gates/3/suite"}
     assert "sluicegate.dev/suite/golden/v1" in swapped["/gates/2/suite"]
     assert register(service, actor, "policy", body(golden.digest, load.digest))[1]
 
 
+def too_few():
+    return canary_body(steps=[step | {"min_requests": 10} for step in canary_body()["steps"]])
+
+
 def test_a_policy_that_could_never_decide_is_refused_with_each_reason(service, actor):
     load = registered_load(service, actor, requests=10)
     rule = LOAD_RULE | {"suite": load.digest, "requests": 10}
-    steps = canary_body()["steps"]
-    few = canary_body(steps=[step | {"min_requests": 10} for step in steps])
-    places = refused(service, actor, "policy", policy_body(gates=[*GATES, rule], canary=few), PolicyTooWeak)
+    places = refused(service, actor, "policy", policy_body(gates=[*GATES, rule], canary=too_few()), PolicyTooWeak)
     assert "/gates/2/requests" in places
     assert any(place.startswith("/canary/steps/0") for place in places)
 

@@ -7,13 +7,9 @@ promises to keep, and then stored: the gate replays the stored plan and never dr
 import itertools
 import random
 from decimal import Decimal
-from typing import Annotated, Literal
-
-from pydantic import Field
 
 from gates import stats
-from schemas.common import Closed, DecimalString, Integer, Name, Positive, ShortText, Text
-from schemas.suite import Arrival, ArrivalProcess, LoadSuite, Prompt
+from schemas.suite import Arrival, ArrivalProcess, LoadSpec, LoadSuite
 
 LEAST_GAP_FIT = 0.001
 """Gaps that come so rarely from the declared distribution do not come from it."""
@@ -21,22 +17,6 @@ LEAST_DISTINCT_RATIO = 0.95
 """Of the distinct gaps that the declared distribution would have; copied streams have half."""
 RATE_TOLERANCE_RATIO = 0.01
 """A constant plan keeps its rate within this."""
-
-
-class LoadSpec(Closed):
-    """The short form of a load suite: what to send, how fast, and the seed from which the plan is drawn."""
-
-    name: Name = Field(description="Family that the suite belongs to.")
-    description: Text | None = Field(None, description="For people.")
-    prompts: Annotated[list[Prompt], Field(min_length=1, max_length=10_000)] = Field(description="Prompts to send.")
-    rate_per_second: DecimalString = Field(description="Mean arrival rate, above 0.")
-    requests: Annotated[Positive, Field(le=100_000)] = Field(description="Measured arrivals.")
-    warmup_requests: Annotated[Positive, Field(le=10_000)] = Field(description="Arrivals before them, not judged.")
-    distribution: Literal["gamma", "constant"] = Field(description="Distribution of the gaps.")
-    shape: DecimalString | None = Field(None, description="Shape of the gamma, 0.05 to 1000; 1 is Poisson.")
-    seed: Integer = Field(description="Seed of the draw.")
-    request_seconds: DecimalString = Field(description="Time after which an unfinished request has failed.")
-    salt: ShortText | None = Field(None, description="Text put before each prompt, against caches.")
 
 
 def make_suite(spec: LoadSpec) -> LoadSuite:

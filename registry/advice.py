@@ -67,7 +67,10 @@ INSTEAD: dict[tuple[Deed, Phase], str] = {
     (Deed.REJECT, Phase.PROMOTED): f"what has traffic is not rejected but taken back: {_BACK}",
     **{(Deed.REJECT, phase): "it has no traffic and cannot get any: there is nothing to reject" for phase in _OVER},
     (Deed.REJECT, Phase.SUPERSEDED): "it has no traffic: there is nothing to reject",
-    (Deed.PAUSE, Phase.PROMOTED): f"it has nowhere to go on to: there is nothing to pause; {_BACK} takes the traffic back",
+    (
+        Deed.PAUSE,
+        Phase.PROMOTED,
+    ): f"it has nowhere to go on to: there is nothing to pause; {_BACK} takes the traffic back",
     **{(Deed.PAUSE, phase): "what has ended does not move: there is nothing to pause" for phase in _OVER},
     (Deed.RESUME, Phase.CANDIDATE): "it is neither paused nor held: a runner takes it by itself, and "
     "`sluicegate runner list --alive` shows which there are",
@@ -116,4 +119,3 @@ def require(deed: Deed, state: State, *, release: UUID, target: str) -> None:
 def _reason(state: State) -> str:
     reason = state.reason or "no reason was recorded"
     return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}…"
-

@@ -15,7 +15,6 @@ from uuid6 import uuid7
 from gates.policy import plan_problems
 from registry import auth, blobs, db, evidence
 from registry.auth import Actor
-from registry.places import place_of
 from registry.service import Service
 from registry.tables import DocumentRow, ProjectDocumentRow, ProjectLabelRow
 from schemas.api import Registered
@@ -23,6 +22,7 @@ from schemas.bundle import Bundle
 from schemas.common import strict_json
 from schemas.evidence import Kind
 from schemas.evidence import Registered as RegisteredBody
+from schemas.faults import faults_of
 from schemas.policy import GoldenRule, LoadRule, Policy, StructuredRule, SuiteRule
 from schemas.problems import BlobsMissing, Conflict, InvalidDocument, NotFound, PolicyTooWeak, SuiteMissing
 from schemas.reference import Reference
@@ -92,10 +92,9 @@ def parse(kind: str, raw: bytes) -> AnyDocument:
     try:
         document: AnyDocument = _ADAPTERS[kind].validate_python(body)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        places = [place_of(one, body) for one in found[:MAX_ERRORS]]
+        places = faults_of(error, body, _ADAPTERS[kind])
         first = f"{places[0]['pointer']} {places[0]['detail']}".strip()
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise InvalidDocument(f"the {kind} is not valid: {first}{more}", errors=places) from None
     return document
 

@@ -15,13 +15,14 @@ from schemas.evidence import Envelope, Statement
 from schemas.policy import Policy
 from schemas.reference import Reference
 from schemas.result import Finding, GateResult, Measurement
-from schemas.suite import GoldenSuite, LoadSuite, StructuredSuite
+from schemas.suite import GoldenSuite, LoadSpec, LoadSuite, StructuredSuite
 
 DOCUMENTS = (
     Bundle,
     Policy,
     GoldenSuite,
     LoadSuite,
+    LoadSpec,
     StructuredSuite,
     Reference,
     GateResult,

@@ -8,7 +8,8 @@ from pydantic import Field
 from schemas.common import Closed, Digest, Instant, Name, ShortText, Text, Wire
 from schemas.evidence import Entry
 
-TargetName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?@[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
+TARGET_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?@[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
+TargetName = Annotated[str, Field(pattern=TARGET_PATTERN)]
 """name@environment."""
 
 ItemT = TypeVar("ItemT")

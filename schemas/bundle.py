@@ -179,7 +179,7 @@ class Engine(Closed):
     @model_validator(mode="after")
     def _identified(self) -> Self:
         if (self.image is None) == (self.environment is None):
-            raise ValueError("name the engine by exactly one of image and environment")
+            raise ValueError("exactly one of image and environment names the engine")
         return self
 
 

@@ -61,8 +61,8 @@ class SuiteMissing(Problem):
         suites = sorted({suite for _, suite in lacking})
         what = f"suite {suites[0]}" if len(suites) == 1 else f"{len(suites)} suites"
         return cls(
-            f"the policy names {what} that this project does not have; push it first with `sluicegate suite push FILE`, "
-            "which prints the digest that the policy must name",
+            f"the policy names {what} that this project does not have; push it first with "
+            "`sluicegate suite push FILE`, which prints the digest that the policy must name",
             suites=suites,
             errors=[
                 {"pointer": f"/gates/{place}/suite", "detail": f"there is no suite {suite}"} for place, suite in lacking
@@ -113,7 +113,7 @@ class MethodNotAllowed(Problem):
 
 
 class TransitionRefused(Problem):
-    """A release in this phase does not take that act. The detail says what the release is, and what can be done instead."""
+    """A release in this phase does not take that act. `detail` says what the release is, and what to do instead."""
 
     kind, title, status = "transition-refused", "Transition refused", 409
 

@@ -17,7 +17,8 @@ from schemas.common import (
     sorted_unique,
 )
 
-ItemId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+ITEM_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+ItemId = Annotated[str, Field(pattern=ITEM_PATTERN)]
 
 
 class Message(Closed):
@@ -114,6 +115,25 @@ class LoadSuite(Document):
         if self.request_seconds <= 0:
             raise ValueError("request_seconds must be above 0")
         return self
+
+
+class LoadSpec(Closed):
+    """The short form of a load suite: what to send, how fast, and the seed from which the plan is drawn.
+
+    No document of its own: `sluicegate suite push` draws a `LoadSuite` from it and registers that.
+    """
+
+    name: Name = Field(description="Family that the suite belongs to.")
+    description: Text | None = Field(None, description="For people.")
+    prompts: Annotated[list[Prompt], Field(min_length=1, max_length=10_000)] = Field(description="Prompts to send.")
+    rate_per_second: DecimalString = Field(description="Mean arrival rate, above 0.")
+    requests: Annotated[Positive, Field(le=100_000)] = Field(description="Measured arrivals.")
+    warmup_requests: Annotated[Positive, Field(le=10_000)] = Field(description="Arrivals before them, not judged.")
+    distribution: Literal["gamma", "constant"] = Field(description="Distribution of the gaps.")
+    shape: DecimalString | None = Field(None, description="Shape of the gamma, 0.05 to 1000; 1 is Poisson.")
+    seed: Integer = Field(description="Seed of the draw.")
+    request_seconds: DecimalString = Field(description="Time after which an unfinished request has failed.")
+    salt: ShortText | None = Field(None, description="Text put before each prompt, against caches.")
 
 
 JsonText = Annotated[str, Field(min_length=1, max_length=65_536)]

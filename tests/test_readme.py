@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from gates.arrivals import LoadSpec, make_suite
+from gates.arrivals import make_suite
 from gates.catalog import CATALOG
 from registry.auth import PERMISSIONS
 from registry.lifecycle import NEXT
@@ -15,6 +15,7 @@ from schemas.api import RoleName
 from schemas.problems import PROBLEMS
 from schemas.release import Phase
 from schemas.result import Verdict
+from schemas.suite import LoadSpec
 
 README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
 ROLES = get_args(RoleName)

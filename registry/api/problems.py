@@ -1,6 +1,7 @@
 """Every refusal and failure leaves in one shape: RFC 9457, `application/problem+json`, with the request's id."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from uuid import UUID
@@ -14,8 +15,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from registry.places import pointer, sentence
 from schemas import problems
+from schemas.faults import Schema, fault, sentence
 from schemas.problems import InternalError, InvalidDocument, Problem, Unavailable
 
 MEDIA_TYPE = "application/problem+json"
@@ -102,7 +103,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> Response:
-        places = [_place(one) for one in error.errors()[:MAX_ERRORS]]
+        described = _described(request)
+        places = [_place(one, error.body, described) for one in error.errors()[:MAX_ERRORS]]
         detail = "; ".join(f"{one['pointer']} {one['detail']}".strip() for one in places[:3])
         return answer(request, InvalidDocument(detail or "the request is not valid", errors=places))
 
@@ -147,10 +149,31 @@ def _translated(request: Request, error: HTTPException) -> Problem:
     return unexpected(error)
 
 
-def _place(error: Mapping[str, Any]) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What the OpenAPI document says of a route: what its body and its parameters may be."""
+
+    body: Schema
+    parameters: Mapping[tuple[str, str], Schema]
+
+
+def _described(request: Request) -> _Described:
+    """Return what is known of the route that a request met; of a page nothing."""
+    root = request.app.openapi()
+    path = getattr(request.scope.get("route"), "path_format", "")
+    operation = root["paths"].get(path, {}).get(request.method.lower(), {})
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    parameters = {(one["in"], one["name"]): Schema(one["schema"], root) for one in operation.get("parameters", [])}
+    return _Described(Schema(body, root), parameters)
+
+
+def _place(error: Mapping[str, Any], body: Any, described: _Described) -> dict[str, str]:
     where, *path = error["loc"]
     if error["type"] == "json_invalid":
         return {"pointer": "", "detail": f"is not JSON: {error['ctx']['error']} at character {path[0]}"}
     if where == "body":
-        return {"pointer": pointer(path), "detail": sentence(error)}
-    return {"pointer": "", "detail": f"{where} parameter {'.'.join(map(str, path))}: {sentence(error)}"}
+        return fault({**error, "loc": tuple(path)}, body, described.body)
+    name, *inner = path
+    schema = described.parameters.get((where, str(name)), Schema({}, {}))
+    said = sentence(error, schema.places(inner, None))
+    return {"pointer": "", "detail": f"{where} parameter {'.'.join(map(str, path))}: {said}"}

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from gates.directory import Contents, DirectoryRefused, Found, read_directory
 from gates.inference import EngineChoice, bundle_document, merge
-from registry.cli.documents import read_file, resolve
+from registry.cli.documents import read_bundle, read_file, resolve
 from registry.cli.failures import Exit, Usage, invalid
 from registry.cli.memory import HashMemory
 from registry.cli.options import Json, Limit, examples, group
@@ -230,9 +230,8 @@ def _describe(asked: _Asked, contents: Contents) -> Bundle:
     try:
         return Bundle.model_validate(document)
     except ValidationError as error:
-        raise invalid(
-            "the bundle is not complete or not valid; give what is missing with options or -f", error
-        ) from None
+        what = "the bundle is not complete or not valid; give what is missing with options or -f"
+        raise invalid(what, error, document, Bundle) from None
 
 
 def _installed(engine: EngineChoice) -> EngineChoice:
@@ -322,7 +321,7 @@ def show(bundle: BundleName, as_json: Json = False) -> int:
     """Show a bundle: its sections, files and component digests."""
     output = Output(as_json=as_json)
     with connect() as client:
-        found = client.bundles.get(resolve(bundle, client.bundles, Bundle.model_validate, "bundle"))
+        found = client.bundles.get(resolve(bundle, client.bundles, read_bundle, "bundle"))
 
     def human(out: Output) -> None:
         out.fields([("name", found.name), ("digest", found.digest), ("serving", found.serving_digest)])

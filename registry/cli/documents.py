@@ -12,7 +12,9 @@ from pydantic import BaseModel, ValidationError
 from registry.cli.failures import Usage, invalid
 from registry.client import Client
 from schemas.api import Registered
+from schemas.bundle import Bundle
 from schemas.common import MAX_DOCUMENT_BYTES, Document, canonical_json, strict_json
+from schemas.policy import Policy
 from schemas.problems import Conflict, InvalidDocument
 
 _DIGEST = re.compile(r"(sha256:)?([0-9a-f]{8,64})")
@@ -54,16 +56,26 @@ def read_file(path: Path) -> Any:
         raise InvalidDocument(f"{path} {error}") from None
 
 
-def read_document(path: Path, validate: Callable[[Any], ModelT]) -> ModelT:
+def read_document(path: Path, model: type[ModelT]) -> ModelT:
     """Return a file as a document. Raises Usage, InvalidDocument with each place by JSON Pointer."""
     value = read_file(path)
     try:
-        return validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
-        raise invalid(str(path), error, value) from None
+        raise invalid(str(path), error, value, model) from None
 
 
-def resolve(text: str, registry: Registry, validate: Callable[[Any], Document], what: str) -> str:
+def read_bundle(path: Path) -> Bundle:
+    """Return a file's bundle. Raises as `read_document`."""
+    return read_document(path, Bundle)
+
+
+def read_policy(path: Path) -> Policy:
+    """Return a file's policy. Raises as `read_document`."""
+    return read_document(path, Policy)
+
+
+def resolve(text: str, registry: Registry, read: Callable[[Path], Document], what: str) -> str:
     """Return the digest that a person means by a digest, 8 or more of its digits, or a file with the document.
 
     Raises:
@@ -79,7 +91,7 @@ def resolve(text: str, registry: Registry, validate: Callable[[Any], Document], 
         except Conflict as error:
             raise Usage(f"{what} {text}: {error.detail}") from None
     if Path(text).is_file():
-        return read_document(Path(text), validate).digest
+        return read(Path(text)).digest
     raise Usage(f"{what} {text!r} is neither a digest, nor 8 or more of its hexadecimal digits, nor a file")
 
 

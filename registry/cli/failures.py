@@ -1,12 +1,16 @@
 """What went wrong, in one line and an exit status."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from schemas.api import Approve
+from schemas.faults import Shape, faults_of
 from schemas.problems import InvalidDocument, Problem
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Exit(IntEnum):
@@ -50,25 +54,29 @@ def places(problem: Problem) -> list[tuple[str, str]]:
     return found
 
 
-def invalid(what: str, error: ValidationError, document: Any = None) -> InvalidDocument:
-    """Return what a model's refusal means for the person who wrote the document."""
-    errors = [
-        {"pointer": pointer(one["loc"], document), "detail": str(one["msg"]).removeprefix("Value error, ")}
-        for one in error.errors(include_url=False, include_context=False, include_input=False)
-    ]
-    said = "1 place is wrong" if len(errors) == 1 else f"{len(errors)} places are wrong"
-    return InvalidDocument(f"{what}: {said}", errors=errors)
+def invalid(what: str, error: ValidationError, document: Any, shape: Shape) -> InvalidDocument:
+    """Return what a model's refusal means for the person who wrote the document.
+
+    Args:
+        what: name of the document.
+        error: of the model.
+        document: as it was written.
+        shape: the model.
+    """
+    count = error.error_count()
+    said = "1 place is wrong" if count == 1 else f"{count} places are wrong"
+    return InvalidDocument(f"{what}: {said}", errors=faults_of(error, document, shape))
 
 
-def pointer(path: Iterable[str | int], document: Any = None) -> str:
-    """Return a path as a JSON Pointer (RFC 6901), without the union tags that are no keys of the document."""
-    parts = []
-    for part in path:
-        if isinstance(document, Mapping) and part not in document and part in document.values():
-            continue  # a discriminator's value, which names the variant
-        parts.append(str(part).replace("~", "~0").replace("/", "~1"))
-        try:
-            document = document[part] if document is not None else None
-        except (LookupError, TypeError):
-            document = None
-    return "".join(f"/{part}" for part in parts)
+def invalid_act(error: ValidationError) -> InvalidDocument:
+    """Return what the refusal of an act means, whose reason or codes a person wrote."""
+    written = {str(one["loc"][0]): one["input"] for one in error.errors(include_url=False) if one["loc"]}
+    return invalid("the act", error, written, Approve)
+
+
+def made(model: type[ModelT], what: str, **written: Any) -> ModelT:
+    """Return a message of what a person wrote on the command line. Raises InvalidDocument, naming each argument."""
+    try:
+        return model.model_validate(written)
+    except ValidationError as error:
+        raise invalid(what, error, written, model) from None

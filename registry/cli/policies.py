@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from registry.cli.documents import read_document, resolve
+from registry.cli.documents import read_policy, resolve
 from registry.cli.failures import Exit
 from registry.cli.options import Json, examples, group
 from registry.cli.output import Output, percent
@@ -28,7 +28,7 @@ def push(
 ) -> int:
     """Register a policy. It is checked here first, and frozen from then on."""
     output = Output(as_json=as_json)
-    policy = read_document(file, Policy.model_validate)
+    policy = read_policy(file)
     with connect() as client:
         _check_power(client, policy)
         registered, is_new = client.policies.register(policy)
@@ -85,7 +85,7 @@ def show(
             everything = list(itertools.islice(client.policies.list(), 200))
             output.result({"items": everything}, lambda out: show_list(out, everything))
             return Exit.DONE
-        found = client.policies.get(resolve(policy, client.policies, Policy.model_validate, "policy"))
+        found = client.policies.get(resolve(policy, client.policies, read_policy, "policy"))
     output.result(found, lambda out: _show(out, found))
     return Exit.DONE
 

@@ -8,16 +8,14 @@ from uuid import UUID
 import typer
 from pydantic import ValidationError
 
-from registry.cli.documents import resolve, resolve_release
-from registry.cli.failures import Exit, invalid
+from registry.cli.documents import read_bundle, read_policy, resolve, resolve_release
+from registry.cli.failures import Exit, invalid_act, made
 from registry.cli.follow import follow_release, line
 from registry.cli.options import IfMatch, Json, Key, Limit, Reason, ReleaseId, Timeout, Until, Wait, examples, group
 from registry.cli.output import Output, percent
 from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import ReleaseCreate
-from schemas.bundle import Bundle
-from schemas.policy import Policy
 from schemas.release import TERMINAL, Phase, Release, ReleaseDetail
 from schemas.stories import TONES
 
@@ -52,15 +50,14 @@ def create(
     """
     output = Output(as_json=as_json)
     with connect() as client:
-        try:
-            body = ReleaseCreate(
-                target=target,
-                bundle=resolve(bundle, client.bundles, Bundle.model_validate, "bundle"),
-                policy=resolve(policy, client.policies, Policy.model_validate, "policy"),
-                reason=reason,
-            )
-        except ValidationError as error:
-            raise invalid("the release", error) from None
+        body = made(
+            ReleaseCreate,
+            "the release",
+            target=target,
+            bundle=resolve(bundle, client.bundles, read_bundle, "bundle"),
+            policy=resolve(policy, client.policies, read_policy, "policy"),
+            reason=reason,
+        )
         release = client.releases.create(body, key=key)
         if not wait and until is None:
             output.result(release, lambda out: _head(out, release))
@@ -223,7 +220,7 @@ def _act(
         try:
             found = act(client, resolve_release(release, client))
         except ValidationError as error:
-            raise invalid("the act", error) from None
+            raise invalid_act(error) from None
     output.result(found, lambda out: _head(out, found))
     if alone is not None and found.phase not in TERMINAL and found.predecessor is None:
         output.note(alone.format(target=found.target), "warn")

@@ -3,18 +3,15 @@
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from registry.cli.documents import resolve
-from registry.cli.failures import invalid
+from registry.cli.documents import read_bundle, read_policy, resolve
+from registry.cli.failures import made
 from registry.cli.follow import follow_run, run_result
 from registry.cli.options import Json, Key, Timeout, Wait, examples, group
 from registry.cli.output import Output
 from registry.cli.profile import connect
 from registry.cli.targets import only_class
 from schemas.api import RunCreate
-from schemas.bundle import Bundle
-from schemas.policy import Policy
 
 app = group("Gates: measurements with a rule.")
 
@@ -53,16 +50,15 @@ def run(
     with connect() as client:
         if runner_class is None:
             runner_class = client.targets.get(target).runner_class if target is not None else only_class(client)
-        try:
-            body = RunCreate(
-                bundle=resolve(bundle, client.bundles, Bundle.model_validate, "bundle"),
-                policy=resolve(policy, client.policies, Policy.model_validate, "policy"),
-                runner_class=runner_class,
-                gates=gate or None,
-                target=target,
-            )
-        except ValidationError as error:
-            raise invalid("the run", error) from None
+        body = made(
+            RunCreate,
+            "the run",
+            bundle=resolve(bundle, client.bundles, read_bundle, "bundle"),
+            policy=resolve(policy, client.policies, read_policy, "policy"),
+            runner_class=runner_class,
+            gates=gate or None,
+            target=target,
+        )
         started = client.runs.create(body, key=key)
         if not wait:
             return run_result(output, started)

@@ -7,17 +7,16 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from registry.cli.documents import read_file, resolve
-from registry.cli.failures import Exit, invalid
+from registry.cli.documents import read_bundle, read_file, resolve
+from registry.cli.failures import Exit, invalid, made
 from registry.cli.follow import follow_run, run_result
 from registry.cli.options import Json, Reason, Timeout, Wait, examples, group
 from registry.cli.output import Output
 from registry.cli.policies import say_pushed, show_list
 from registry.cli.profile import connect
 from schemas.api import RecordCreate, Registered
-from schemas.bundle import Bundle
 from schemas.problems import InvalidDocument
-from schemas.suite import SUITE, AnySuite, LoadSuite, StructuredSuite
+from schemas.suite import SUITE, AnySuite, LoadSpec, LoadSuite, StructuredSuite
 
 app = group("Suites: prompts and arrival plans that gates run.")
 
@@ -49,26 +48,28 @@ def push(
 def read_suite(file: Path) -> AnySuite:
     """Return a file's suite, drawn when it is a load spec. Raises Usage, InvalidDocument."""
     value = read_file(file)
-    if isinstance(value, dict) and not {"schema", *SPEC_KEYS} & value.keys():
-        raise InvalidDocument(
-            f'{file}: neither a suite, which has "schema", nor a load spec, which has {", ".join(SPEC_KEYS)}'
-        )
+    if isinstance(value, dict) and "schema" not in value:
+        if not any(key in value for key in SPEC_KEYS):
+            raise InvalidDocument(
+                f'{file}: neither a suite, which has "schema", nor a load spec, which has {", ".join(SPEC_KEYS)}'
+            )
+        return _drawn(file, value)
     try:
-        return suite_of(value)
+        return SUITE.validate_python(value)
     except ValidationError as error:
-        raise invalid(str(file), error, value) from None
+        raise invalid(str(file), error, value, SUITE) from None
+
+
+def _drawn(file: Path, value: Any) -> LoadSuite:
+    # Statistics take a second to load, and only a spec needs them.
+    from gates.arrivals import make_suite
+
+    try:
+        return make_suite(LoadSpec.model_validate(value))
+    except ValidationError as error:
+        raise invalid(str(file), error, value, LoadSpec) from None
     except ValueError as error:
         raise InvalidDocument(f"{file}: {error}") from None
-
-
-def suite_of(value: Any) -> AnySuite:
-    """Return a suite from JSON, drawn when it is a load spec. Raises ValueError."""
-    if isinstance(value, dict) and "schema" not in value and any(key in value for key in SPEC_KEYS):
-        # Statistics take a second to load, and only a spec needs them.
-        from gates.arrivals import LoadSpec, make_suite
-
-        return make_suite(LoadSpec.model_validate(value))
-    return SUITE.validate_python(value)
 
 
 @app.command(epilog=examples("sluicegate suite show 51ab00c2", "sluicegate suite show golden.json --json"))
@@ -86,7 +87,7 @@ def show(
             everything = list(itertools.islice(client.suites.list(), 200))
             output.result({"items": everything}, lambda out: show_list(out, everything))
             return Exit.DONE
-        found = client.suites.get(resolve(suite, client.suites, suite_of, "suite"))
+        found = client.suites.get(resolve(suite, client.suites, read_suite, "suite"))
     output.result(found, lambda out: _show(out, found))
     return Exit.DONE
 
@@ -138,15 +139,14 @@ def record(
     """Record what a bundle answers to a golden suite, as the reference of a target."""
     output = Output(as_json=as_json)
     with connect() as client:
-        try:
-            body = RecordCreate(
-                suite=resolve(suite, client.suites, suite_of, "suite"),
-                bundle=resolve(bundle, client.bundles, Bundle.model_validate, "bundle"),
-                target=target,
-                reason=reason,
-            )
-        except ValidationError as error:
-            raise invalid("the recording", error) from None
+        body = made(
+            RecordCreate,
+            "the recording",
+            suite=resolve(suite, client.suites, read_suite, "suite"),
+            bundle=resolve(bundle, client.bundles, read_bundle, "bundle"),
+            target=target,
+            reason=reason,
+        )
         run = client.runs.record(body)
         if not wait:
             return run_result(output, run)

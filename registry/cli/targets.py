@@ -4,9 +4,8 @@ import itertools
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from registry.cli.failures import Exit, Usage, invalid
+from registry.cli.failures import Exit, Usage, made
 from registry.cli.options import Json, Limit, examples, group
 from registry.cli.output import Output, percent
 from registry.cli.profile import connect
@@ -38,12 +37,10 @@ def create(
     output = Output(as_json=as_json)
     with connect() as client:
         named = runner_class or only_class(client)
-        try:
-            body = TargetCreate(name=target, runner_class=named, gateway=gateway)
-        except ValidationError as error:
-            raise invalid("the target", error) from None
-        made = client.targets.create(body)
-    output.result(made, lambda out: _show(out, made))
+        found = client.targets.create(
+            made(TargetCreate, "the target", name=target, runner_class=named, gateway=gateway)
+        )
+    output.result(found, lambda out: _show(out, found))
     return Exit.DONE
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import typer
 from pydantic import ValidationError
 
-from registry.cli.failures import Exit, Usage, invalid
+from registry.cli.failures import Exit, Usage, invalid_act, made
 from registry.cli.options import Json, Limit, Reason, examples, group
 from registry.cli.output import Output
 from registry.cli.profile import connect
@@ -43,14 +43,10 @@ def create(
     ends = None if days is None else datetime.now(UTC) + timedelta(days=days)
     written = {"name": name, "role": role, "expires_at": ends, "project": project, "targets": target or None}
     with connect() as client:
-        try:
-            body = TokenCreate.model_validate(written)
-        except ValidationError as error:
-            raise invalid("the token", error) from None
-        made = client.tokens.create(body)
-    output.result(made, lambda out: out.say(made.secret))
+        token = client.tokens.create(made(TokenCreate, "the token", **written))
+    output.result(token, lambda out: out.say(token.secret))
     if not as_json:
-        output.note(f"a token of {made.name} as {made.role}, {made.id}; it is not shown again")
+        output.note(f"a token of {token.name} as {token.role}, {token.id}; it is not shown again")
     return Exit.DONE
 
 
@@ -98,7 +94,7 @@ def revoke(
         try:
             ended = client.tokens.revoke(_identity(token, client, project), reason)
         except ValidationError as error:
-            raise invalid("the act", error) from None
+            raise invalid_act(error) from None
     output.result(ended, lambda out: out.say(f"the token {ended.id} of {ended.name} counts no more"))
     return Exit.DONE
 

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import pytest
 
-from gates.arrivals import LoadSpec, make_suite
+from gates.arrivals import make_suite
 from schemas.policy import Policy
-from schemas.suite import Arrival, GoldenSuite, LoadSuite, Message, Prompt
+from schemas.suite import Arrival, GoldenSuite, LoadSpec, LoadSuite, Message, Prompt
 from tests.support.chain import TEMPLATE, write_bundle_directory
 from tests.support.embedded import ROOT, Stack
 from tests.support.gateway import Answers, ask_many

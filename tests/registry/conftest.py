@@ -8,6 +8,7 @@ from registry.service import Service
 from registry.settings import Gateway
 from tests.support.api import Api
 from tests.support.command import Command
+from tests.support.scene import Scene
 
 
 @pytest.fixture
@@ -27,3 +28,11 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     home.mkdir()
     yield Command(home, monkeypatch, capsys)
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def scene(stack: Api, command: Command) -> Iterator[Scene]:
+    """A bundle, a policy, a target's runner and a manager at the command line, over `stack`."""
+    made = Scene(stack, command)
+    yield made
+    made.runner.close()

@@ -2,25 +2,15 @@ import json
 
 import pytest
 
-from gates.arrivals import LoadSpec, make_suite
+from gates.arrivals import make_suite
 from registry.cli.documents import read_file
-from registry.cli.failures import Usage, pointer
+from registry.cli.failures import Usage
 from schemas.policy import Policy
 from schemas.problems import InvalidDocument
-from schemas.suite import GoldenSuite, LoadSuite
-from tests.support.factories import canary_body, golden_body, load_body, policy_body
+from schemas.suite import GoldenSuite, LoadSpec, LoadSuite
+from tests.support.factories import canary_body, golden_body, load_body, load_spec_body, policy_body
 
-SPEC = {
-    "name": "spec",
-    "prompts": golden_body()["prompts"],
-    "rate_per_second": "50",
-    "requests": 60,
-    "warmup_requests": 5,
-    "distribution": "gamma",
-    "shape": "1",
-    "seed": 7,
-    "request_seconds": "10",
-}
+SPEC = load_spec_body()
 
 
 @pytest.fixture
@@ -100,16 +90,16 @@ def test_a_policy_in_toml_is_the_same_policy(manager, write):
 @pytest.mark.parametrize(
     ("changes", "place", "said"),
     [
-        ({"nope": 1}, "/nope", "Extra inputs"),
-        ({"gates": []}, "/gates", "at least 1 item"),
-        ({"gates": [{"gate": "magic"}]}, "/gates/0", "magic"),
-        ({"gates": [{"gate": "integrity", "nope": 1}]}, "/gates/0/nope", "Extra inputs"),
-        ({"gates": [{"gate": "integrity"}]}, "", "compatibility is never optional"),
-        ({"canary": canary_body((5000, 1000, 10_000))}, "/canary", "must rise strictly"),
-        ({"canary": canary_body((5000,))}, "/canary", "end at 10000"),
-        ({"canary": canary_body(stop_conditions=[])}, "/canary/stop_conditions", "at least 1 item"),
-        ({"approval": {"required": -1}}, "/approval/required", "greater than or equal"),
-        ({"evidence_seconds": 10.5}, "/evidence_seconds", "decimal"),
+        ({"nope": 1}, "/nope", "is no field here; the fields are schema, name"),
+        ({"gates": []}, "/gates", "has no items, and needs at least 1"),
+        ({"gates": [{"gate": "structurd"}]}, "/gates/0/gate", "did you mean structured?"),
+        ({"gates": [{"gate": "integrity", "nope": 1}]}, "/gates/0/nope", "is no field here; the fields are gate"),
+        ({"gates": [{"gate": "integrity"}]}, "/gates", "compatibility is never optional"),
+        ({"canary": canary_body((5000, 1000, 10_000))}, "/canary/steps", "must rise strictly"),
+        ({"canary": canary_body((5000,))}, "/canary/steps", "end at 10000"),
+        ({"canary": canary_body(stop_conditions=[])}, "/canary/stop_conditions", "needs at least 1"),
+        ({"approval": {"required": -1}}, "/approval/required", "is -1, and has to be at least 0"),
+        ({"evidence_seconds": 10.5}, "/evidence_seconds", "is 10.5, and must be a decimal number in a string"),
     ],
 )
 def test_a_policy_that_is_wrong_is_refused_here_with_its_place(command, write, changes, place, said):
@@ -169,7 +159,7 @@ def test_a_load_spec_is_drawn_into_the_same_plan_every_time(manager, write):
         (golden_body() | {"nope": 1}, "/nope"),
         (golden_body() | {"prompts": []}, "/prompts"),
         (load_body() | {"plan": [{"at_us": -1, "prompt": "p0"}]}, "/plan/0/at_us"),
-        ({"schema": "sluicegate.dev/suite/none/v1"}, ""),
+        ({"schema": "sluicegate.dev/suite/none/v1"}, "/schema"),
         (SPEC | {"nope": 1}, "/nope"),
         (SPEC | {"requests": 0}, "/requests"),
     ],
@@ -233,10 +223,3 @@ def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b'a = "\xff"')
     with pytest.raises(InvalidDocument, match="is not UTF-8"):
         read_file(tmp_path / "latin.toml")
-
-
-def test_pointers_escape_and_leave_out_what_is_no_key():
-    assert pointer(("a/b", "c~d", 0)) == "/a~1b/c~0d/0"
-    document = {"gates": [{"gate": "golden", "suite": "x"}]}
-    assert pointer(("gates", 0, "golden", "suite"), document) == "/gates/0/suite"
-    assert pointer(("gates", 0, "golden", "margin_nat"), document) == "/gates/0/margin_nat"

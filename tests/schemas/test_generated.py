@@ -18,8 +18,8 @@ from schemas.bundle import Bundle
 from schemas.common import Wire
 from schemas.policy import Policy
 from schemas.reference import Reference
-from schemas.suite import GoldenSuite, LoadSuite, StructuredSuite
-from tests.support.factories import bundle_body, golden_body, load_body, policy_body, reference_body
+from schemas.suite import GoldenSuite, LoadSpec, LoadSuite, StructuredSuite
+from tests.support.factories import bundle_body, golden_body, load_body, load_spec_body, policy_body, reference_body
 from tests.support.structured import suite_body
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +30,7 @@ DOCUMENTS = [
     (Policy, policy_body()),
     (GoldenSuite, golden_body()),
     (LoadSuite, load_body()),
+    (LoadSpec, load_spec_body()),
     (StructuredSuite, suite_body()),
     (Reference, reference_body(GOLDEN, "sha256:" + "0" * 64)),
 ]
@@ -65,7 +66,8 @@ def test_a_committed_json_schema_accepts_what_the_model_accepts_and_is_as_closed
     TypeAdapter(model).validate_python(body)
     assert validator.is_valid(body)
     assert not validator.is_valid({**body, "unknown": 1})
-    assert not validator.is_valid({key: value for key, value in body.items() if key != "schema"})
+    required = "schema" if "schema" in body else "name"
+    assert not validator.is_valid({key: value for key, value in body.items() if key != required})
 
 
 def test_every_reference_in_the_openapi_document_leads_somewhere():

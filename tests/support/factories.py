@@ -111,6 +111,22 @@ def load_body(name: str = "load", requests: int = 60, gap_us: int = 10_000) -> d
     }
 
 
+def load_spec_body(**changes: Any) -> dict[str, Any]:
+    """Return the JSON of a load spec, from which a plan of 60 arrivals is drawn."""
+    body: dict[str, Any] = {
+        "name": "spec",
+        "prompts": golden_body()["prompts"],
+        "rate_per_second": "50",
+        "requests": 60,
+        "warmup_requests": 5,
+        "distribution": "gamma",
+        "shape": "1",
+        "seed": 7,
+        "request_seconds": "10",
+    }
+    return body | changes
+
+
 def reference_body(suite: GoldenSuite, bundle: str) -> dict[str, Any]:
     """Return the JSON of a reference in which every prompt is answered with one token."""
     token = {"id": 7, "text": "x", "logprob": "-0.1"}

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from registry import db
 from registry.service import Service
+from registry.storage.incoming import Incoming
 from registry.tables import BlobRow, ProjectBlobRow
 from schemas.problems import NotFound
 
@@ -23,17 +24,30 @@ def store(service: Service, project: UUID, digest: str, chunks: Iterable[bytes],
         DigestMismatch: the bytes have another digest.
         TooLarge: there are more than `limit` bytes.
     """
-    size = service.blobs.put(chunks, digest, limit=limit)
+    with service.blobs.stage() as staged:
+        for chunk in chunks:
+            staged.write(chunk, limit=limit)
+        return keep(service, project, digest, staged)
+
+
+def keep(service: Service, project: UUID, digest: str, staged: Incoming) -> tuple[int, bool]:
+    """Verify what was received and store it. Owns its transaction; returns and raises as `store`."""
+    staged.seal(digest)
     with service.database.transaction() as session:
-        return size, admit(session, project, digest, size)
+        return staged.size, admit(session, project, digest, staged)
 
 
-def admit(session: Session, project: UUID, digest: str, size: int) -> bool:
-    """Record that a project has shown that it holds bytes in the store. Returns whether that is new."""
+def admit(session: Session, project: UUID, digest: str, staged: Incoming) -> bool:
+    """Put sealed bytes in their place and record that the project has shown that it holds them.
+
+    Both happen under the blob's lock, so that whoever clears up sees both or neither. Returns whether that is new.
+    """
+    hold(session, digest)
+    staged.place()
     at = db.now(session)
     session.execute(
         insert(BlobRow)
-        .values(digest=digest, size=size, created_at=at)
+        .values(digest=digest, size=staged.size, created_at=at)
         .on_conflict_do_nothing(index_elements=["digest"])
     )
     new = session.execute(
@@ -43,6 +57,11 @@ def admit(session: Session, project: UUID, digest: str, size: int) -> bool:
         .returning(ProjectBlobRow.digest)
     )
     return new.first() is not None
+
+
+def hold(session: Session, digest: str) -> None:
+    """Let nobody else put a blob in its place or take it away until the transaction ends."""
+    session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:blob, 0))"), {"blob": f"blob/{digest}"})
 
 
 def sizes(session: Session, project: UUID, digests: Iterable[str]) -> dict[str, int]:

@@ -8,8 +8,8 @@ from registry.keys import Signer
 from registry.settings import Settings
 from registry.storage.local import LocalBlobs
 
-ABANDONED_SECONDS = 24 * 3600.0
-"""An upload that has not grown for a day is over."""
+ABANDONED_SECONDS = 3600.0
+"""A request's file that has not grown for an hour belongs to a process that was killed."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,14 @@ class Service:
         with database.transaction() as session:
             keys.enroll(session, signer, at=db.now(session))
         blobs = LocalBlobs(settings.storage_dir)
-        blobs.discard_abandoned(ABANDONED_SECONDS)
-        return cls(settings, database, signer, blobs)
+        made = cls(settings, database, signer, blobs)
+        made.discard_abandoned()
+        return made
+
+    def discard_abandoned(self) -> int:
+        """Remove the files of requests and uploads that ended without removing them. Returns how many."""
+        # An upload is given up by its row first; see `registry.uploads`.
+        return self.blobs.discard_abandoned(ABANDONED_SECONDS, 2 * self.settings.upload_seconds)
 
     def close(self) -> None:
         """Give the database connections back."""

@@ -31,6 +31,16 @@ class Settings(BaseSettings):
     public_url: str = Field("http://127.0.0.1:8080", description="Address that callers reach the API under.")
     gateways: dict[str, Gateway] = Field(default_factory=dict, description="Gateways by name.")
     max_blob_bytes: int = Field(2**40, description="Largest blob, in bytes.", ge=1)
+    body_silence_seconds: float = Field(
+        20.0, description="Longest wait for the next bytes of a body, in seconds, when none came faster before.", gt=0
+    )
+    body_bytes_per_second: int = Field(1024, description="Slowest rate, in bytes, at which a body may come.", ge=1)
+    body_places: int = Field(
+        256, description="Blobs received at once by one process; no token has more places than are free.", ge=2
+    )
+    upload_seconds: float = Field(
+        86400.0, description="How long an upload in pieces may be silent before what is there of it is removed.", gt=0
+    )
     lease_seconds: float = Field(30.0, description="How long a job or release is held without a renewal.", gt=0)
     idempotency_seconds: float = Field(
         86400.0, description="How long an answer is kept for a request that is sent again under its key.", gt=0

@@ -138,6 +138,21 @@ class ProjectBlobRow(Base):
     created_at: Mapped[datetime]
 
 
+class UploadRow(Base):
+    """An upload in pieces that is under way. How far it is, its file says."""
+
+    __tablename__ = "uploads"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"))
+    digest: Mapped[str]
+    size: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime]
+    created_by: Mapped[str]
+    touched_at: Mapped[datetime] = mapped_column(index=True)
+    """When bytes of it came last."""
+    __table_args__ = (UniqueConstraint("project_id", "digest", "size"), Index(None, "project_id", "id"))
+
+
 class DocumentRow(Base):
     """An immutable document by digest: its canonical bytes."""
 

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from schemas.common import Closed, Digest, Instant, Name, ShortText, Text, Wire
+from schemas.common import Closed, Digest, Instant, Integer, Name, ShortText, Text, Wire
 from schemas.evidence import Entry
 
 TARGET_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?@[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
@@ -142,6 +142,25 @@ class StoredBlob(Wire):
 
     digest: str = Field(description="Its SHA-256.")
     size: int = Field(description="Its size in bytes.")
+
+
+class UploadCreate(Closed):
+    """Begin an upload in pieces, or take up the one that is under way."""
+
+    digest: Digest = Field(description="SHA-256 of the whole blob.")
+    size: Integer = Field(description="Its size in bytes.")
+
+
+class Upload(Wire):
+    """An upload in pieces: what has arrived, and how it goes on."""
+
+    id: UUID | None = Field(description="Identity; null when the project has the blob and nothing needs to be sent.")
+    digest: str = Field(description="SHA-256 of the whole blob.")
+    size: int = Field(description="Its size in bytes.")
+    offset: int = Field(description="Bytes that have arrived: where the next PATCH begins.")
+    is_complete: bool = Field(description="Whether the blob is whole, verified and stored.")
+    created_by: str | None = Field(description="Who began it.")
+    expires_at: Instant | None = Field(description="When what has arrived is removed, unless more comes before.")
 
 
 class TargetCreate(Closed):

@@ -82,6 +82,12 @@ class TooLarge(Problem):
     kind, title, status = "too-large", "Too large", 413
 
 
+class TooSlow(Problem):
+    """The body was silent, or came too slowly. An upload goes on where it stopped: ask for its offset."""
+
+    kind, title, status, retryable = "too-slow", "Too slow", 408, True
+
+
 class UnsupportedMediaType(Problem):
     """The request's content type is not the one the endpoint reads."""
 
@@ -122,6 +128,12 @@ class Conflict(Problem):
     """Something else holds the name or the place."""
 
     kind, title, status = "conflict", "Conflict", 409
+
+
+class OffsetMismatch(Problem):
+    """The upload goes on at another offset than the request names, or another request writes to it just now."""
+
+    kind, title, status = "offset-mismatch", "Upload offset mismatch", 409
 
 
 class KeyReused(Problem):
@@ -193,6 +205,7 @@ PROBLEMS: dict[str, type[Problem]] = {
         SuiteMissing,
         PolicyTooWeak,
         TooLarge,
+        TooSlow,
         UnsupportedMediaType,
         Unauthenticated,
         NotPermitted,
@@ -200,6 +213,7 @@ PROBLEMS: dict[str, type[Problem]] = {
         MethodNotAllowed,
         TransitionRefused,
         Conflict,
+        OffsetMismatch,
         KeyReused,
         StaleEdit,
         TooManyRequests,

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from registry.storage.local import READ_ONLY, LocalBlobs
+from registry.storage.incoming import READ_ONLY
+from registry.storage.local import LocalBlobs
 from schemas.bundle import Bundle, File
 from schemas.evidence import Staged
 

@@ -2,6 +2,7 @@
 
 from uuid import UUID
 
+from registry import housekeeping
 from workers.app import app, control
 from workers.reconcile import reconcile as take_on
 from workers.sweep import sweep as look_around
@@ -17,3 +18,9 @@ def sweep() -> None:
 def reconcile(release: str) -> None:
     """Take a release one step on."""
     take_on(control(), UUID(release))
+
+
+@app.task(name="workers.tasks.tidy")
+def tidy() -> None:
+    """Take away what has ended or is too old to be kept."""
+    housekeeping.tidy(control().service)

@@ -22,8 +22,10 @@ from registry.api import (
     runners,
     runs,
     targets,
+    uploads,
 )
 from registry.api.bell import Bell
+from registry.api.bodies import Bodies
 from registry.api.middleware import BodyLimit, Edge
 from registry.api.rates import Rates
 from registry.service import Service
@@ -38,6 +40,7 @@ ROUTERS = (
     meta.router,
     admin.router,
     blobs.router,
+    uploads.router,
     documents.router,
     targets.router,
     releases.router,
@@ -60,6 +63,7 @@ def create_app(service: Service) -> FastAPI:
     # The pool may grow to twice this; see `deps.place`.
     app.state.places = anyio.CapacityLimiter(service.settings.database_pool)
     app.state.rates = Rates(service.settings.requests_per_second, service.settings.requests_burst)
+    app.state.bodies = Bodies(service.settings.body_places)
     app.state.requests = metrics.Requests()
     app.state.bell = Bell(service.database.engine.url)
     app.state.lookers = anyio.CapacityLimiter(events.LOOKERS)

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uuid6 import uuid7
 
 from registry.api import problems
+from registry.settings import Settings
 from schemas.common import MAX_DOCUMENT_BYTES
 from schemas.problems import TooLarge
 
@@ -93,7 +94,8 @@ def _about(path: str) -> dict[str, str]:
 class BodyLimit:
     """Refuses bodies larger than a document before they are read, and lets callers hear an early refusal.
 
-    PUT is left alone: it carries raw bytes, which its endpoint streams under a limit of its own.
+    PUT and PATCH carry raw bytes, which their endpoints stream under a limit of their own. No body may be silent for
+    long, or come so slowly that it keeps its place for ever.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -105,7 +107,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, limit=None if scope["method"] == "PUT" else MAX_DOCUMENT_BYTES)
+        body = _Body(receive, _limit(scope["method"]), Patience.of(scope["app"].state.service.settings))
         headers = Headers(scope=scope)
 
         async def sending(message: Message) -> None:
@@ -126,15 +128,49 @@ class BodyLimit:
         await self._app(scope, body.receive, sending)
 
 
+def _limit(method: str) -> int | None:
+    return None if method in {"PUT", "PATCH"} else MAX_DOCUMENT_BYTES
+
+
+class Patience:
+    """How long a body is waited for: `seconds` of waiting, of which each byte that comes gives some back.
+
+    Only waiting counts, not what is done with the bytes.
+    """
+
+    def __init__(self, seconds: float, bytes_per_second: float) -> None:
+        """Begin with all of it."""
+        self.left = self._most = seconds
+        self._rate = bytes_per_second
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Patience":
+        """Return the patience that the settings say."""
+        return cls(settings.body_silence_seconds, settings.body_bytes_per_second)
+
+    def waited(self, seconds: float, received: int) -> None:
+        """Count a wait and the bytes that ended it."""
+        self.left = min(self._most, self.left - seconds + received / self._rate)
+
+
 class _Body:
-    def __init__(self, receive: Receive, limit: int | None) -> None:
+    def __init__(self, receive: Receive, limit: int | None, patience: Patience) -> None:
         self.limit = limit
+        self._patience = patience
         self._receive = receive
         self._seen = 0
         self._is_over = False
 
     async def receive(self) -> Message:
-        message = await self._next()
+        if self._is_over:
+            return await self._receive()
+        began = time.monotonic()
+        try:
+            with anyio.fail_after(max(0.0, self._patience.left)):
+                message = await self._next()
+        except TimeoutError:
+            raise HTTPException(408, f"{self._seen} bytes came, and then too few for too long") from None
+        self._patience.waited(time.monotonic() - began, len(message.get("body", b"")))
         if self.limit is not None and self._seen > self.limit:
             raise HTTPException(413, _too_large(self.limit))
         return message

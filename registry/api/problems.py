@@ -52,6 +52,7 @@ class ProblemBody(BaseModel):
 _BY_STATUS = {
     404: problems.NotFound,
     405: problems.MethodNotAllowed,
+    408: problems.TooSlow,
     413: problems.TooLarge,
     415: problems.UnsupportedMediaType,
     503: problems.Unavailable,

@@ -1,13 +1,14 @@
 """What runners say and hear: registration, claims, renewals, reports. Everything is fenced by the lease's token."""
 
-from collections.abc import Iterator
 from typing import Annotated
 from uuid import UUID
 
+import anyio.to_thread
 from fastapi import APIRouter, Query, Request, Response
 
 from registry import blobs, jobs, runners, runs
-from registry.api.blobs import BINARY, BlobDigest, receive
+from registry.api.blobs import BINARY, BlobDigest
+from registry.api.bodies import receive
 from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.documents import RawJson, takes
 from registry.api.pages import Cursor, Limit, page
@@ -20,6 +21,7 @@ from schemas.problems import (
     LeaseLost,
     NotFound,
     TooLarge,
+    TooSlow,
     TransitionRefused,
     UnsupportedMediaType,
 )
@@ -109,7 +111,7 @@ def complete_job(
 @router.put(
     "/jobs/{job}/records/{digest}",
     status_code=204,
-    responses=declare(NotFound, InvalidDocument, LeaseLost, DigestMismatch, TooLarge),
+    responses=declare(NotFound, InvalidDocument, LeaseLost, DigestMismatch, TooLarge, TooSlow),
     openapi_extra={"requestBody": {"required": True, "content": BINARY}},
     operation_id="putRecords",
 )
@@ -123,12 +125,18 @@ async def put_records(
 ) -> None:
     """Send the raw records of a gate, from which its verdict can be recomputed."""
 
-    def store(chunks: Iterator[bytes]) -> None:
+    def held() -> None:
         with service.database.transaction() as session:
             jobs.held(session, actor.project_id, job, fencing_token)
-        blobs.store(service, actor.project_id, digest, chunks, limit=MAX_RECORD_BYTES)
 
-    await receive(request, MAX_RECORD_BYTES, store)
+    await anyio.to_thread.run_sync(held)
+    await receive(
+        request,
+        actor,
+        service,
+        lambda staged: blobs.keep(service, actor.project_id, digest, staged),
+        limit=MAX_RECORD_BYTES,
+    )
 
 
 @router.post(

@@ -252,21 +252,26 @@ def _installed(engine: EngineChoice) -> EngineChoice:
 
 
 def _send(client: Client, contents: Contents, output: Output) -> int:
-    """Send the files that the service lacks; each once, also when it lies at several places. Returns bytes sent."""
+    """Send the files that the service lacks; each once, also when it lies at several places. Returns bytes sent.
+
+    A file of which a part is there already, because this command was cut before, goes on from there.
+    """
     by_digest: dict[str, Found] = {found.sha256: found for found in contents.files}
     missing = [by_digest[digest] for digest in client.blobs.missing(by_digest)]
-    total = sum(found.size for found in missing)
-    with output.moving("sending", total) as moved:
+    count = 0
+    with output.moving("sending", sum(found.size for found in missing)) as moved:
         for found in missing:
             clock = Clock()
             try:
-                client.blobs.upload(found.sha256, found.place, progress=lambda count: moved(count, None))
+                sent = client.blobs.upload(found.sha256, found.place, progress=lambda count: moved(count, None))
             except DigestMismatch as problem:
                 raise DigestMismatch(f"{found.path} has changed since it was hashed: {problem.detail}") from None
             except OSError as error:
                 raise InvalidDocument(f"{found.path} cannot be read any more: {error.strerror}") from None
-            output.note(f"sent {found.path} ({size(found.size)} in {clock.seconds:.1f} s)")
-    return total
+            before = f", {size(sent.resumed_at)} were there" if sent.resumed_at else ""
+            output.note(f"sent {found.path} ({size(sent.sent)} in {clock.seconds:.1f} s{before})")
+            count += sent.sent
+    return count
 
 
 def _note_licence(bundle: Bundle, output: Output) -> None:

@@ -3,19 +3,18 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import UUID
 
 from registry.client.transport import Transport
-from schemas.api import Missing, MissingBlobs, StoredBlob
+from registry.client.uploads import Progress, Sent, Uploader
+from schemas.api import Missing, MissingBlobs, Upload
 from schemas.problems import DigestMismatch, NotFound
 
 CHUNK_BYTES = 1 << 20
 MAX_ASKED = 10_000
-
-Progress = Callable[[int], None]
-"""Called with the count of bytes that have just moved."""
 
 
 class Blobs:
@@ -40,32 +39,29 @@ class Blobs:
         except NotFound:
             return None
 
-    def upload(self, digest: str, path: Path, *, progress: Progress | None = None) -> StoredBlob:
+    def upload(
+        self, digest: str, path: Path, *, progress: Progress | None = None, uploader: Uploader | None = None
+    ) -> Sent:
         """Send a file. The service stores nothing unless the bytes have this digest.
+
+        A large file goes in pieces, and on where it stopped: after a cut connection, a restarted service, or when
+        this is called again later. `uploader` says from which size on, and how long it is tried.
 
         Raises:
             DigestMismatch: the file has changed since it was hashed.
             TooLarge: the service takes no blob of this size.
+            Unavailable, TooSlow, TooManyRequests: not one more byte arrived for so long as the uploader tries.
             OSError: the file cannot be read.
         """
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        with os.fdopen(descriptor, "rb") as file:
-            size = os.fstat(descriptor).st_size
+        return (uploader or Uploader(self._transport)).upload(digest, path, progress)
 
-            def chunks() -> Iterator[bytes]:
-                left = size
-                while left:
-                    chunk = file.read(min(CHUNK_BYTES, left))
-                    if not chunk:
-                        raise DigestMismatch(f"{path.name} became shorter while it was sent")
-                    left -= len(chunk)
-                    yield chunk
-                    if progress is not None:
-                        progress(len(chunk))
+    def uploads(self) -> Iterator[Upload]:
+        """List the project's uploads that are under way, newest first."""
+        return self._transport.pages(Upload, "/v1/uploads")
 
-            headers = {"content-length": str(size)}
-            answer = self._transport.send("PUT", f"/v1/blobs/{digest}", body=chunks(), headers=headers, is_slow=True)
-        return self._transport.parse(StoredBlob, answer)
+    def give_up(self, upload: UUID) -> None:
+        """Take an upload away with what has arrived of it. Raises NotFound."""
+        self._transport.send("DELETE", f"/v1/uploads/{upload}")
 
     def read(self, digest: str, *, limit: int) -> bytes:
         """Return a small blob's bytes, at most `limit` of them. Raises NotFound, DigestMismatch, Unavailable."""

@@ -1,6 +1,5 @@
 """Blobs in a folder: `sha256/ab/abcdef…`, read-only files that come into being whole."""
 
-import hashlib
 import os
 import re
 import tempfile
@@ -9,12 +8,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+from uuid import UUID
 
+from registry.storage.incoming import Incoming, holds, locked
 from schemas.common import DIGEST_PATTERN
-from schemas.problems import DigestMismatch, NotFound, TooLarge
+from schemas.problems import NotFound
 
 _DIGEST = re.compile(DIGEST_PATTERN)
-READ_ONLY = 0o444
+PART = ".part"
+"""Ending of a file that an upload in pieces grows in; the others are of one request each."""
 
 
 class LocalBlobs:
@@ -27,17 +29,56 @@ class LocalBlobs:
         self._root.mkdir(parents=True, exist_ok=True)
         self._incoming.mkdir(exist_ok=True)
 
-    def discard_abandoned(self, older_than_seconds: float) -> int:
-        """Remove what uploads that were cut off by a crash left behind; returns how many files."""
-        oldest = time.time() - older_than_seconds
-        removed = 0
+    def discard_abandoned(self, older_than_seconds: float, parts_older_than_seconds: float | None = None) -> int:
+        """Remove what a crash cut off; returns how many files.
+
+        Args:
+            older_than_seconds: since the last byte of a request's file.
+            parts_older_than_seconds: the same for uploads in pieces, which may go on later; None for the same age.
+        """
+        removed, now = 0, time.time()
         for path in self._incoming.iterdir():
+            age = older_than_seconds
+            if path.suffix == PART and parts_older_than_seconds is not None:
+                age = parts_older_than_seconds
             # Another process may end its upload just now.
             with suppress(FileNotFoundError):
-                if path.stat().st_mtime < oldest:
+                if path.stat().st_mtime < now - age:
                     path.unlink()
                     removed += 1
         return removed
+
+    def stage(self) -> Incoming:
+        """Return a new file to receive bytes in. It is gone when it is closed, unless it was placed."""
+        handle, name = tempfile.mkstemp(dir=self._incoming)
+        return Incoming(self, Path(name), os.fdopen(handle, "w+b"), is_kept=False)
+
+    def part(self, upload: UUID) -> Incoming | None:
+        """Return the file that an upload in pieces grows in, held for one writer; None while another has it.
+
+        It stays when it is closed. The hold ends with the process, however that ends.
+        """
+        path = self._part(upload)
+        file = locked(path)
+        return None if file is None else Incoming(self, path, file, is_kept=True)
+
+    def received(self, upload: UUID) -> int:
+        """Return how many bytes of an upload in pieces are there."""
+        try:
+            return self._part(upload).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def silence(self, upload: UUID) -> float:
+        """Return the seconds since an upload in pieces last grew; infinite when nothing of it is there."""
+        try:
+            return max(0.0, time.time() - self._part(upload).stat().st_mtime)
+        except FileNotFoundError:
+            return float("inf")
+
+    def drop(self, upload: UUID) -> None:
+        """Remove what is there of an upload in pieces."""
+        self._part(upload).unlink(missing_ok=True)
 
     def put(self, chunks: Iterable[bytes], digest: str, *, limit: int) -> int:
         """Store bytes under their digest and return their size.
@@ -49,23 +90,12 @@ class LocalBlobs:
             DigestMismatch: the bytes have another digest.
             TooLarge: there are more than `limit` bytes.
         """
-        path = self.path(digest)
-        handle, name = tempfile.mkstemp(dir=self._incoming)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                size = _write(file, chunks, digest, limit)
-                if _holds(path, digest):
-                    return size
-                file.flush()
-                os.fchmod(file.fileno(), READ_ONLY)
-                os.fsync(file.fileno())
-            path.parent.mkdir(exist_ok=True)
-            Path(name).replace(path)
-            _sync(path.parent)
-            _sync(self._root)
-        finally:
-            Path(name).unlink(missing_ok=True)
-        return size
+        with self.stage() as staged:
+            for chunk in chunks:
+                staged.write(chunk, limit=limit)
+            staged.seal(digest)
+            staged.place()
+            return staged.size
 
     def open(self, digest: str) -> BinaryIO:
         """Return a blob for reading. Raises NotFound when it is not there."""
@@ -78,6 +108,10 @@ class LocalBlobs:
         """Tell whether a blob is there."""
         return self.path(digest).is_file()
 
+    def is_intact(self, digest: str) -> bool:
+        """Tell whether a blob is there and has the bytes that it is named after. Reads all of it."""
+        return holds(self.path(digest), digest)
+
     def path(self, digest: str) -> Path:
         """Return the place of a blob, whether it is there or not. Raises ValueError for what is no digest."""
         if not _DIGEST.fullmatch(digest):
@@ -85,37 +119,5 @@ class LocalBlobs:
         hexadecimal = digest.removeprefix("sha256:")
         return self._root / hexadecimal[:2] / hexadecimal
 
-
-def _holds(path: Path, digest: str) -> bool:
-    """Tell whether a file is there and has the bytes that it is named after."""
-    try:
-        with path.open("rb") as file:
-            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == digest
-    except FileNotFoundError:
-        return False
-
-
-def _write(file: BinaryIO, chunks: Iterable[bytes], digest: str, limit: int) -> int:
-    size, seen = 0, hashlib.sha256()
-    for chunk in chunks:
-        size += len(chunk)
-        if size > limit:
-            raise TooLarge(f"a blob holds at most {limit} bytes", limit=limit)
-        seen.update(chunk)
-        file.write(chunk)
-    if f"sha256:{seen.hexdigest()}" != digest:
-        raise DigestMismatch(
-            f"{size} bytes were received, and their digest is sha256:{seen.hexdigest()}, not {digest}",
-            expected=digest,
-            received=f"sha256:{seen.hexdigest()}",
-            size=size,
-        )
-    return size
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    def _part(self, upload: UUID) -> Path:
+        return self._incoming / f"{upload}{PART}"

@@ -12,6 +12,7 @@ from schemas.common import sha256_digest
 from tests.support.chain import TEMPLATE, write_bundle_directory
 from tests.support.opened import opened_under
 from tests.support.scripted_http import ScriptedHttp, answer
+from tests.support.uploads import begin, patch
 
 IDENTIFIED = ("--engine-environment", "sha256:" + "e" * 64, "--engine-version", "1.0")
 
@@ -63,6 +64,23 @@ def test_the_same_directory_twice_is_one_bundle_and_no_byte_is_read_or_sent_agai
     shutil.rmtree(engineer.home / "cache")
     there = engineer.ok("bundle", "create", elsewhere, *IDENTIFIED, "--json").json
     assert there == first | {"is_new": False, "bytes_sent": 0}
+
+
+def test_a_command_that_was_cut_goes_on_where_it_stopped(engineer, directory, stack):
+    head = b'{"t": {"dtype": "U8", "shape": [40000000], "data_offsets": [0, 40000000]}}'
+    raw = len(head).to_bytes(8, "little") + head + bytes(40_000_000)
+    (directory / "lora").mkdir()
+    (directory / "lora" / "adapter_model.safetensors").write_bytes(raw)
+    (directory / "lora" / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}')
+    client = stack.clients["engineer"]
+    patch(client, begin(client, raw)["id"], 0, raw[:39_000_000])
+
+    ran = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--json")
+
+    assert ran.json["bytes_sent"] == ran.json["bytes"] - 39_000_000
+    assert "39.0 MB were there" in ran.err
+    assert client.get(f"/v1/blobs/{sha256_digest(raw)}").content == raw
+    assert client.get("/v1/uploads").json()["items"] == []
 
 
 def test_one_changed_byte_is_another_bundle_and_only_that_file_is_sent(engineer, directory):

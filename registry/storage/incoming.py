@@ -91,13 +91,15 @@ class Incoming:
         if not self._is_wanted and path.is_file():
             return
         path.parent.mkdir(exist_ok=True)
-        beside = self._path.with_suffix(".placed")
-        beside.unlink(missing_ok=True)
-        try:
+        beside = self._path
+        if self._is_kept:
             # The part stays until what it belongs to is recorded: whoever is killed in between goes on from it.
-            os.link(self._path, beside)
-        except PermissionError:
-            beside = self._path  # a file system without hard links
+            beside = self._path.with_suffix(".placed")
+            beside.unlink(missing_ok=True)
+            try:
+                os.link(self._path, beside)
+            except OSError:
+                beside = self._path  # a file system without hard links
         os.fchmod(self._file.fileno(), READ_ONLY)
         beside.replace(path)
         _sync(path.parent)

@@ -36,7 +36,7 @@ FILLED = {
     "kind": "nothing",
     "digest": DIGEST,
     "number": "1",
-    **dict.fromkeys(("release", "run", "runner", "job", "token"), "01a22898-d199-7470-8203-0958ed552ee6"),
+    **dict.fromkeys(("release", "run", "runner", "job", "token", "upload"), "01a22898-d199-7470-8203-0958ed552ee6"),
 }
 
 

@@ -1,24 +1,27 @@
 """What live traffic says about a canary step. Pure: records in, judgement out.
 
-The gateway's access log is the only source: a stream cut by the engine counts as a success in every counter of
-the gateway, and only its log line tells it from a client that went away.
+The gateway's access log is what requests are judged by: a stream cut by the engine counts as a success in every
+counter of the gateway, and only its log line tells it from a client that went away. Requests in flight are in no
+line yet, so the gateway's count of open requests is looked at beside it: a slow candidate is not one that got no
+share, and an end that nobody counts them at is no proof.
 
 What the log cannot show, and what is therefore not judged here: an error event inside a stream that ends well,
-the text, token counts. Requests in flight are in no line yet; a candidate that hangs shows as clients leaving
-before the first byte (counted as over the TTFT limit once they waited longer than it) or as no traffic.
+the text, token counts, and the streams that end with the gateway itself, after which a step begins anew. A candidate
+that hangs shows as clients leaving before the first byte (counted as over the TTFT limit once they waited longer
+than it) or as requests that stay open.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import Final, assert_never
 
 from gates import stats
-from gates.router import ARMS, CANDIDATE, WHOLE_BP, Split
+from gates.router import CANDIDATE, STABLE, WHOLE_BP
+from gates.tally import ERRORS, Fate, Tally
 from schemas.policy import ErrorRatioCondition, Step, StopCondition, TtftCondition
 from schemas.result import Measurement
 
@@ -40,52 +43,12 @@ nothing passes on a log whose newest line is older."""
 MIN_EVENTS: Final = 2
 """One bad request alone takes nothing back, unless the limit is zero."""
 
-CLIENT_FLAGS: Final = frozenset({"DC", "DPE"})
-"""Envoy's response flags for what the client did: disconnected, broke the protocol."""
-REFUSAL_FLAGS: Final = frozenset({"NR", "IH", "RL", "UAEX"})
-"""Flags of a request that the gateway itself refused with a 4xx."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogRecord:
-    """One ended request as the gateway's access log tells it.
-
-    Args:
-        at: when its first byte arrived at the gateway.
-        target: `name@environment`; None when no target matched.
-        route: `split`, `pin`, `probe`, `idle` or `unknown`; None when the request was not even parsed.
-        revision: of the split that took the request.
-        method: HTTP method; None when the request was not even parsed.
-        assigned: cluster that the split drew.
-        served: `ip:port` of the engine that answered last.
-        code: HTTP status sent to the client; 0 when the client left before one.
-        flags: Envoy's response flags, such as UPE or DC.
-        details: Envoy's reason in words.
-        attempts: upstream attempts.
-        ttft_ms: from the request's first byte to the answer's first body byte; None without a body byte.
-        duration_ms: from the request's first byte to its end.
-        is_event_stream: the answer's content type was `text/event-stream`.
-    """
-
-    at: datetime
-    target: str | None
-    route: str | None
-    revision: int | None
-    method: str | None
-    assigned: str | None
-    served: str | None
-    code: int
-    flags: frozenset[str]
-    details: str
-    attempts: int
-    ttft_ms: float | None
-    duration_ms: float
-    is_event_stream: bool
-
-    @property
-    def ended_at(self) -> datetime:
-        """When the request ended."""
-        return self.at + timedelta(milliseconds=self.duration_ms)
+_WORDS: Final = {
+    Fate.SERVER_ERROR: "5xx",
+    Fate.CUT: "cut by the engine",
+    Fate.OTHER_ARM: "served by another arm",
+    Fate.RETRIED: "needed a second attempt",
+}
 
 
 class StepOutcome(StrEnum):
@@ -109,157 +72,6 @@ class StepJudgement:
     outcome: StepOutcome
     reasons: tuple[str, ...]
     measurements: tuple[Measurement, ...]
-
-
-class Fate(StrEnum):
-    """How one request counts for the arm it was assigned to."""
-
-    GOOD = "good"
-    SERVER_ERROR = "server_error"
-    CUT = "cut"
-    OTHER_ARM = "other_arm"
-    RETRIED = "retried"
-    CLIENT_LEFT = "client_left"
-    REFUSED = "refused"
-
-
-ERRORS: Final = (Fate.SERVER_ERROR, Fate.CUT, Fate.OTHER_ARM, Fate.RETRIED)
-_WORDS: Final = {
-    Fate.SERVER_ERROR: "5xx",
-    Fate.CUT: "cut by the engine",
-    Fate.OTHER_ARM: "served by another arm",
-    Fate.RETRIED: "needed a second attempt",
-}
-
-
-def fate(record: LogRecord, address: str) -> Fate:
-    """Tell how a request counts against the arm it was assigned to.
-
-    A 4xx answer counts neither way: it is the client's error, or a candidate that refuses what it should serve,
-    and in both cases no proof of health.
-
-    Args:
-        record: the request.
-        address: `ip:port` of the assigned arm's engine.
-
-    Source: Envoy, response flags of the access log (UPE, UC, UF, UR, UT, UH, UO: upstream; DC, DPE: downstream).
-    """
-    upstream = record.flags - CLIENT_FLAGS - REFUSAL_FLAGS
-    if record.code >= 500:
-        return Fate.SERVER_ERROR
-    if upstream:
-        return Fate.CUT
-    if record.served is not None and record.served != address:
-        return Fate.OTHER_ARM
-    if record.attempts > 1:
-        return Fate.RETRIED
-    if record.flags & CLIENT_FLAGS or record.code == 0:
-        return Fate.CLIENT_LEFT
-    if 400 <= record.code < 500:
-        return Fate.REFUSED
-    return Fate.GOOD
-
-
-@dataclass(slots=True)
-class ArmStats:
-    """Requests of one arm.
-
-    Args:
-        fates: how many requests had each fate.
-        ttft_ms: of streamed answers; infinite for failed requests.
-        left_after_ms: how long clients waited who left before the first byte.
-    """
-
-    fates: Counter[Fate] = field(default_factory=Counter)
-    ttft_ms: list[float] = field(default_factory=list)
-    left_after_ms: list[float] = field(default_factory=list)
-
-    @property
-    def n(self) -> int:
-        """Requests that say something about the arm: good and failed ones."""
-        return self.fates[Fate.GOOD] + self.errors
-
-    @property
-    def errors(self) -> int:
-        """Requests that count against the arm."""
-        return sum(self.fates[each] for each in ERRORS)
-
-    def add(self, record: LogRecord, address: str) -> None:
-        """Count one request."""
-        kind = fate(record, address)
-        self.fates[kind] += 1
-        if kind in ERRORS:
-            self.ttft_ms.append(math.inf)
-        elif record.ttft_ms is None and kind is Fate.CLIENT_LEFT:
-            self.left_after_ms.append(record.duration_ms)
-        elif record.ttft_ms is not None and record.is_event_stream and kind is not Fate.REFUSED:
-            self.ttft_ms.append(record.ttft_ms)
-
-    def over(self, max_ms: float) -> tuple[int, int]:
-        """Return how many requests waited longer than a bound for their first token, and among how many.
-
-        A client that left before the first byte is censored: it counts as over once it waited longer than the
-        bound, and not at all before.
-        """
-        gave_up = sum(waited > max_ms for waited in self.left_after_ms)
-        return sum(ttft > max_ms for ttft in self.ttft_ms) + gave_up, len(self.ttft_ms) + gave_up
-
-    def percentile_ms(self, percentile: Decimal) -> float | None:
-        """Return the nearest-rank percentile of TTFT in ms, infinite where failures reach it; None without data."""
-        return stats.nearest_rank(self.ttft_ms, percentile) if self.ttft_ms else None
-
-
-@dataclass(slots=True)
-class Tally:
-    """Everything that a step's log lines add up to. Fed in batches; each line costs the same however long the step.
-
-    Errors and latencies of an arm count whatever the revision once the request ended after the step began: a
-    stream that started before the last weight change and is cut now is cut by the same engine. The observed split
-    counts requests of the step's own revision only.
-
-    Args:
-        split: the step's applied split.
-        began_at: when it was applied.
-    """
-
-    split: Split
-    began_at: datetime
-    arms: dict[str, ArmStats] = field(default_factory=lambda: {name: ArmStats() for name in ARMS})
-    assigned: Counter[str] = field(default_factory=Counter)
-    garbled: int = 0
-    lost: bool = False
-    newest_at: datetime | None = None
-    unanswered_at: datetime | None = None
-
-    def expect(self, at: datetime) -> None:
-        """Note that the gateway was probed, so that a line no older than this must come."""
-        if self.unanswered_at is None:
-            self.unanswered_at = at
-
-    def add(self, records: Iterable[LogRecord], *, garbled: int = 0, lost: bool = False) -> None:
-        """Count a batch.
-
-        Args:
-            records: of the whole gateway, in any order; other targets' lines only show that the log is alive.
-            garbled: lines that could not be read.
-            lost: True when lines are missing before this batch, after a truncation or an unknown rotation.
-        """
-        self.garbled += garbled
-        self.lost = self.lost or lost
-        for record in records:
-            if self.newest_at is None or record.ended_at > self.newest_at:
-                self.newest_at = record.ended_at
-            if self.unanswered_at is not None and record.ended_at >= self.unanswered_at:
-                self.unanswered_at = None
-            if record.target == self.split.target and record.route in {"split", "pin"}:
-                self._count(record)
-
-    def _count(self, record: LogRecord) -> None:
-        arm = self.split.assigned(record.assigned)
-        if record.route == "split" and record.revision == self.split.revision:
-            self.assigned[arm.name if arm else "unknown"] += 1
-        if arm is not None and record.method == "POST" and record.ended_at >= self.began_at:
-            self.arms[arm.name].add(record, arm.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,20 +141,18 @@ def judge_step(
     *,
     conditions: Sequence[StopCondition],
     now: datetime,
-    in_flight: int = 0,
 ) -> StepJudgement:
     """Tell what a canary step's records allow.
 
     A breach is reported before anything else, since taking traffic back is the safe side. Nothing passes on a log
-    that is stale, has unreadable lines or lost some, on a split that is not the desired one, without stop
-    conditions, or without requests.
+    that is stale, has unreadable lines or lost some, on a split that is not the desired one, on a gateway that does
+    not say what is open, without stop conditions, or without requests.
 
     Args:
         tally: the step's records so far; its `began_at` starts the clock.
         step: hold, least requests and longest wait.
         conditions: stop conditions of the policy, on the candidate.
         now: the present.
-        in_flight: the candidate's open requests, for the message only.
 
     Returns:
         failed when a condition is breached (one-sided exact binomial, `STOP_ALPHA`); errored when the instrument
@@ -356,9 +166,13 @@ def judge_step(
     elapsed = (now - tally.began_at).total_seconds()
     open_points = [str(share) for share in shares if not share.is_proved]
     n = tally.arms[CANDIDATE].n
+    in_flight = tally.open(CANDIDATE)
     if n < step.min_requests:
         refused = tally.arms[CANDIDATE].fates[Fate.REFUSED]
-        open_points.insert(0, f"{n} of {step.min_requests} requests, {refused} refused, {in_flight} in flight")
+        shown = "an unknown number" if in_flight is None else in_flight
+        open_points.insert(0, f"{n} of {step.min_requests} requests, {refused} refused, {shown} in flight")
+    if in_flight is None:
+        open_points.append("the gateway has not said how many requests are open")
     silence = _silence_seconds(tally, now)
     if silence > STALE_SECONDS:
         open_points.append(f"the access log has been silent for {silence:.0f} s")
@@ -373,7 +187,8 @@ def judge_step(
     if elapsed < float(step.max_seconds):
         return StepJudgement(StepOutcome.WAITING, tuple(open_points), verdict.measurements)
     if n == 0:
-        open_points.insert(0, f"no traffic: nothing reached the candidate in {elapsed:.0f} s")
+        none = "no request of the candidate has ended" if in_flight else "no traffic: nothing reached the candidate"
+        open_points.insert(0, f"{none} in {elapsed:.0f} s")
     return StepJudgement(StepOutcome.INCONCLUSIVE, tuple(open_points), verdict.measurements)
 
 
@@ -411,6 +226,8 @@ def _faults(tally: Tally, conditions: Sequence[StopCondition], now: datetime) ->
         found.append("lines of the access log are missing")
     if tally.unanswered_at is not None and (silence := (now - tally.unanswered_at).total_seconds()) > STALE_SECONDS:
         found.append(f"the access log lacks a probe of {silence:.0f} s ago")
+    if tally.unseen_since is not None and (blind := (now - tally.unseen_since).total_seconds()) > STALE_SECONDS:
+        found.append(f"the gateway has not answered for {blind:.0f} s: {tally.unseen_why}")
     mismatch = _mismatch(tally, SPLIT_ALARM_ALPHA)
     if mismatch:
         found.append(mismatch)
@@ -425,19 +242,36 @@ def _silence_seconds(tally: Tally, now: datetime) -> float:
 def _mismatch(tally: Tally, alpha: float) -> str | None:
     """Tell how observed and desired weights disagree, or None.
 
+    A request that is open, or whose line is not written yet, was drawn too, under this split or one before it, or it
+    was pinned: which of them, nobody tells. So those of the arm that seems short count as far as they bring the share
+    to the desired one, and no further. Without them a slow arm would seem to get less than it does.
+
     Source: exact binomial test, twice the smaller tail; each request is an independent draw.
     """
-    n = tally.assigned.total()
-    if n == 0:
+    if not tally.seen_open:
         return None
-    desired = tally.split.weight_bp(CANDIDATE) / WHOLE_BP
-    k = tally.assigned[CANDIDATE]
+    ended = tally.assigned.total()
     unknown = tally.assigned["unknown"]
-    p_value = 2 * min(stats.at_most(k, n, desired), stats.at_least(k, n, desired))
-    if not unknown and p_value >= alpha:
+    desired = tally.split.weight_bp(CANDIDATE) / WHOLE_BP
+    k, n = _drawn(tally, ended, desired)
+    if not unknown and (n == 0 or 2 * min(stats.at_most(k, n, desired), stats.at_least(k, n, desired)) >= alpha):
         return None
     strange = f", {unknown} to no arm of it" if unknown else ""
-    return f"split mismatch: {k} of {n} requests went to the candidate where {desired:.2%} is desired{strange}"
+    still = f" ({waiting} of its requests are open)" if (waiting := tally.open(CANDIDATE)) else ""
+    seen = f"{tally.assigned[CANDIDATE]} of {ended}"
+    return f"split mismatch: {seen} requests went to the candidate{still} where {desired:.2%} is desired{strange}"
+
+
+def _drawn(tally: Tally, ended: int, desired: float) -> tuple[int, int]:
+    """Return k of n draws, with unwritten requests of the arm that seems short counted up to the desired share."""
+    k = tally.assigned[CANDIDATE]
+    if k < desired * ended:
+        waiting = tally.unwritten(CANDIDATE)
+        more = waiting if desired >= 1 else min(waiting, math.ceil((desired * ended - k) / (1 - desired)))
+        return k + more, ended + more
+    if desired <= 0:
+        return k, ended
+    return k, ended + min(tally.unwritten(STABLE), math.ceil(k / desired - ended))
 
 
 def _shares(tally: Tally, conditions: Sequence[StopCondition]) -> list[_Share]:
@@ -506,6 +340,8 @@ def _measurements(
             limit=desired,
         )
     )
+    if (waiting := tally.open(CANDIDATE)) is not None:
+        found.append(Measurement(name="open_requests", unit="count", statistic="value", value=float(waiting), n=1))
     for kind in (Fate.CLIENT_LEFT, Fate.REFUSED):
         n = seen.fates.total()
         found.append(

@@ -36,6 +36,8 @@ NOTES: dict[Kind, frozenset[Phase]] = {
     Kind.APPROVAL_GRANTED: frozenset({Phase.GATED}),
     Kind.APPROVAL_NOT_REQUIRED: frozenset({Phase.GATED}),
     Kind.FINDING_ACCEPTED: frozenset({Phase.GATED}),
+    # Once more when the release before is gone, and whenever the replica that serves alone has moved.
+    Kind.TRAFFIC_SHIFTED: frozenset({Phase.PROMOTED}),
     Kind.STEP_PASSED: frozenset({Phase.CANARY, Phase.PROMOTED}),
     Kind.STOP_CONDITION_FIRED: frozenset({Phase.CANARY, Phase.PROMOTED}),
     Kind.PROMOTION_REQUESTED: frozenset({Phase.CANARY}),

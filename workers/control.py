@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import case, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from gates.canary import Tally
+from gates.tally import Tally
 from registry import db, evidence, releases
 from registry.service import Service
 from registry.tables import JobRow, ReleaseRow, TargetRow
@@ -45,6 +45,8 @@ class Watch:
 
     tally: Tally
     position: str
+    started_at: datetime | None = None
+    """When the gateway that wrote it was started, as far as it could be asked."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Arm, Split
 from registry import db, documents, evidence, jobs, releases, targets
 from registry.tables import ReleaseRow, TargetRow
 from schemas.evidence import Judgement, Kind, Note, Replaced, SplitEntry, Traffic
-from schemas.problems import NotEligible
+from schemas.problems import NotEligible, Problem
 from schemas.release import Phase
 from schemas.runner import JobKind
 from workers.control import Control, Held
@@ -81,8 +81,15 @@ def canary(control: Control, held: Held) -> float | None:
         return _restore(control, held, facts, cause="replica_failed", reasons=reasons)
     step = facts.step or 0
     split = gateway.desired(facts.target)
+    if _is_taken_back(gateway, facts, split):
+        return _record_taken_back(control, held, facts, gateway)
     if split is None or not _is_as_wanted(split, facts, step):
         return _shift(control, held, step)
+    return _judge(control, held, facts, gateway, split)
+
+
+def _judge(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, split: Split) -> float | None:
+    step = facts.step or 0
     judgement, breach_at = look(control, facts, gateway, split)
     if judgement.outcome is StepOutcome.FAILED:
         return _restore(
@@ -125,6 +132,8 @@ def soak(control: Control, held: Held) -> float | None:
         return None
     ends_at = facts.phase_since + timedelta(seconds=float(facts.policy.canary.soak_seconds))
     split = gateway.desired(facts.target)
+    if _is_taken_back(gateway, facts, split):
+        return _record_taken_back(control, held, facts, gateway)
     is_soaking = split is not None and split.arm(CANDIDATE) is not None
     if facts.now >= ends_at or not is_soaking:
         return _finish_soak(control, held, facts, gateway)
@@ -161,10 +170,12 @@ def settle(control: Control, held: Held) -> float | None:
         return TICK_SECONDS
     if split is not None and split.arm(STABLE) is not None and not is_observed and since < OBSERVE_SECONDS:
         return TICK_SECONDS
+    applied = None
     if split is not None and is_ours:
         stable = split.arm(STABLE)
         gateway.discard_rollback(facts.target)
-        gateway.apply(Split(facts.target, split.revision + 1, (stable,) if stable else ()))
+        applied = gateway.apply(Split(facts.target, split.revision + 1, (stable,) if stable else ()))
+    _record_settled(control, held, facts, gateway, applied)
     control.watches.pop(facts.release, None)
     return clear(control, held)
 
@@ -267,6 +278,12 @@ def _restore(
         applied = gateway.restore(facts.target)
     except NothingPrepared:
         applied = gateway.apply(_next(gateway, facts.target, arms_back(facts)))
+    except Problem:
+        # The way back may be in force, and unconfirmed. Why it was taken must not be lost until it is confirmed.
+        if judgement is not None:
+            with control.transaction(held) as (session, release):
+                _record_stop(control, session, release, facts, judgement, breach_at)
+        raise
     _record_restore(
         control, held, facts, applied, cause=cause, reasons=reasons, judgement=judgement, breach_at=breach_at,
         requested_at=requested_at, applied_at=control.now(),
@@ -290,14 +307,7 @@ def _record_restore(
     with control.transaction(held) as (session, release):
         target = targets.lock(session, release.target_id)
         if judgement is not None:
-            step = facts.step or 0
-            stop = Judgement(
-                step=step if facts.phase is Phase.CANARY else len(facts.policy.canary.steps),
-                reasons=list(judgement.reasons),
-                measurements=list(judgement.measurements),
-                breach_at=breach_at,
-            )
-            control.act(session, release, "stop", Kind.STOP_CONDITION_FIRED, stop)
+            _record_stop(control, session, release, facts, judgement, breach_at)
         body = _traffic(facts, applied, step=facts.step, requested_at=requested_at, now=applied_at)
         body = body.model_copy(update={"breach_at": breach_at, "cause": cause, "reasons": reasons})
         control.act(session, release, "restore", Kind.TRAFFIC_RESTORED, body)
@@ -306,6 +316,51 @@ def _record_restore(
             before = way_back(session, release)
             if before is not None and before.phase == Phase.SUPERSEDED:
                 control.act(session, before, f"reinstated:{release.id}", Kind.REINSTATED, Replaced(release=release.id))
+
+
+def _record_stop(
+    control: Control,
+    session: Session,
+    release: ReleaseRow,
+    facts: Facts,
+    judgement: StepJudgement,
+    breach_at: datetime | None,
+) -> None:
+    if _find(session, release, "stop"):
+        return
+    stop = Judgement(
+        step=(facts.step or 0) if facts.phase is Phase.CANARY else len(facts.policy.canary.steps),
+        reasons=list(judgement.reasons),
+        measurements=list(judgement.measurements),
+        breach_at=breach_at,
+    )
+    control.act(session, release, "stop", Kind.STOP_CONDITION_FIRED, stop)
+
+
+def _is_taken_back(gateway: EnvoyGateway, facts: Facts, split: Split | None) -> bool:
+    """Tell whether this release's prepared rollback is in force, although its log does not say so yet."""
+    if split is None:
+        return False
+    arm = split.arm(CANDIDATE)
+    is_ours = not split.arms or (arm is not None and arm.weight_bp == 0 and facts.bundle[7:19] in arm.cluster)
+    return is_ours and gateway.is_restored(facts.target)
+
+
+def _record_taken_back(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> float | None:
+    """Record a restore whose worker ended, or was not answered, between the rename and its record."""
+    applied = gateway.restore(facts.target)
+    applied_at = control.now()
+    with control.transaction(held) as (session, release):
+        stop = next((e for e in releases.log(session, release.id) if e.kind == Kind.STOP_CONDITION_FIRED), None)
+        why = Judgement.model_validate(evidence.claim_of(stop.envelope)["body"]) if stop else None
+    _record_restore(
+        control, held, facts, applied,
+        cause="stop_condition" if why else "interrupted",
+        reasons=why.reasons if why else ["traffic was taken back by a worker that ended before it could say why"],
+        breach_at=why.breach_at if why else None,
+        requested_at=facts.now, applied_at=applied_at,
+    )  # fmt: skip
+    return TICK_SECONDS
 
 
 def _promote(control: Control, held: Held, judgement: StepJudgement) -> float | None:
@@ -371,13 +426,11 @@ def _finish_soak(control: Control, held: Held, facts: Facts, gateway: EnvoyGatew
         waited = (facts.now - facts.phase_since).total_seconds() - float(facts.policy.canary.soak_seconds)
         if not gateway.drained(old.cluster) and waited < float(facts.policy.canary.drain_seconds):
             return TICK_SECONDS
+    applied = None
     if split is None or split.arms != (arm,):
         gateway.discard_rollback(facts.target)
         applied = gateway.apply(_next(gateway, facts.target, (arm,)))
-        with control.transaction(held) as (session, release):
-            target = targets.lock(session, release.target_id)
-            body = _traffic(facts, applied, step=facts.step, requested_at=facts.now, now=db.now(session))
-            _remember(session, release, body, target)
+    _record_settled(control, held, facts, gateway, applied)
     control.watches.pop(facts.release, None)
     with control.transaction(held) as (session, release):
         candidate = targets.candidate_release(session, release.target_id)
@@ -386,6 +439,43 @@ def _finish_soak(control: Control, held: Held, facts: Facts, gateway: EnvoyGatew
             if not is_needed and job.state in jobs.OPEN:
                 jobs.unwant(session, job, now=db.now(session))
     return None
+
+
+def _record_settled(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, applied: Applied | None) -> None:
+    """Record on the live release that it serves alone now, under the revision that clients see.
+
+    Asked again after a worker died between the change and its record, it finds the split in force and records that.
+    """
+    split = gateway.desired(facts.target)
+    alone = split.arm(STABLE) if split else None
+    if split is None or alone is None or len(split.arms) > 1:
+        return
+    with control.transaction(held) as (session, release):
+        if _is_recorded(session, release, split):
+            return
+    applied = applied or gateway.apply(split)
+    applied_at = control.now()
+    with control.transaction(held) as (session, release):
+        target = targets.lock(session, release.target_id)
+        live = targets.stable_release(session, target.id)
+        if live is None or live.bundle[7:19] not in alone.cluster or _is_recorded(session, release, split):
+            return
+        body = Traffic(
+            desired=[SplitEntry(bundle=live.bundle, weight_bp=alone.weight_bp)],
+            revision=f"{split.revision}",
+            applied_ms=applied.acknowledged_seconds * 1000,
+            step=live.step,
+            requested_at=facts.now,
+            applied_at=applied_at,
+        )
+        control.act(session, live, f"settled:r{split.revision}", Kind.TRAFFIC_SHIFTED, body)
+        _remember(session, live, body, target)
+
+
+def _is_recorded(session: Session, release: ReleaseRow, split: Split) -> bool:
+    """Tell whether the last change of the target's traffic that the log knows is this split."""
+    last = evidence.traffic(session, release.target_id, upto=None, limit=1)
+    return bool(last) and evidence.claim_of(last[0].envelope)["body"]["revision"] == f"{split.revision}"
 
 
 def _controller_lost(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> float | None:

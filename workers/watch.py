@@ -1,49 +1,98 @@
 """Watching live traffic: reads what the gateway logged since the last look, and lets `gates.canary` judge it."""
 
-import copy
 from datetime import datetime
 
-from gates.canary import StepJudgement, StepOutcome, Tally, judge_step, judge_stop
+from gates.canary import StepJudgement, StepOutcome, judge_step, judge_stop
 from gates.router import STABLE, Split
+from gates.tally import Tally
 from registry import evidence, releases
 from schemas.evidence import Kind, Restored, Traffic
 from schemas.release import Phase
 from workers.control import Control, Held, Watch
 from workers.facts import Facts
 from workers.traffic.envoy import EnvoyGateway
+from workers.traffic.problems import GatewayDown
 
 
 def look(control: Control, facts: Facts, gateway: EnvoyGateway, split: Split) -> tuple[StepJudgement, datetime | None]:
-    """Read what the gateway logged since the last look, and judge. Returns also when a breach became decidable."""
-    began_at = facts.step_since or facts.phase_since
-    watch = control.watches.get(facts.release)
-    if watch is None or watch.tally.split != split or watch.tally.began_at != began_at:
-        # A new step begins with nothing counted; lines before it are passed over by their time and revision.
-        watch = Watch(Tally(split, began_at), watch.position if watch else gateway.log.position_at(began_at))
-        control.watches[facts.release] = watch
-    watch.tally.expect(control.now())
-    gateway.probe(facts.target)
-    breach_at: datetime | None = None
-    is_more = True
-    while is_more:
-        batch = gateway.log.read(watch.position)
-        before = copy.deepcopy(watch.tally)
-        watch.tally.add(batch.records, garbled=batch.garbled, lost=batch.is_lost)
-        watch.position, is_more = batch.until, batch.is_more
-        stop = judge_stop(watch.tally, conditions=facts.policy.canary.stop_conditions, now=facts.now)
-        if stop.outcome is StepOutcome.FAILED and breach_at is None:
-            for record in batch.records:
-                before.add([record])
-                judged = judge_stop(before, conditions=facts.policy.canary.stop_conditions, now=facts.now)
-                if judged.outcome is StepOutcome.FAILED:
-                    breach_at = record.ended_at
-                    break
+    """Read what the gateway logged since the last look, and judge. Returns also when a breach became decidable.
+
+    A breach is told before the gateway is asked anything, so that one that does not answer delays nothing.
+    """
+    watch = _watch(control, facts, gateway, split)
+    breach = _read_on(watch, facts, gateway)
+    if breach is not None:
+        return breach
+    _ask(control, watch, facts, gateway)
     now = control.now()
     conditions = facts.policy.canary.stop_conditions
     if facts.is_paused or facts.is_held or facts.phase is not Phase.CANARY:
-        return judge_stop(watch.tally, conditions=conditions, now=now), breach_at
+        return judge_stop(watch.tally, conditions=conditions, now=now), None
     step = facts.policy.canary.steps[facts.step or 0]
-    return judge_step(watch.tally, step, conditions=conditions, now=now), breach_at
+    return judge_step(watch.tally, step, conditions=conditions, now=now), None
+
+
+def _watch(control: Control, facts: Facts, gateway: EnvoyGateway, split: Split) -> Watch:
+    """Return what is counted of the present step, from its beginning or from the gateway's start if that was later.
+
+    A gateway that was killed has cut streams and told nobody: no line of the log says so, hence what was counted
+    before proves nothing about the step, and it begins anew.
+    """
+    began_at = facts.step_since or facts.phase_since
+    watch = control.watches.get(facts.release)
+    started_at = watch.started_at if watch else None
+    try:
+        started_at = gateway.started_at()
+    except GatewayDown as problem:
+        if watch is not None:
+            watch.tally.miss(facts.now, problem.detail)
+    if started_at is not None:
+        began_at = max(began_at, started_at)
+    if watch is None or watch.tally.split != split or watch.tally.began_at != began_at:
+        # Lines before it are passed over by their time and revision.
+        position = watch.position if watch else gateway.log.position_at(began_at)
+        watch = Watch(Tally(split, began_at), position)
+        control.watches[facts.release] = watch
+    watch.started_at = started_at
+    return watch
+
+
+def _read_on(watch: Watch, facts: Facts, gateway: EnvoyGateway) -> tuple[StepJudgement, datetime | None] | None:
+    """Count the new lines; return the first breach and when the line ended that made it one, or None."""
+    conditions = facts.policy.canary.stop_conditions
+    is_more = True
+    while is_more:
+        batch = gateway.log.read(watch.position)
+        mark = watch.tally.mark()
+        watch.tally.add(batch.records, garbled=batch.garbled, lost=batch.is_lost)
+        watch.position, is_more = batch.until, batch.is_more
+        stop = judge_stop(watch.tally, conditions=conditions, now=facts.now)
+        if stop.outcome is not StepOutcome.FAILED:
+            continue
+        before = watch.tally.at(mark)
+        for record in batch.records:
+            before.add([record])
+            if judge_stop(before, conditions=conditions, now=facts.now).outcome is StepOutcome.FAILED:
+                return stop, record.ended_at
+        return stop, None
+    return None
+
+
+def _ask(control: Control, watch: Watch, facts: Facts, gateway: EnvoyGateway) -> None:
+    """Ask the gateway what is open, and for a line in its log. What it does not answer lets nothing pass."""
+    at = control.now()
+    try:
+        open_requests = gateway.open_requests(watch.tally.split)
+        gateway.probe(facts.target)
+        is_same = gateway.started_at() == watch.started_at
+    except GatewayDown as problem:
+        watch.tally.miss(at, problem.detail)
+        return
+    watch.tally.expect(at)
+    if is_same:
+        watch.tally.see(at, open_requests)
+    else:
+        watch.tally.miss(at, "it was started again")
 
 
 def observe_restore(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, split: Split | None) -> None:

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gates import canary, stats
-from gates.canary import Fate, LogRecord, StepOutcome, Tally, fate, judge_step, judge_stop
+from gates.canary import StepOutcome, judge_step, judge_stop
 from gates.router import Arm, Split
+from gates.tally import Fate, LogRecord, Tally, fate
 from schemas.policy import ErrorRatioCondition, Step, TtftCondition
 
 T0 = datetime(2026, 11, 3, 14, 0, tzinfo=UTC)
@@ -50,6 +51,7 @@ def tally(*groups: tuple[LogRecord, int], split: Split = SPLIT, garbled: int = 0
     for record, times in groups:
         found.add([record] * times)
     found.add([], garbled=garbled, lost=lost)
+    found.see(T0, {"stable": 0, "candidate": 0})
     return found
 
 
@@ -271,6 +273,92 @@ def test_a_pinned_request_counts_for_its_arm_but_not_for_the_split():
     assert found.assigned.total() == 0
 
 
+@pytest.mark.parametrize("slow", [7, 40])
+def test_a_candidate_whose_requests_have_not_ended_got_its_share_all_the_same(slow):
+    found = tally((ON_STABLE, 80))
+    assert judge(found, 5).outcome is StepOutcome.ERRORED
+    found.see(T0, {"stable": 0, "candidate": slow})
+    judgement = judge(found, 5)
+    assert judgement.outcome is StepOutcome.WAITING
+    assert judgement.reasons[0] == f"0 of 60 requests, 0 refused, {slow} in flight"
+    assert next(each for each in judgement.measurements if each.name == "open_requests").value == slow
+    ended = judge(found, 120)
+    assert ended.outcome is StepOutcome.INCONCLUSIVE
+    assert ended.reasons[0] == "no request of the candidate has ended in 120 s"
+
+
+def test_a_stable_arm_whose_requests_have_not_ended_got_its_share_too():
+    found = tally((GOOD, 20))
+    found.see(T0, {"stable": 60, "candidate": 0})
+    assert judge(found, 2).outcome is StepOutcome.WAITING
+    # What was open a moment ago may have ended since without a line; what was open before that has one.
+    found.see(T0 + timedelta(seconds=2), {"stable": 3, "candidate": 200})
+    assert judge(found, 3).outcome is StepOutcome.WAITING
+    found.see(T0 + timedelta(seconds=2.001), {"stable": 3, "candidate": 200})
+    judgement = judge(found, 3)
+    assert judgement.outcome is StepOutcome.ERRORED
+    said = "20 of 20 requests went to the candidate (200 of its requests are open) where 25.00% is desired"
+    assert judgement.reasons == (f"split mismatch: {said}",)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "outcome"), [(0, "errored"), (10, "errored"), (50, "passed"), (1_000, "passed"), (1_000_000, "passed")]
+)
+def test_open_requests_count_up_to_the_desired_share_and_no_further(waiting, outcome):
+    # 60 of 390 are 15 % where 25 % are desired; with 50 more it is 110 of 440, exactly the share.
+    found = tally((GOOD, 60), (ON_STABLE, 330))
+    found.see(T0, {"stable": 0, "candidate": waiting})
+    assert judge(found, 60).outcome == outcome
+
+
+def test_the_whole_share_is_not_doubted_because_of_open_requests():
+    whole = Split("chat@prod", 8, (replace(CANDIDATE, weight_bp=10_000),))
+    record = replace(GOOD, revision=8, assigned=CANDIDATE.cluster)
+    found = tally((record, 80), split=whole)
+    found.see(T0, {"candidate": 12})
+    assert judge(found, 60).outcome is StepOutcome.PASSED
+    found.add([replace(record, assigned="ghost")])
+    assert judge(found, 60).outcome is StepOutcome.ERRORED
+
+
+def test_a_candidate_without_weight_that_gets_requests_is_a_mismatch_whatever_is_open():
+    none = Split("chat@prod", 7, (replace(STABLE, weight_bp=10_000), replace(CANDIDATE, weight_bp=0)))
+    found = tally((ON_STABLE, 80), split=none)
+    assert judge(found, 5).outcome is StepOutcome.WAITING
+    found.add([GOOD])
+    found.see(T0, {"stable": 500, "candidate": 500})
+    assert judge(found, 5).outcome is StepOutcome.ERRORED
+
+
+def test_nothing_passes_while_the_gateway_does_not_say_what_is_open_and_it_holds_when_that_lasts():
+    found = tally((GOOD, 80), (ON_STABLE, 240))
+    found.miss(T0 + timedelta(seconds=49), "no socket")
+    found.miss(T0 + timedelta(seconds=55), "no answer")
+    waiting = judge(found, 59)
+    assert waiting.outcome is StepOutcome.WAITING
+    assert waiting.reasons == ("the gateway has not said how many requests are open",)
+    assert not [each for each in waiting.measurements if each.name == "open_requests"]
+    holding = judge(found, 59.5)
+    assert holding.outcome is StepOutcome.ERRORED
+    assert holding.reasons == ("the gateway has not answered for 10 s: no answer",)
+    found.see(T0, {})
+    assert judge(found, 60).outcome is StepOutcome.PASSED
+    found.miss(T0 + timedelta(seconds=61), "no answer")
+    assert judge(found, 62).outcome is StepOutcome.WAITING
+
+
+def test_a_gateway_that_does_not_answer_stops_no_breach_and_its_split_is_not_doubted():
+    found = tally((GOOD, 4), (CUT, 4))
+    found.miss(T0, "no socket")
+    assert judge(found, 60).outcome is StepOutcome.FAILED
+    found = tally((GOOD, 80))
+    found.miss(T0 + timedelta(seconds=59), "no socket")
+    assert judge(found, 60).outcome is StepOutcome.WAITING
+    never = Tally(SPLIT, T0)
+    never.add([GOOD] * 80 + [ON_STABLE] * 240)
+    assert judge(never, 60).outcome is StepOutcome.WAITING
+
+
 def test_without_stop_conditions_nothing_passes():
     judgement = judge(tally((GOOD, 80), (ON_STABLE, 240)), 60, conditions=())
     assert judgement.outcome is StepOutcome.ERRORED
@@ -381,3 +469,21 @@ def test_batches_add_up_in_any_cut(found, cut):
     halves.add(found[:cut])
     halves.add(found[cut:])
     assert whole == halves
+
+
+@given(st.lists(records, max_size=40), st.integers(0, 40), st.integers(0, 3), st.booleans())
+def test_a_tally_can_be_taken_back_to_a_mark(found, cut, garbled, lost):
+    first, whole = Tally(SPLIT, T0), Tally(SPLIT, T0)
+    for each in (first, whole):
+        each.expect(T0)
+        each.add(found[:cut])
+    mark = whole.mark()
+    whole.add(found[cut:], garbled=garbled, lost=lost)
+    whole.expect(T0 + timedelta(seconds=9))
+    back = whole.at(mark)
+    assert back == first
+    first.add(found[cut:], garbled=garbled, lost=lost)
+    back.add(found[cut:], garbled=garbled, lost=lost)
+    first.expect(T0 + timedelta(seconds=9))
+    back.expect(T0 + timedelta(seconds=9))
+    assert whole == first == back

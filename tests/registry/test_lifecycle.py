@@ -179,6 +179,13 @@ def test_the_candidates_weight_is_the_last_one_shifted_to():
     assert fold(log(*PATH, Kind.REPLACED, Kind.REINSTATED)).weight_bp == 10_000
 
 
+def test_a_live_release_may_record_its_traffic_anew_and_nothing_else_changes():
+    live = fold(log(*PATH))
+    alone = {"desired": [{"bundle": SPLIT[1]["bundle"], "weight_bp": 10_000}], "step": live.step}
+    after = advance(live, Kind.TRAFFIC_SHIFTED, alone, LATER)
+    assert (after.phase, after.phase_since, after.step, after.weight_bp) == (Phase.PROMOTED, AT, live.step, 10_000)
+
+
 def test_the_reason_is_that_of_the_latest_decision():
     assert fold(log(Kind.REFUSED)).reason == "golden failed; load failed"
     assert fold(log(*PATH)).reason == "every step passed"

@@ -35,6 +35,19 @@ def body(release: ReleaseDetail, kind: Kind) -> dict[str, object]:
     return next(entry.body for entry in release.log if entry.kind is kind)
 
 
+def assert_recorded_as_served(here: World, live: UUID) -> None:
+    """What clients see as the revision, who serves, and what the target says are those of the last entry about it."""
+    change = [entry for entry in here.show(live).log if entry.kind is Kind.TRAFFIC_SHIFTED][-1]
+    traffic = Traffic.model_validate(change.body)
+    bundle = here.show(live).bundle
+    assert set(ask_many(here.envoy.url(here.name), 10).revisions) == {traffic.revision}
+    assert [(arm.bundle, arm.weight_bp) for arm in traffic.desired] == [(bundle, 10_000)]
+    assert here.target().applied == traffic.desired
+    with here.service.database.transaction() as session:
+        row = releases.get(session, here.actor.project_id, live)
+        assert [e.id for e in evidence.traffic(session, row.target_id, upto=None, limit=1)] == [change.id]
+
+
 def assert_verified(here: World) -> None:
     with here.service.database.transaction() as session:
         found = verification.verify(session, here.actor.project_id)
@@ -46,8 +59,10 @@ def test_a_first_release_goes_from_nothing_to_everything_and_a_successor_step_by
     with stream_engine("one") as one, stream_engine("two") as two:
         assert ask_many(here.envoy.url(), 2).statuses[404] == 2
         first = here.live(here.bundle("one", b"1" * 10), policy, one)
-        assert kinds(here.show(first)).count(Kind.TRAFFIC_SHIFTED) == 1
+        # Once with all traffic, once more when its soak was over and it had become the stable arm.
+        assert kinds(here.show(first)).count(Kind.TRAFFIC_SHIFTED) == 2
         assert body(here.show(first), Kind.TRAFFIC_SHIFTED)["desired"][0]["weight_bp"] == 10_000  # type: ignore[index]
+        assert_recorded_as_served(here, first)
 
         second = here.release(here.bundle("two", b"2" * 10), policy)
         here.evaluate()
@@ -64,6 +79,7 @@ def test_a_first_release_goes_from_nothing_to_everything_and_a_successor_step_by
         # The replica of the release before is asked to stop, and the new one serves alone.
         assert [job.is_wanted for job in here.serving_jobs()] == [False, True]
         assert set(ask_many(here.envoy.url(), 10).engines) == {"two"}
+        assert_recorded_as_served(here, second)
     assert_verified(here)
 
 
@@ -90,7 +106,11 @@ def test_a_breach_takes_all_traffic_back_by_itself_and_says_when_and_why(here: W
         assert sum(each.broken for each in answers) == 0
         here.until(lambda: not any(job.is_wanted for job in here.serving_jobs() if job.release_id == second))
         assert set(ask_many(here.envoy.url(), 10).engines) == {"one"}
-        assert here.target().applied[0].weight_bp == 10_000
+        assert_recorded_as_served(here, first)
+        # A worker that died between the change and its record finds the split in force, and records it once.
+        told = len(here.show(first).log)
+        here.turn()
+        assert len(here.show(first).log) == told
     assert_verified(here)
 
 

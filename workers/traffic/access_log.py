@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from gates.canary import LogRecord
+from gates.tally import LogRecord
 
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 DISORDER_SECONDS: Final = 5.0

@@ -18,6 +18,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -203,6 +204,10 @@ class EnvoyGateway:
                 sync_folder(self._xds)
                 self._load()
 
+    def is_restored(self, target: str) -> bool:
+        """Tell whether a target's present split is a rollback that was put in force, confirmed or not."""
+        return target in self._read().restored
+
     def put_in_force(self, which: str) -> None:
         """Rename a prepared document into place and nothing more: for `restore` and for the dead-man switch.
 
@@ -225,7 +230,20 @@ class EnvoyGateway:
         Raises:
             GatewayDown: Envoy does not answer.
         """
-        return self.admin.active(cluster) == 0
+        return not any(self.admin.active([cluster]).values())
+
+    def open_requests(self, split: Split) -> dict[str, int]:
+        """Return how many requests are open on each arm of a split, by the arm's name, whatever revision drew them.
+
+        Raises:
+            GatewayDown: Envoy does not answer.
+        """
+        active = self.admin.active([arm.cluster for arm in split.arms])
+        return {arm.name: active[arm.cluster] for arm in split.arms}
+
+    def started_at(self) -> datetime:
+        """Return when the Envoy that serves now was started, by its machine's clock. Raises GatewayDown."""
+        return self.admin.started_at()
 
     def observe(self, target: str, since: str) -> Observed:
         """Count a target's ended requests under its desired revision; see `gates.router.Router`."""

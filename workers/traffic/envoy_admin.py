@@ -5,6 +5,8 @@ import json
 import os
 import socket
 import urllib.parse
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,10 +90,27 @@ class EnvoyAdmin:
         status = self.clusters().get(cluster, {})
         return any(_is_healthy(host["health_status"]) for host in status.get("host_statuses", []))
 
-    def active(self, cluster: str) -> int:
-        """Return how many requests are open on a cluster's hosts; 0 for a cluster that is gone. Raises GatewayDown."""
-        hosts = self.clusters().get(cluster, {}).get("host_statuses", [])
-        return sum(int(stat.get("value", 0)) for host in hosts for stat in host["stats"] if stat["name"] == "rq_active")
+    def active(self, clusters: Collection[str]) -> dict[str, int]:
+        """Return how many requests are open on each cluster's hosts; 0 on one that is gone. Raises GatewayDown."""
+        found = self.clusters()
+        return {cluster: _active(found.get(cluster, {})) for cluster in clusters}
+
+    def started_at(self) -> datetime:
+        """Return when the Envoy that owns the socket made it, by its own machine's clock. Raises GatewayDown.
+
+        Every Envoy binds a socket of its own, so that not even one that was killed and started again within a second
+        is taken for the one before. `touch` and the like can only make it seem younger.
+        """
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise GatewayDown(f"Envoy's admin socket {self.path} is not there: {error.strerror}") from error
+        return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=status.st_ctime_ns // 1000)
+
+
+def _active(status: dict[str, Any]) -> int:
+    stats = (stat for host in status.get("host_statuses", []) for stat in host["stats"])
+    return sum(int(stat.get("value", 0)) for stat in stats if stat["name"] == "rq_active")
 
 
 def _is_healthy(status: dict[str, Any]) -> bool:

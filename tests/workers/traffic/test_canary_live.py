@@ -7,8 +7,9 @@ from decimal import Decimal
 
 import pytest
 
-from gates.canary import StepOutcome, Tally, judge_step
+from gates.canary import StepOutcome, judge_step
 from gates.router import STABLE
+from gates.tally import Tally
 from schemas.policy import ErrorRatioCondition, Step, TtftCondition
 from tests.support.gateway import TARGET, ask_many, shares, split, wait_until
 from tests.support.streams import Script
@@ -39,7 +40,7 @@ def canary(running, stable, candidate):
     thread.join()
 
 
-def look_until_decided(gateway, tally, since):
+def look_until_decided(gateway, tally, since, seen=None):
     """Do what the controller does at every look, until there is more to say than to wait."""
     deadline = time.monotonic() + 40
     while time.monotonic() < deadline:
@@ -49,7 +50,10 @@ def look_until_decided(gateway, tally, since):
         batch = gateway.log.read(since)
         since = batch.until
         tally.add(batch.records, garbled=batch.garbled, lost=batch.is_lost)
+        tally.see(datetime.now(UTC), gateway.open_requests(tally.split))
         judgement = judge_step(tally, STEP, conditions=CONDITIONS, now=datetime.now(UTC))
+        if seen is not None:
+            seen.append(judgement)
         if judgement.outcome is not StepOutcome.WAITING:
             return judgement
         time.sleep(0.1)
@@ -83,6 +87,26 @@ def test_a_slow_candidate_is_taken_back_without_a_broken_stream(canary, stable, 
     assert dict(gateway.observe(TARGET, since).requests).keys() == {STABLE}
     assert restored.revision == 3
     assert sum(each.broken for each in answers) == 0
+
+
+def test_a_candidate_so_slow_that_nothing_of_it_has_ended_is_waited_for_and_then_blamed_for_its_slowness(
+    canary, running, stable, candidate
+):
+    gateway, _ = canary
+    candidate.script = Script(ttft_ms=4_000)
+    tally, since = begin(gateway, stable, candidate)
+    many = threading.Thread(target=ask_many, args=(running.url(), 80), kwargs={"concurrency": 80})
+    many.start()
+    seen = []
+    judgement = look_until_decided(gateway, tally, since, seen)
+    many.join()
+    assert judgement.outcome is StepOutcome.FAILED, judgement
+    assert judgement.reasons[0].startswith("ttft above 1000 ms")
+    # For seconds only the stable arm's requests had ended: by the log alone the split was not the desired one.
+    alone = [each for each in seen if each.reasons[0].startswith("0 of 59 requests, 0 refused, ")]
+    ended = [next(each.n for each in look.measurements if each.name == "observed_weight") for look in alone]
+    assert max(ended) >= 25
+    assert max(int(look.reasons[0].split()[-3]) for look in alone) >= 25
 
 
 def test_a_candidate_that_cuts_its_streams_is_taken_back(canary, stable, candidate):

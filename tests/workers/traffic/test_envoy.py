@@ -96,7 +96,7 @@ def test_drained_is_true_when_the_last_stream_has_ended(running, engines):
 
     def drain():
         running.gateway.apply(split(2, *shares(stable, candidate, 0)))
-        seen.append(running.gateway.admin.active(cluster))
+        seen.append(running.gateway.admin.active([cluster])[cluster])
 
     during_streams(running.url(), 20, drain)
     assert seen == [20]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
@@ -158,32 +158,50 @@ def is_secret(text: str) -> bool:
     return _SECRET.fullmatch(text) is not None
 
 
-def authenticate(session: Session, secret: str, now: datetime) -> Actor:
-    """Return who holds a token.
+def authenticate(session: Session | Connection, secret: str, now: datetime | None = None) -> Actor:
+    """Return who holds a token, in one statement.
+
+    `now` is by default the database's clock.
 
     Raises:
         Unauthenticated: unknown, expired or revoked. The answer does not say which.
     """
     sought = fingerprint(secret)
-    found = session.execute(
-        select(TokenRow, ProjectRow)
-        .join(ProjectRow, ProjectRow.id == TokenRow.project_id)
-        .where(TokenRow.secret_sha256 == sought)
-    ).one_or_none()
-    stored = found[0].secret_sha256 if found else fingerprint("")
+    found = session.execute(_HOLDER, {"sought": sought}).one_or_none()
+    stored = found.secret_sha256 if found else fingerprint("")
     if not hmac.compare_digest(stored, sought) or found is None:
         raise Unauthenticated("the token is not known, or no longer valid")
-    token, project = found
-    if not is_valid(token, now):
+    if not _counts(found.revoked_at, found.expires_at, now or found.now):
         raise Unauthenticated("the token is not known, or no longer valid")
-    role: RoleName = token.role  # type: ignore[assignment] # the column's CHECK holds the same names
-    targets = None if token.targets is None else frozenset(token.targets)
-    return Actor(project.id, project.name, token.name, role, token=token.id, targets=targets)
+    targets = None if found.targets is None else frozenset(found.targets)
+    return Actor(found.project_id, found.project, found.name, found.role, token=found.id, targets=targets)
+
+
+_HOLDER = (
+    select(
+        func.clock_timestamp().label("now"),
+        TokenRow.id,
+        TokenRow.name,
+        TokenRow.role,
+        TokenRow.targets,
+        TokenRow.secret_sha256,
+        TokenRow.expires_at,
+        TokenRow.revoked_at,
+        TokenRow.project_id,
+        ProjectRow.name.label("project"),
+    )
+    .join(ProjectRow, ProjectRow.id == TokenRow.project_id)
+    .where(TokenRow.secret_sha256 == bindparam("sought"))
+)
 
 
 def is_valid(token: TokenRow, now: datetime) -> bool:
     """Tell whether a token counts: it is not revoked and has not ended."""
-    return token.revoked_at is None and (token.expires_at is None or now < token.expires_at)
+    return _counts(token.revoked_at, token.expires_at, now)
+
+
+def _counts(revoked_at: datetime | None, expires_at: datetime | None, now: datetime) -> bool:
+    return revoked_at is None and (expires_at is None or now < expires_at)
 
 
 def create_token(

@@ -1,15 +1,23 @@
 """The database: engine, unit of work, and the only `commit()` of the product."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from select import POLLOUT, poll
 
-from sqlalchemy import Engine, create_engine, event, func, select
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine, event, func, select
+from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from registry.settings import Settings
 
 AFTER_COMMIT = "after_commit"
+ASKED_SECONDS = 5.0
+"""A connection that has rested for so long is asked whether it still stands before it is used."""
+_RESTS_SINCE = "rests_since"
 
 
 def connect(settings: Settings) -> Engine:
@@ -18,15 +26,41 @@ def connect(settings: Settings) -> Engine:
     A writer that stands still in its transaction would keep what others have committed from those who follow the log.
     """
     limits = {"lock_timeout": "10s", "statement_timeout": "60s", "idle_in_transaction_session_timeout": "60s"}
-    return create_engine(
+    made = create_engine(
         settings.database_url.get_secret_value(),
         pool_size=settings.database_pool,
         max_overflow=settings.database_pool,
-        pool_pre_ping=True,
         connect_args={
             "options": " ".join(f"-c {name}={value}" for name, value in {"timezone": "utc", **limits}.items())
         },
     )
+    event.listen(made, "checkin", _rest)
+    event.listen(made, "checkout", _wake)
+    return made
+
+
+def _rest(_: object, record: ConnectionPoolEntry) -> None:
+    record.info[_RESTS_SINCE] = time.monotonic()
+
+
+def _wake(connection: psycopg.Connection, record: ConnectionPoolEntry, _: object) -> None:
+    """Hand out no connection that the server has ended. Raises InvalidatePoolError: a new one is made.
+
+    A question to the server for each unit of work would double the cost of the smallest ones. What the server ended
+    can be told by the socket, which says nothing else to a connection at rest; what a network lost, by asking after a
+    longer rest.
+    """
+    rested = time.monotonic() - record.info.get(_RESTS_SINCE, time.monotonic())
+    socket = poll()
+    socket.register(connection.fileno())
+    if rested < ASKED_SECONDS and not any(said & ~POLLOUT for _, said in socket.poll(0)):
+        return
+    try:
+        connection.autocommit = True
+        connection.execute("SELECT 1")
+        connection.autocommit = False
+    except psycopg.Error as error:
+        raise InvalidatePoolError("the server has ended the connection") from error
 
 
 class Database:
@@ -35,7 +69,14 @@ class Database:
     def __init__(self, engine: Engine) -> None:
         """Wrap an engine."""
         self.engine = engine
+        self._looking = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._sessions = sessionmaker(engine, expire_on_commit=False, autoflush=True)
+
+    @contextmanager
+    def look(self) -> Iterator[Connection]:
+        """Yield a connection for one statement that only reads: it needs no transaction around it."""
+        with self._looking.connect() as connection:
+            yield connection
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:

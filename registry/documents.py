@@ -1,5 +1,6 @@
 """Immutable documents by digest: bundles, policies, suites and references, and which project has them."""
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -263,7 +264,8 @@ def _wire(member: ProjectDocumentRow, stored: DocumentRow) -> Registered:
         schema_id=stored.schema_id,
         created_at=member.created_at,
         created_by=member.created_by,
-        document=strict_json(stored.body),
+        # It was read strictly when it came, and has been canonical since.
+        document=json.loads(stored.body),
         serving_digest=stored.serving_digest,
         components=stored.components,
         labels=stored.labels,

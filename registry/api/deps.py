@@ -1,14 +1,15 @@
 """What endpoints ask for: the service, one unit of work, and the caller with a permission."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, TypeVar
 
+import anyio
 from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from registry import answers, auth, db
+from registry import answers, auth
 from registry.api.rates import Rates
 from registry.auth import Actor
 from registry.service import Service
@@ -17,7 +18,7 @@ from schemas.problems import TooManyRequests, Unauthenticated
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def service_of(request: Request) -> Service:
+async def service_of(request: Request) -> Service:
     """Return the service that the application was made with."""
     service: Service = request.app.state.service
     return service
@@ -36,10 +37,24 @@ async def place(request: Request) -> AsyncIterator[None]:
         yield
 
 
-def unit_of_work(service: ServiceDep, _: Annotated[None, Depends(place, scope="function")]) -> Iterator[Session]:
+async def unit_of_work(
+    service: ServiceDep, _: Annotated[None, Depends(place, scope="function")]
+) -> AsyncIterator[Session]:
     """Yield a session whose transaction commits before the answer goes out, or leaves nothing behind."""
-    with service.database.transaction() as session:
+    unit = service.database.transaction()
+
+    async def end(*failure: Any) -> None:
+        # In a thread that nobody waits for, and to its end also when the caller has gone.
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(unit.__exit__, *failure, limiter=anyio.CapacityLimiter(1))
+
+    session = unit.__enter__()  # opens no connection: the first statement does, in the endpoint's thread
+    try:
         yield session
+    except BaseException as error:
+        await end(type(error), error, error.__traceback__)
+        raise
+    await end(None, None, None)
 
 
 # The scope ends the transaction when the endpoint returns. FastAPI's default ends it after the answer is sent, and
@@ -50,10 +65,10 @@ SessionDep = Annotated[Session, Depends(unit_of_work, scope="function")]
 def identify(service: Service, secret: str) -> Actor:
     """Return who holds a token. Raises Unauthenticated.
 
-    It has a transaction of its own, within one thread, and takes no place: half of the connections are left for it.
+    It has a connection of its own, within one thread, and takes no place: half of the connections are left for it.
     """
-    with service.database.transaction() as session:
-        return auth.authenticate(session, secret, db.now(session))
+    with service.database.look() as connection:
+        return auth.authenticate(connection, secret)
 
 
 def bearer(request: Request) -> str:
@@ -96,7 +111,7 @@ def allow(action: str) -> Any:
 def _permitted(action: str) -> Callable[[Actor], Actor]:
     auth.PERMISSIONS[action]
 
-    def permitted(actor: ActorDep) -> Actor:
+    async def permitted(actor: ActorDep) -> Actor:
         auth.require(actor, action)
         return actor
 
@@ -125,17 +140,10 @@ class Once:
         self,
         request: Request,
         response: Response,
-        service: ServiceDep,
-        actor: ActorDep,
-        session: SessionDep,
-        key: Annotated[
-            str | None,
-            Header(
-                alias="Idempotency-Key",
-                pattern=r"^[!-~]{1,255}$",
-                description="Chosen by the caller: the same request under one key is done once and answered alike.",
-            ),
-        ] = None,
+        service: Service,
+        actor: Actor,
+        session: Session,
+        key: str | None,
     ) -> None:
         """Take what the request says."""
         self._request, self._response, self._service = request, response, service
@@ -158,4 +166,22 @@ class Once:
         return made
 
 
-OnceDep = Annotated[Once, Depends(scope="function")]
+async def _once(
+    request: Request,
+    response: Response,
+    service: ServiceDep,
+    actor: ActorDep,
+    session: SessionDep,
+    key: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            pattern=r"^[!-~]{1,255}$",
+            description="Chosen by the caller: the same request under one key is done once and answered alike.",
+        ),
+    ] = None,
+) -> Once:
+    return Once(request, response, service, actor, session, key)
+
+
+OnceDep = Annotated[Once, Depends(_once, scope="function")]

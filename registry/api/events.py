@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from registry import auth, cursors, db, evidence, targets
+from registry import auth, cursors, evidence, targets
 from registry.api import problems
 from registry.api.bell import Bell, Waiter
 from registry.api.deps import SessionDep, bearer
@@ -151,7 +151,7 @@ class EventStream(Response):
 
     def _read(self, after: Cursor) -> _Look:
         with self._service.database.transaction() as session:
-            actor = auth.authenticate(session, self._secret, db.now(session))
+            actor = auth.authenticate(session, self._secret)
             auth.require(actor, "read")
             # In this order: whatever lies before the horizon is there for the second query.
             horizon = cursors.horizon(session)

@@ -18,7 +18,7 @@ RowT = TypeVar("RowT")
 ItemT = TypeVar("ItemT")
 
 
-def _cursor(
+async def _cursor(
     cursor: Annotated[str | None, Query(max_length=64, description="`next` of the page before.")] = None,
 ) -> UUID | None:
     if cursor is None:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ValidationError
 
-from gates.evidence import ALGORITHM, Key, Record, Verifier, claim_of, key_id_of
+from gates.evidence import ALGORITHM, Key, Record, Verifier, key_id_of
 from schemas.checkpoint import (
     ArchivedCheckpoint,
     ArchivedDocument,
@@ -177,11 +177,11 @@ class _Reader:
         envelope = canonical_json(line.envelope.model_dump(mode="json", by_alias=True))
         verifier = self._ready()
         fields = {name: getattr(line, name) for name in _COLUMNS}
-        verifier.entry(Record(**fields, project=verifier.project, envelope=envelope))
+        claim = verifier.entry(Record(**fields, project=verifier.project, envelope=envelope))
         verifier.sequenced(line.sequence, line.entry_digest)
         try:
-            bound = bound_document(line.kind, claim_of(envelope)["body"])
-        except (ValueError, LookupError):
+            bound = bound_document(line.kind, claim["body"]) if claim is not None else None
+        except LookupError:
             return  # already a fault of the entry
         if bound is not None:
             self._bound[bound[1]] = bound[0]

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import groupby
+from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import Text, cast, exists, func, literal, select
 from sqlalchemy.orm import Session
 
-from gates.evidence import Verifier, claim_of
+from gates.evidence import Record, Verifier, claim_of
 from registry import checkpoints, evidence, keys, lifecycle
 from registry.tables import (
     CheckpointRow,
@@ -25,6 +26,8 @@ from schemas.evidence import Created, Fault, Kind, ReferenceSet, Verification
 from schemas.problems import TransitionRefused
 
 MAX_FAULTS = 1000
+HELD = 500
+"""Entries, and folded releases, that are held at a time."""
 
 
 def verify(session: Session, project: UUID, *, stream: str | None = None, must_have: str | None = None) -> Verification:
@@ -50,23 +53,12 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
     verifier = Verifier(project, keys.known(session))
     for checkpoint in checkpoints.every(session, project):
         _take_checkpoint(verifier, checkpoint)
-    query = select(EntryRow).where(EntryRow.project_id == project)
-    if stream is not None:
-        query = query.where(EntryRow.stream == stream)
-    rows = session.scalars(query.order_by(EntryRow.stream, EntryRow.position).execution_options(yield_per=500))
-    releases = {
-        evidence.release_stream(row.id): row
-        for row in session.scalars(select(ReleaseRow).where(ReleaseRow.project_id == project))
-    }
     folds: list[Fault] = []
-    for name, group in groupby(rows, key=lambda row: row.stream):
-        log = list(group)
-        for row in log:
-            verifier.entry(evidence.as_record(row))
-        if name.startswith("release/"):
-            folds += _release_faults(name, log, releases.pop(name, None))
-    missing = releases if stream is None else {k: v for k, v in releases.items() if k == stream}
-    folds += [Fault(stream=name, position=0, problem="the release has no log") for name in sorted(missing)]
+    logs = _Logs(session, project)
+    for record in _records(session, project, stream):
+        claim = verifier.entry(record)
+        folds += logs.take(record, claim)
+    folds += logs.close(stream)
     if stream is None:
         _take_sequences(session, project, verifier)
         folds += _document_faults(session, project)
@@ -112,15 +104,114 @@ def _take_sequences(session: Session, project: UUID, verifier: Verifier) -> None
         verifier.sequenced(sequence, digest)
 
 
-def _release_faults(name: str, log: list[EntryRow], release: ReleaseRow | None) -> Iterator[Fault]:
+def _records(session: Session, project: UUID, stream: str | None) -> Iterator[Record]:
+    """Yield the entries of a project, those of a stream together and in order; a few hundred are held at a time."""
+    query = select(*(getattr(EntryRow, column) for column in _COLUMNS)).where(EntryRow.project_id == project)
+    if stream is not None:
+        query = query.where(EntryRow.stream == stream)
+    query = query.order_by(EntryRow.stream, EntryRow.position)
+    for row in session.execute(query.execution_options(yield_per=HELD)):
+        yield Record(*row)
+
+
+_COLUMNS = (
+    "sequence",
+    "id",
+    "project_id",
+    "stream",
+    "position",
+    "act",
+    "kind",
+    "actor",
+    "recorded_at",
+    "envelope",
+    "previous",
+    "entry_digest",
+    "key_id",
+)
+"""In the order of `Record`'s fields."""
+
+
+@dataclass(slots=True)
+class _Log:
+    """The log of one release, folded as far as it was read."""
+
+    stream: str
+    created: Created | None = None
+    author: str = ""
+    state: lifecycle.State | None = None
+    problem: str | None = None
+
+    def take(self, record: Record, claim: dict[str, Any] | None) -> None:
+        if self.problem is not None:
+            return
+        try:
+            if claim is None:
+                raise ValueError("an entry of it cannot be read")
+            kind = Kind(record.kind)
+            if self.state is None:
+                self.state = lifecycle.fold([(kind, claim["body"], record.recorded_at)])
+                self.created, self.author = Created.model_validate(claim["body"]), record.actor
+            else:
+                self.state = lifecycle.advance(self.state, kind, claim["body"], record.recorded_at)
+        except (ValueError, LookupError, TypeError, TransitionRefused) as error:
+            self.problem = f"the log cannot be folded: {str(error).splitlines()[0]}"
+
+
+class _Logs:
+    """Compares releases with their logs, as the logs go by: a few hundred at a time."""
+
+    def __init__(self, session: Session, project: UUID) -> None:
+        self._session, self._project = session, project
+        self._folded: list[_Log] = []
+
+    def take(self, record: Record, claim: dict[str, Any] | None) -> Iterator[Fault]:
+        """Take the next entry. Yields faults of logs before it."""
+        if not record.stream.startswith("release/"):
+            return
+        if not self._folded or self._folded[-1].stream != record.stream:
+            if len(self._folded) >= HELD:
+                yield from self._compare()
+            self._folded.append(_Log(record.stream))
+        self._folded[-1].take(record, claim)
+
+    def close(self, stream: str | None) -> Iterator[Fault]:
+        """Yield the faults of the last logs, and releases that have none."""
+        yield from self._compare()
+        of = literal("release/") + cast(ReleaseRow.id, Text)
+        has_log = exists().where(EntryRow.stream == of, EntryRow.project_id == self._project)
+        query = select(of).where(ReleaseRow.project_id == self._project, ~has_log)
+        if stream is not None:
+            query = query.where(of == stream)
+        for name in sorted(self._session.scalars(query)):
+            yield Fault(stream=name, position=0, problem="the release has no log")
+
+    def _compare(self) -> Iterator[Fault]:
+        names = {log.stream: log for log in self._folded}
+        self._folded = []
+        query = select(ReleaseRow).where(
+            ReleaseRow.project_id == self._project, ReleaseRow.id.in_(filter(None, map(_release_of, names)))
+        )
+        rows = {evidence.release_stream(row.id): row for row in self._session.scalars(query)}
+        for name, log in names.items():
+            yield from _release_faults(log, rows.get(name))
+        for row in rows.values():
+            self._session.expunge(row)
+
+
+def _release_of(stream: str) -> UUID | None:
+    with suppress(ValueError):  # what has no release is a fault of its log
+        return UUID(stream.removeprefix("release/"))
+    return None
+
+
+def _release_faults(log: _Log, release: ReleaseRow | None) -> Iterator[Fault]:
+    name, folded, created = log.stream, log.state, log.created
     if release is None:
         yield Fault(stream=name, position=0, problem="its release is missing")
         return
-    try:
-        folded = lifecycle.fold(evidence.bodies(log))
-        created = Created.model_validate(claim_of(log[0].envelope)["body"])
-    except (ValueError, LookupError, TypeError, TransitionRefused) as error:
-        yield Fault(stream=name, position=0, problem=f"the log cannot be folded: {str(error).splitlines()[0]}")
+    if log.problem is not None or folded is None or created is None:
+        yield Fault(stream=name, position=0, problem=log.problem or "the log cannot be folded")
         return
     shown = {
         "phase": (folded.phase, release.phase),
@@ -140,7 +231,7 @@ def _release_faults(name: str, log: list[EntryRow], release: ReleaseRow | None) 
         "policy": (created.policy, release.policy),
         "references": (created.references, release.references),
         "predecessor": (created.predecessor, release.predecessor_id),
-        "created_by": (log[0].actor, release.created_by),
+        "created_by": (log.author, release.created_by),
     }
     for field, (claimed, cached) in signed.items():
         if claimed != cached:

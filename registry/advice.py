@@ -18,6 +18,7 @@ class Deed(StrEnum):
     """What a person does to a release, by the name of its command."""
 
     APPROVE = "approve"
+    WITHDRAW = "withdraw"
     REJECT = "reject"
     PAUSE = "pause"
     RESUME = "resume"
@@ -27,6 +28,7 @@ class Deed(StrEnum):
 
 ALLOWED: dict[Deed, frozenset[Phase]] = {
     Deed.APPROVE: frozenset({Phase.GATED}),
+    Deed.WITHDRAW: frozenset({Phase.GATED, Phase.APPROVED}),
     Deed.REJECT: frozenset(OPEN) - {Phase.CANARY},
     Deed.PAUSE: frozenset(OPEN),
     Deed.RESUME: frozenset(OPEN),
@@ -63,6 +65,10 @@ INSTEAD: dict[tuple[Deed, Phase], str] = {
     (Deed.APPROVE, Phase.CANARY): f"nobody's approval is missing; {_BACK} takes the traffic back",
     (Deed.APPROVE, Phase.PROMOTED): f"nobody's approval is missing; {_BACK} takes the traffic back",
     **{(Deed.APPROVE, phase): f"what has ended is not approved any more: {_ANOTHER}" for phase in _OVER},
+    **{(Deed.WITHDRAW, phase): "nobody has approved it yet: there is nothing to withdraw" for phase in _EARLY},
+    (Deed.WITHDRAW, Phase.CANARY): f"what has traffic is taken back: {_BACK}",
+    (Deed.WITHDRAW, Phase.PROMOTED): f"what has traffic is taken back: {_BACK}",
+    **{(Deed.WITHDRAW, phase): "it has ended, and stands on no approval any more" for phase in _OVER},
     (Deed.REJECT, Phase.CANARY): f"what has traffic is not rejected but taken back: {_BACK}",
     (Deed.REJECT, Phase.PROMOTED): f"what has traffic is not rejected but taken back: {_BACK}",
     **{(Deed.REJECT, phase): "it has no traffic and cannot get any: there is nothing to reject" for phase in _OVER},

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Select, and_, select
+from sqlalchemy import ColumnElement, Select, and_, select
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
+from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates.policy import plan_problems
@@ -366,11 +366,11 @@ def browse(
     if names:
         query = query.where(ProjectDocumentRow.name.in_(names))
     # Each label's rows lie in the order of the list: whichever of these columns it is read by, nothing is sorted.
-    place: InstrumentedAttribute[UUID] = ProjectDocumentRow.id
+    place: ColumnElement[UUID] = ProjectDocumentRow.__table__.c.id
     for label, value in (labels or {}).items():
-        row = aliased(ProjectLabelRow)
-        query = query.join(row, and_(row.project_id == project, row.id == place, row.name == label, row.value == value))
-        query = query.where(row.digest == ProjectDocumentRow.digest)
+        row = ProjectLabelRow.__table__.alias().c
+        is_it = and_(row.project_id == project, row.id == place, row.name == label, row.value == value)
+        query = query.where(is_it, row.digest == ProjectDocumentRow.digest)
         place = row.id
     if after is not None:
         query = query.where(place < after)

@@ -7,7 +7,7 @@ its place and its link to the entry before. For a release, `record` does both an
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from sqlalchemy import Text, cast, func, literal, or_, select, text, tuple_, update
@@ -17,7 +17,6 @@ from uuid6 import uuid7
 from gates import evidence as proof
 from registry import cursors, keys, lifecycle
 from registry.cursors import Cursor
-from registry.keys import Signer
 from registry.tables import EntryRow, ReleaseRow, TargetRow
 from schemas.common import Closed, canonical_json, format_instant, sha256_digest, strict_json
 from schemas.evidence import (
@@ -41,6 +40,13 @@ MOVES_TRAFFIC = (Kind.TRAFFIC_SHIFTED, Kind.TRAFFIC_RESTORED)
 """Kinds whose body is the split from then on."""
 
 
+class Signs(Protocol):
+    """Puts an envelope around a statement."""
+
+    def sign(self, payload: bytes) -> Envelope:
+        """Return the envelope."""
+
+
 @dataclass(frozen=True, slots=True)
 class Signed:
     """A signed statement that waits for its place in a stream."""
@@ -60,7 +66,7 @@ def release_stream(release: UUID) -> str:
 
 
 def state(
-    signer: Signer,
+    signer: Signs,
     stream: str,
     act: str,
     actor: str,
@@ -73,7 +79,7 @@ def state(
     """Sign what happened.
 
     Args:
-        signer: local key.
+        signer: key, or what was signed ahead.
         stream: where the entry will go.
         act: name of the act in the stream; a repetition is recognised by it.
         actor: who did it.

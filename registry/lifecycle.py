@@ -17,6 +17,7 @@ NEXT: dict[tuple[Phase, Kind], Phase] = {
     (Phase.STAGED, Kind.ENGINE_BOOTED): Phase.BOOTED,
     (Phase.BOOTED, Kind.GATES_PASSED): Phase.GATED,
     (Phase.GATED, Kind.APPROVED): Phase.APPROVED,
+    (Phase.APPROVED, Kind.APPROVAL_WITHDRAWN): Phase.GATED,
     (Phase.APPROVED, Kind.TRAFFIC_SHIFTED): Phase.CANARY,
     (Phase.CANARY, Kind.TRAFFIC_SHIFTED): Phase.CANARY,
     (Phase.CANARY, Kind.PROMOTED): Phase.PROMOTED,
@@ -34,6 +35,7 @@ NOTES: dict[Kind, frozenset[Phase]] = {
     Kind.ENGINE_BOOTED: frozenset(Phase) - {Phase.CANDIDATE, Phase.STAGED},
     Kind.GATE_RECORDED: frozenset({Phase.STAGED, Phase.BOOTED}),
     Kind.APPROVAL_GRANTED: frozenset({Phase.GATED}),
+    Kind.APPROVAL_WITHDRAWN: frozenset({Phase.GATED}),
     Kind.APPROVAL_NOT_REQUIRED: frozenset({Phase.GATED}),
     Kind.FINDING_ACCEPTED: frozenset({Phase.GATED}),
     # Once more when the release before is gone, and whenever the replica that serves alone has moved.
@@ -118,7 +120,7 @@ def _told(state: State, kind: Kind, body: Mapping[str, Any], at: datetime) -> St
             return replace(state, held=())
         case Kind.PROMOTION_REQUESTED:
             return replace(state, reason=str(body["reason"]), held=())
-        case Kind.PROMOTED | Kind.ROLLBACK_REQUESTED:
+        case Kind.PROMOTED | Kind.ROLLBACK_REQUESTED | Kind.APPROVAL_WITHDRAWN:
             return replace(state, reason=str(body["reason"]))
         case Kind.TRAFFIC_SHIFTED:
             weight = int(body["desired"][-1]["weight_bp"])

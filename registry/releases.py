@@ -11,26 +11,25 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import policy as judgement
-from registry import advice, auth, conditions, db, documents, evidence, targets
+from registry import acts, advice, auth, conditions, db, documents, evidence, targets
 from registry.advice import Deed
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, TargetRow
-from schemas.api import Act, Approve, ReleaseCreate, Revoke
+from schemas.api import Act, ReleaseCreate, Revoke
 from schemas.common import Closed
-from schemas.evidence import Accepted, Approved, Created, EvidenceRevoked, Kind, Note, Reasoned
+from schemas.evidence import Created, EvidenceRevoked, Kind, Note, Reasoned
 from schemas.policy import GoldenRule, Policy
 from schemas.problems import (
     Conflict,
-    InvalidDocument,
     NotEligible,
     NotFound,
     NotPermitted,
     ReferenceMissing,
     TransitionRefused,
 )
-from schemas.release import TERMINAL, GateStatus, Phase, Release, ReleaseDetail
-from schemas.result import GateResult, Severity, Verdict
+from schemas.release import GateStatus, Phase, Release, ReleaseDetail
+from schemas.result import GateResult, Verdict
 
 
 def create(
@@ -205,14 +204,14 @@ def act(
 ) -> ReleaseRow:
     """Append one act to a release's log. Raises TransitionRefused when it has no place there."""
     signed = evidence.state(
-        service.signer,
+        acts.signer_of(session, service),
         evidence.release_stream(release.id),
         name,
         actor,
         kind,
         body,
         subjects=subjects(release),
-        now=db.now(session),
+        now=acts.moment(session),
     )
     row, _ = evidence.record(session, signed)
     return row
@@ -251,99 +250,6 @@ def require_eligible(session: Session, release: ReleaseRow, policy: Policy, *, n
     return found
 
 
-def unaccepted(session: Session, release: ReleaseRow, found: Standing) -> dict[str, list[str]]:
-    """Return gate → codes of its `warn` findings that no manager has accepted; gates without any are left out."""
-    accepted: dict[str, set[str]] = {}
-    for entry in log(session, release.id):
-        if entry.kind == Kind.FINDING_ACCEPTED:
-            body = Accepted.model_validate(evidence.claim_of(entry.envelope)["body"])
-            accepted.setdefault(body.result, set()).update(body.codes)
-    left = {
-        gate: sorted(
-            {one.code for one in result.findings if one.severity is Severity.WARN} - accepted.get(digest, set())
-        )
-        for gate, (entry, result) in found.results.items()
-        if (digest := entry.entry_digest)
-    }
-    return {gate: codes for gate, codes in left.items() if codes}
-
-
-def warnings(left: dict[str, list[str]]) -> list[str]:
-    """Return unaccepted findings as reasons, one sentence a gate."""
-    return [f"{gate} passed with warnings that nobody has accepted: {', '.join(codes)}" for gate, codes in left.items()]
-
-
-def _accept(
-    session: Session, service: Service, actor: Actor, release: ReleaseRow, policy: Policy, body: Act
-) -> ReleaseRow:
-    """Record the acceptance of findings; refuse when a warning is left, or a code is none."""
-    found = require_eligible(session, release, policy, now=db.now(session))
-    left = unaccepted(session, release, found)
-    wanted = set(body.accept or ()) if isinstance(body, Approve) else set()
-    present = {one.code for _, result in found.results.values() for one in result.findings}
-    if unknown := sorted(wanted - present):
-        raise InvalidDocument(
-            f"no gate of release {release.id} has the finding {unknown[0]}",
-            errors=[{"pointer": "/accept", "detail": f"{code} is no finding of its gates"} for code in unknown],
-        )
-    if open_ := {gate: rest for gate, codes in left.items() if (rest := [one for one in codes if one not in wanted])}:
-        raise NotEligible(
-            f"release {release.id} may not be approved: {'; '.join(warnings(open_))}; name each with --accept",
-            reasons=warnings(open_),
-            findings=open_,
-        )
-    for gate, codes in left.items():
-        digest = found.results[gate][0].entry_digest
-        accepted = Accepted(gate=gate, result=digest, codes=codes, reason=body.reason)
-        name = f"accepted:{gate}:{digest[7:19]}"
-        release = act(session, service, release, name, actor.name, Kind.FINDING_ACCEPTED, accepted)
-    return release
-
-
-def approve(
-    session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
-) -> ReleaseRow:
-    """Approve a gated release, and accept the warnings that an `Approve` names.
-
-    When the policy's number of managers is reached and no warning is left, the release is approved.
-
-    Raises:
-        NotPermitted: the actor is the release's author.
-        NotEligible: evidence is missing or expired, or a warning is not accepted; `findings` names gate and codes.
-        InvalidDocument: a code to accept is no finding of the release's gates.
-        NotFound, TransitionRefused.
-    """
-    release = _locked(session, actor, release_id, if_match)
-    policy = documents.load_policy(session, actor.project_id, release.policy)
-    name = f"approval:{actor.name}"
-    is_granted = evidence.find(session, evidence.release_stream(release.id), name) is not None
-    if not is_granted or release.phase in TERMINAL:
-        _require_place(session, release, Deed.APPROVE)
-    _require_other(release, actor, "approve")
-    if release.phase == Phase.GATED:
-        release = _accept(session, service, actor, release, policy, body)
-    if not is_granted:
-        release = act(session, service, release, name, actor.name, Kind.APPROVAL_GRANTED, Note(reason=body.reason))
-    return settle_approval(session, service, release, policy)
-
-
-def settle_approval(session: Session, service: Service, release: ReleaseRow, policy: Policy) -> ReleaseRow:
-    """Record that the approval rule is met, when it is. Zero approvals required is an entry of its own."""
-    if release.phase != Phase.GATED:
-        return release
-    if unaccepted(session, release, standing(session, release, policy, now=db.now(session))):
-        return release
-    required = policy.approval.required
-    granted = {e.actor: e for e in log(session, release.id) if e.kind == Kind.APPROVAL_GRANTED}
-    if len(granted) < required:
-        return release
-    if required == 0:
-        note = Note(reason=f"policy {policy.name} asks for no approval")
-        release = act(session, service, release, "approval_not_required", "policy", Kind.APPROVAL_NOT_REQUIRED, note)
-    approved = Approved(approvals=sorted(e.entry_digest for e in granted.values()), required=required)
-    return act(session, service, release, "approved", "policy", Kind.APPROVED, approved)
-
-
 def reject(
     session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
 ) -> ReleaseRow:
@@ -352,11 +258,11 @@ def reject(
     Raises:
         TransitionRefused: it has traffic (roll it back instead) or has ended.
     """
-    release = _locked(session, actor, release_id, if_match)
+    release = hold(session, actor, release_id, if_match)
     stream = evidence.release_stream(release.id)
     if evidence.find(session, stream, "rejection") is not None:
         return release
-    _require_place(session, release, Deed.REJECT)
+    require_place(session, release, Deed.REJECT)
     refused = Reasoned(reasons=[f"rejected by {actor.name}: {body.reason}"], cause="rejected_by_person")
     return act(session, service, release, "rejection", actor.name, Kind.REFUSED, refused)
 
@@ -365,8 +271,8 @@ def pause(
     session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
 ) -> ReleaseRow:
     """Stop a release from moving on. Stop conditions stay armed. Raises TransitionRefused when it is live or over."""
-    release = _locked(session, actor, release_id, if_match)
-    _require_place(session, release, Deed.PAUSE)
+    release = hold(session, actor, release_id, if_match)
+    require_place(session, release, Deed.PAUSE)
     if release.is_paused:
         return release
     return act(session, service, release, _once("pause", session), actor.name, Kind.PAUSED, Note(reason=body.reason))
@@ -380,8 +286,8 @@ def resume(
     Raises:
         TransitionRefused: it is neither paused nor held.
     """
-    release = _locked(session, actor, release_id, if_match)
-    _require_place(session, release, Deed.RESUME)
+    release = hold(session, actor, release_id, if_match)
+    require_place(session, release, Deed.RESUME)
     return act(session, service, release, _once("resume", session), actor.name, Kind.RESUMED, Note(reason=body.reason))
 
 
@@ -398,12 +304,12 @@ def promote(
         NotEligible: evidence expired or is missing.
         TransitionRefused: the release has no traffic, or a stop condition has fired.
     """
-    release = _locked(session, actor, release_id, if_match)
-    _require_place(session, release, Deed.PROMOTE)
+    release = hold(session, actor, release_id, if_match)
+    require_place(session, release, Deed.PROMOTE)
     policy = documents.load_policy(session, actor.project_id, release.policy)
     if policy.approval.required:
         # A policy that asks nobody's consent to let traffic in asks nobody's to speed it up.
-        _require_other(release, actor, "promote")
+        require_other(release, actor, "promote")
     entries = log(session, release.id)
     if any(e.kind == Kind.STOP_CONDITION_FIRED for e in entries):
         raise TransitionRefused(f"a stop condition of release {release.id} has fired", phase=release.phase)
@@ -443,7 +349,7 @@ def revoke(session: Session, service: Service, actor: Actor, body: Revoke) -> tu
         raise Conflict(
             f"entry {body.entry} is {entry.kind} in {entry.stream}: only a release's gate results are revoked"
         )
-    release = _locked(session, actor, UUID(entry.stream.removeprefix("release/")), None)
+    release = hold(session, actor, UUID(entry.stream.removeprefix("release/")), None)
     name = f"revoked:{entry.entry_digest}"
     known = evidence.find(session, entry.stream, name)
     if known is not None:
@@ -466,11 +372,11 @@ def rollback(
         TransitionRefused: the release has no traffic to take back.
         Conflict: another release is in canary on the target, and would go back to this one.
     """
-    release = _locked(session, actor, release_id, if_match)
+    release = hold(session, actor, release_id, if_match)
     stream = evidence.release_stream(release.id)
     if evidence.find(session, stream, "rollback") is not None:
         return release
-    _require_place(session, release, Deed.ROLLBACK)
+    require_place(session, release, Deed.ROLLBACK)
     holder = targets.candidate_release(session, release.target_id)
     if release.phase == Phase.PROMOTED and holder is not None and holder.phase == Phase.CANARY:
         raise Conflict(
@@ -481,7 +387,7 @@ def rollback(
     return act(session, service, release, "rollback", actor.name, Kind.ROLLBACK_REQUESTED, Note(reason=body.reason))
 
 
-def _require_place(session: Session, release: ReleaseRow, deed: Deed) -> None:
+def require_place(session: Session, release: ReleaseRow, deed: Deed) -> None:
     """Refuse a deed that a release in its phase does not take, in words for the person who asked for it."""
     target = session.get_one(TargetRow, release.target_id).name
     try:
@@ -491,7 +397,7 @@ def _require_place(session: Session, release: ReleaseRow, deed: Deed) -> None:
         raise TransitionRefused(refusal.detail, **refusal.members, **conditions.changed_by(last)) from None
 
 
-def _require_other(release: ReleaseRow, actor: Actor, what: str) -> None:
+def require_other(release: ReleaseRow, actor: Actor, what: str) -> None:
     """Separation of duties: nobody lets their own release through, an administrator neither."""
     if actor.name == release.created_by:
         raise NotPermitted(
@@ -500,7 +406,7 @@ def _require_other(release: ReleaseRow, actor: Actor, what: str) -> None:
         )
 
 
-def _locked(session: Session, actor: Actor, release: UUID, if_match: str | None) -> ReleaseRow:
+def hold(session: Session, actor: Actor, release: UUID, if_match: str | None) -> ReleaseRow:
     """Return a release that a person is about to act on, held for the rest of the transaction.
 
     Every act of a person begins here: the token must still count and be for this target, and the release must be
@@ -518,7 +424,7 @@ def _locked(session: Session, actor: Actor, release: UUID, if_match: str | None)
 
 def _once(name: str, session: Session) -> str:
     """An act that may be repeated later gets the instant into its name."""
-    return f"{name}:{db.now(session).isoformat()}"
+    return f"{name}:{acts.moment(session).isoformat()}"
 
 
 def wire(session: Session, release: ReleaseRow, entries: Sequence[EntryRow] | None = None) -> Release:

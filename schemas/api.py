@@ -194,6 +194,12 @@ class Approve(Act):
     )
 
 
+class Withdraw(Act):
+    """Take an approval back."""
+
+    approver: Name | None = Field(None, description="Whose it is, for administrators; one's own when absent.")
+
+
 class Revoke(Closed):
     """Let a gate result count no more."""
 

@@ -36,6 +36,7 @@ class Kind(StrEnum):
     REFUSED = "refused"
     APPROVAL_GRANTED = "approval_granted"
     APPROVAL_NOT_REQUIRED = "approval_not_required"
+    APPROVAL_WITHDRAWN = "approval_withdrawn"
     APPROVED = "approved"
     FINDING_ACCEPTED = "finding_accepted"
     TRAFFIC_SHIFTED = "traffic_shifted"
@@ -122,6 +123,14 @@ class Approved(Closed):
 
     approvals: list[Digest] = Field(description="Entry digests of the approvals counted.")
     required: Integer = Field(description="Approvals that the policy asks for.")
+
+
+class Withdrawn(Closed):
+    """An approval counts no more."""
+
+    approval: Digest = Field(description="Entry digest of the approval.")
+    approver: ShortText = Field(description="Who had approved.")
+    reason: Text = Field(description="Why.")
 
 
 class Accepted(Closed):
@@ -269,6 +278,7 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.GATES_PASSED: Decision,
     Kind.REFUSED: Reasoned,
     Kind.APPROVAL_GRANTED: Note,
+    Kind.APPROVAL_WITHDRAWN: Withdrawn,
     Kind.APPROVAL_NOT_REQUIRED: Note,
     Kind.APPROVED: Approved,
     Kind.FINDING_ACCEPTED: Accepted,

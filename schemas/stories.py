@@ -32,6 +32,7 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     Kind.GATES_PASSED: ("good", lambda b: f"all gates passed: {', '.join(b['gates'])}"),
     Kind.REFUSED: ("bad", _reasons),
     Kind.APPROVAL_GRANTED: ("good", lambda b: b["reason"]),
+    Kind.APPROVAL_WITHDRAWN: ("warn", lambda b: f"{b['approver']} approves no more: {b['reason']}"),
     Kind.APPROVAL_NOT_REQUIRED: ("plain", lambda b: b["reason"]),
     Kind.APPROVED: ("good", lambda b: f"{len(b['approvals'])} of {b['required']} approvals"),
     Kind.FINDING_ACCEPTED: ("warn", lambda b: f"{b['gate']}: {', '.join(b['codes'])}: {b['reason']}"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import TypeVar
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from sqlalchemy import case, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from gates.tally import Tally
-from registry import db, evidence, releases
+from registry import acts, db, evidence, releases
 from registry.service import Service
 from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.common import Closed
@@ -26,6 +27,7 @@ from schemas.runner import JobState
 from workers.traffic.envoy import EnvoyGateway
 
 log = structlog.get_logger(__name__)
+ResultT = TypeVar("ResultT")
 
 RELEASE_LEASE_SECONDS = 15.0
 """How long a release waits for another worker when its own was killed: less than any dead-man time worth having."""
@@ -82,10 +84,25 @@ class Control:
     def transaction(self, held: Held) -> Iterator[tuple[Session, ReleaseRow]]:
         """Yield a session and the release, locked. Raises LeaseLost when another worker holds it now."""
         with self.service.database.transaction() as session:
-            release = session.get(ReleaseRow, held.id, with_for_update={"key_share": True}, populate_existing=True)
-            if release is None or release.lease_token != held.token:
-                raise LeaseLost(f"release {held.id} is held by another worker")
-            yield session, release
+            yield session, self._locked(session, held)
+
+    def perform(self, held: Held, work: Callable[[Session, ReleaseRow], ResultT]) -> ResultT:
+        """Do acts on a release that is held, locked, in one transaction; see `registry.acts.perform`.
+
+        Raises:
+            LeaseLost: another worker holds it now.
+        """
+
+        def under_lease(session: Session) -> ResultT:
+            return work(session, self._locked(session, held))
+
+        return acts.perform(self.service, under_lease)
+
+    def _locked(self, session: Session, held: Held) -> ReleaseRow:
+        release = session.get(ReleaseRow, held.id, with_for_update={"key_share": True}, populate_existing=True)
+        if release is None or release.lease_token != held.token:
+            raise LeaseLost(f"release {held.id} is held by another worker")
+        return release
 
     def claim(self, release: UUID) -> Held | None:
         """Hold a release that is due; None when it is not, or another worker holds it."""

@@ -12,7 +12,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from gates.policy import Outcome
-from registry import db, documents, jobs, releases
+from registry import acts, approvals, db, documents, jobs, releases
 from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.evidence import Attempt, Decision, Kind, Reasoned
 from schemas.policy import Policy
@@ -66,28 +66,34 @@ def _step(control: Control, held: Held) -> float | None:
 def _record_attempt(control: Control, held: Held, problem: Problem) -> None:
     """A technical error moves no phase. It is recorded once per kind and minute, so that a long outage is no flood."""
     log.warning("release_attempt_errored", release=str(held.id), problem=problem.kind, detail=problem.detail)
-    with control.transaction(held) as (session, release):
+
+    def record(session: Session, release: ReleaseRow) -> None:
         if Phase(release.phase) in TERMINAL - {Phase.ROLLED_BACK}:
             return
-        minute = db.now(session).strftime("%Y%m%dT%H%M")
+        minute = acts.moment(session).strftime("%Y%m%dT%H%M")
         act = f"attempt:{problem.kind}:{minute}"
         attempt = Attempt(problem=problem.kind, detail=problem.detail, attempt=1, retry_in_seconds=RETRY_SECONDS)
         releases.act(session, control.service, release, act, "controller", Kind.ATTEMPT_ERRORED, attempt)
 
+    control.perform(held, record)
+
 
 def evaluate(control: Control, held: Held) -> float | None:
     """Have the gates run, then fold their verdicts."""
-    with control.transaction(held) as (session, release):
-        if release.is_paused:
-            return None
-        policy = documents.load_policy(session, release.project_id, release.policy)
-        found = jobs.of_release(session, release.id, JobKind.EVALUATE)
-        if not found:
-            _start_evaluation(control, session, release, policy, [rule.gate for rule in policy.gates])
-            return None
-        if found[-1].state in jobs.OPEN:
-            return None
-        return _decide(control, session, release, policy, found)
+    return control.perform(held, lambda session, release: _evaluate(control, session, release))
+
+
+def _evaluate(control: Control, session: Session, release: ReleaseRow) -> float | None:
+    if release.is_paused:
+        return None
+    policy = documents.load_policy(session, release.project_id, release.policy)
+    found = jobs.of_release(session, release.id, JobKind.EVALUATE)
+    if not found:
+        _start_evaluation(control, session, release, policy, [rule.gate for rule in policy.gates])
+        return None
+    if found[-1].state in jobs.OPEN:
+        return None
+    return _decide(control, session, release, policy, found)
 
 
 def _start_evaluation(
@@ -162,23 +168,26 @@ def _was_resumed_since(session: Session, release: ReleaseRow, job: JobRow) -> bo
 
 def approval(control: Control, held: Held) -> float | None:
     """Wait for people, unless the policy asks for none. What a gate warned of waits for one who answers for it."""
-    with control.transaction(held) as (session, release):
-        if release.is_paused:
-            return None
-        policy = documents.load_policy(session, release.project_id, release.policy)
-        try:
-            found = releases.require_eligible(session, release, policy, now=db.now(session))
-        except NotEligible as problem:
-            if not release.held:
-                control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
-            return None
-        if left := releases.unaccepted(session, release, found):
-            digests = "".join(found.results[gate][0].entry_digest[7:13] for gate in sorted(left))
-            control.hold(session, release, f"held:findings:{digests}", releases.warnings(left), "findings_unaccepted")
-            return None
-        before = release.phase
-        releases.settle_approval(session, control.service, release, policy)
-        return 0.0 if release.phase != before else None
+    return control.perform(held, lambda session, release: _approval(control, session, release))
+
+
+def _approval(control: Control, session: Session, release: ReleaseRow) -> float | None:
+    if release.is_paused:
+        return None
+    policy = documents.load_policy(session, release.project_id, release.policy)
+    try:
+        found = releases.require_eligible(session, release, policy, now=db.now(session))
+    except NotEligible as problem:
+        if not release.held:
+            control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
+        return None
+    if left := approvals.unaccepted(session, release, found):
+        digests = "".join(found.results[gate][0].entry_digest[7:13] for gate in sorted(left))
+        control.hold(session, release, f"held:findings:{digests}", approvals.warnings(left), "findings_unaccepted")
+        return None
+    before = release.phase
+    approvals.settle(session, control.service, release, policy)
+    return 0.0 if release.phase != before else None
 
 
 STEPS: dict[Phase, Step] = {

@@ -14,7 +14,7 @@ from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Arm, Split
 from registry import db, documents, evidence, jobs, releases, targets
 from registry.tables import ReleaseRow, TargetRow
 from schemas.evidence import Judgement, Kind, Note, Replaced, SplitEntry, Traffic
-from schemas.problems import NotEligible, Problem
+from schemas.problems import NotEligible, Problem, TransitionRefused
 from schemas.release import Phase
 from schemas.runner import JobKind
 from workers.control import Control, Held
@@ -34,37 +34,42 @@ SERVE_ATTEMPTS = 3
 
 def begin(control: Control, held: Held) -> float | None:
     """Approved: have a replica made ready, then give it its first traffic."""
-    with control.transaction(held) as (session, release):
-        if release.is_paused or release.held:
-            return None
-        policy = documents.load_policy(session, release.project_id, release.policy)
-        target = session.get_one(TargetRow, release.target_id)
-        try:
-            releases.require_eligible(session, release, policy, now=db.now(session))
-        except NotEligible as problem:
-            control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
-            return None
-        stable = targets.stable_release(session, target.id)
-        if stable is not None and stable.bundle == release.bundle:
-            # It came back while this one was on its way: there is nothing to move traffic between.
-            reason = f"the bundle is live already, by release {stable.id}; reject this release"
-            control.hold(session, release, f"held:live_already:{release.lease_token}", [reason], "live_already")
-            return None
-        job = serve(control, session, target, release)
-        if live_of(job) is None:
-            if job.attempt >= SERVE_ATTEMPTS and job.problem:
-                reason = f"the replica did not become ready in {job.attempt} attempts: {job.problem}"
-                control.hold(session, release, f"held:replica:{job.id}:{job.attempt}", [reason], "replica_failed")
-            return None
-        if stable is not None:
-            split = control.gateway(target).desired(target.name)
-            arm = split.arm(STABLE) if split else None
-            is_settled = arm is not None and arm.weight_bp == WHOLE_BP and stable.bundle[7:19] in arm.cluster
-            if not is_settled or live_bundle(session, target, stable.bundle) is None:
-                # The release before is still soaking, or its replica is booting: there is no way back yet.
-                return WAIT_SECONDS
-        first = 0 if stable is not None else len(policy.canary.steps) - 1
-    return _shift(control, held, first)
+    first, wait = control.perform(held, lambda session, release: _first_step(control, session, release))
+    return wait if first is None else _shift(control, held, first)
+
+
+def _first_step(control: Control, session: Session, release: ReleaseRow) -> tuple[int | None, float | None]:
+    """Return the step that an approved release begins with; or None, and when to look again."""
+    if release.is_paused or release.held:
+        return None, None
+    policy = documents.load_policy(session, release.project_id, release.policy)
+    target = session.get_one(TargetRow, release.target_id)
+    try:
+        releases.require_eligible(session, release, policy, now=db.now(session))
+    except NotEligible as problem:
+        control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
+        return None, None
+    stable = targets.stable_release(session, target.id)
+    if stable is not None and stable.bundle == release.bundle:
+        # It came back while this one was on its way: there is nothing to move traffic between.
+        reason = f"the bundle is live already, by release {stable.id}; reject this release"
+        control.hold(session, release, f"held:live_already:{release.lease_token}", [reason], "live_already")
+        return None, None
+    job = serve(control, session, target, release)
+    if live_of(job) is None:
+        if job.attempt >= SERVE_ATTEMPTS and job.problem:
+            reason = f"the replica did not become ready in {job.attempt} attempts: {job.problem}"
+            control.hold(session, release, f"held:replica:{job.id}:{job.attempt}", [reason], "replica_failed")
+        return None, None
+    if stable is None:
+        return len(policy.canary.steps) - 1, None
+    split = control.gateway(target).desired(target.name)
+    arm = split.arm(STABLE) if split else None
+    is_settled = arm is not None and arm.weight_bp == WHOLE_BP and stable.bundle[7:19] in arm.cluster
+    if not is_settled or live_bundle(session, target, stable.bundle) is None:
+        # The release before is still soaking, or its replica is booting: there is no way back yet.
+        return None, WAIT_SECONDS
+    return 0, None
 
 
 def canary(control: Control, held: Held) -> float | None:
@@ -110,10 +115,9 @@ def _judge(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, sp
             _record_step(control, held, step, split.revision, judgement)
             return _shift(control, held, step + 1)
         case StepOutcome.INCONCLUSIVE | StepOutcome.ERRORED:
-            with control.transaction(held) as (session, release):
-                since = f"{facts.step_since:%Y%m%dT%H%M%S%f}"
-                act = f"held:step:{step}:{judgement.outcome}:{since}"
-                control.hold(session, release, act, list(judgement.reasons), f"step_{judgement.outcome}")
+            act = f"held:step:{step}:{judgement.outcome}:{facts.step_since:%Y%m%dT%H%M%S%f}"
+            why, cause = list(judgement.reasons), f"step_{judgement.outcome}"
+            control.perform(held, lambda session, release: control.hold(session, release, act, why, cause))
     return TICK_SECONDS
 
 
@@ -247,17 +251,27 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
     arms = arms_at(facts, step)
     if not arms or (facts.stable_bundle is not None and facts.stable is None):
         return WAIT_SECONDS
+    if (facts.phase is Phase.APPROVED and facts.is_paused) or facts.phase not in {Phase.APPROVED, Phase.CANARY}:
+        return 0.0  # a person was first
     requested_at = facts.now
     gateway.beat()
     silence = float(facts.policy.canary.dead_man_seconds)
     gateway.prepare_rollback(facts.target, arms_back(facts), silence_seconds=silence)
     applied = gateway.apply(_next(gateway, facts.target, arms))
     applied_at = control.now()
-    with control.transaction(held) as (session, release):
-        body = _traffic(facts, applied, step=step, requested_at=requested_at, now=applied_at)
-        act = f"shift:{step}:r{applied.split.revision}"
+    body = _traffic(facts, applied, step=step, requested_at=requested_at, now=applied_at)
+    act = f"shift:{step}:r{applied.split.revision}"
+
+    def record(session: Session, release: ReleaseRow) -> None:
         control.act(session, release, act, Kind.TRAFFIC_SHIFTED, body)
         _remember(session, release, body)
+
+    try:
+        control.perform(held, record)
+    except TransitionRefused:
+        # While the gateway took the split, a person rejected the release or withdrew an approval: they were first.
+        gateway.restore(facts.target)
+        raise
     return TICK_SECONDS
 
 
@@ -280,9 +294,10 @@ def _restore(
         applied = gateway.apply(_next(gateway, facts.target, arms_back(facts)))
     except Problem:
         # The way back may be in force, and unconfirmed. Why it was taken must not be lost until it is confirmed.
-        if judgement is not None:
-            with control.transaction(held) as (session, release):
-                _record_stop(control, session, release, facts, judgement, breach_at)
+        if (why := judgement) is not None:
+            control.perform(
+                held, lambda session, release: _record_stop(control, session, release, facts, why, breach_at)
+            )
         raise
     _record_restore(
         control, held, facts, applied, cause=cause, reasons=reasons, judgement=judgement, breach_at=breach_at,
@@ -304,18 +319,21 @@ def _record_restore(
     judgement: StepJudgement | None = None,
     breach_at: datetime | None = None,
 ) -> None:
-    with control.transaction(held) as (session, release):
+    body = _traffic(facts, applied, step=facts.step, requested_at=requested_at, now=applied_at)
+    body = body.model_copy(update={"breach_at": breach_at, "cause": cause, "reasons": reasons})
+
+    def record(session: Session, release: ReleaseRow) -> None:
         target = targets.lock(session, release.target_id)
         if judgement is not None:
             _record_stop(control, session, release, facts, judgement, breach_at)
-        body = _traffic(facts, applied, step=facts.step, requested_at=requested_at, now=applied_at)
-        body = body.model_copy(update={"breach_at": breach_at, "cause": cause, "reasons": reasons})
         control.act(session, release, "restore", Kind.TRAFFIC_RESTORED, body)
         _remember(session, release, body, target)
         if facts.phase is Phase.PROMOTED:
             before = way_back(session, release)
             if before is not None and before.phase == Phase.SUPERSEDED:
                 control.act(session, before, f"reinstated:{release.id}", Kind.REINSTATED, Replaced(release=release.id))
+
+    control.perform(held, record)
 
 
 def _record_stop(
@@ -370,10 +388,11 @@ def _promote(control: Control, held: Held, judgement: StepJudgement) -> float | 
     split = gateway.desired(facts.target)
     revision = split.revision if split else 0
     step = len(facts.policy.canary.steps) - 1
-    with control.transaction(held) as (session, release):
+
+    def record(session: Session, release: ReleaseRow) -> None:
         targets.lock(session, release.target_id)
         if not _is_eligible_now(control, session, release):
-            return TICK_SECONDS
+            return
         if judgement.outcome is StepOutcome.PASSED:
             _step_entry(control, session, release, step, revision, judgement)
             reason = f"every step passed: {'; '.join(judgement.reasons)}"
@@ -383,13 +402,14 @@ def _promote(control: Control, held: Held, judgement: StepJudgement) -> float | 
         if stable is not None:
             control.act(session, stable, f"replaced:{release.id}", Kind.REPLACED, Replaced(release=release.id))
         control.act(session, release, "promoted", Kind.PROMOTED, Note(reason=reason))
+
+    control.perform(held, record)
     return TICK_SECONDS
 
 
 def _is_eligible(control: Control, held: Held) -> bool:
     """Tell whether the evidence still lets a release move; when it does not, the release holds and says why."""
-    with control.transaction(held) as (session, release):
-        return _is_eligible_now(control, session, release)
+    return control.perform(held, lambda session, release: _is_eligible_now(control, session, release))
 
 
 def _is_eligible_now(control: Control, session: Session, release: ReleaseRow) -> bool:
@@ -403,8 +423,7 @@ def _is_eligible_now(control: Control, session: Session, release: ReleaseRow) ->
 
 
 def _record_step(control: Control, held: Held, step: int, revision: int, judgement: StepJudgement) -> None:
-    with control.transaction(held) as (session, release):
-        _step_entry(control, session, release, step, revision, judgement)
+    control.perform(held, lambda session, release: _step_entry(control, session, release, step, revision, judgement))
 
 
 def _step_entry(
@@ -453,9 +472,10 @@ def _record_settled(control: Control, held: Held, facts: Facts, gateway: EnvoyGa
     with control.transaction(held) as (session, release):
         if _is_recorded(session, release, split):
             return
-    applied = applied or gateway.apply(split)
+    acknowledged = applied or gateway.apply(split)
     applied_at = control.now()
-    with control.transaction(held) as (session, release):
+
+    def record(session: Session, release: ReleaseRow) -> None:
         target = targets.lock(session, release.target_id)
         live = targets.stable_release(session, target.id)
         if live is None or live.bundle[7:19] not in alone.cluster or _is_recorded(session, release, split):
@@ -463,13 +483,15 @@ def _record_settled(control: Control, held: Held, facts: Facts, gateway: EnvoyGa
         body = Traffic(
             desired=[SplitEntry(bundle=live.bundle, weight_bp=alone.weight_bp)],
             revision=f"{split.revision}",
-            applied_ms=applied.acknowledged_seconds * 1000,
+            applied_ms=acknowledged.acknowledged_seconds * 1000,
             step=live.step,
             requested_at=facts.now,
             applied_at=applied_at,
         )
         control.act(session, live, f"settled:r{split.revision}", Kind.TRAFFIC_SHIFTED, body)
         _remember(session, live, body, target)
+
+    control.perform(held, record)
 
 
 def _is_recorded(session: Session, release: ReleaseRow, split: Split) -> bool:

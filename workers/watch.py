@@ -122,6 +122,8 @@ def observe_restore(control: Control, held: Held, facts: Facts, gateway: EnvoyGa
         return
     breach = restore.breach_at or restore.requested_at
     seconds = max(0.0, ((first_at or facts.now) - breach).total_seconds())
-    with control.transaction(held) as (session, release):
-        body = Restored(observed=seen.total(), first_at=first_at, seconds=seconds)
-        control.act(session, release, "restore:observed", Kind.RESTORE_OBSERVED, body)
+    body = Restored(observed=seen.total(), first_at=first_at, seconds=seconds)
+    control.perform(
+        held,
+        lambda session, release: control.act(session, release, "restore:observed", Kind.RESTORE_OBSERVED, body),
+    )

@@ -1,21 +1,23 @@
 """What endpoints ask for: the service, one unit of work, and the caller with a permission."""
 
 import math
-from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Annotated, Any, Protocol, TypeVar
 
 import anyio
 from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from registry import answers, auth
+from registry import acts, answers, auth
 from registry.api.rates import Rates
 from registry.auth import Actor
 from registry.service import Service
 from schemas.problems import TooManyRequests, Unauthenticated
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+ResultT = TypeVar("ResultT")
 
 
 async def service_of(request: Request) -> Service:
@@ -27,39 +29,49 @@ async def service_of(request: Request) -> Service:
 ServiceDep = Annotated[Service, Depends(service_of)]
 
 
-async def place(request: Request) -> AsyncIterator[None]:
-    """Hold one of as many places as there are connections to spare.
+async def unit_of_work(request: Request) -> AsyncIterator[Session]:
+    """Yield a session whose transaction commits before the answer goes out, or leaves nothing behind.
 
-    A request that has a connection still needs threads: to write its answer, to commit. Without places, those
-    threads could all wait for a connection, each held by a request that waits for a thread.
+    It holds one of as many places as there are connections to spare. A request that has a connection still needs
+    threads: to write its answer, to commit. Without places, those threads could all wait for a connection, each held
+    by a request that waits for a thread.
     """
     async with request.app.state.places:
-        yield
+        unit = request.app.state.service.database.transaction()
 
+        async def end(*failure: Any) -> None:
+            # In a thread that nobody waits for, and to its end also when the caller has gone.
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(unit.__exit__, *failure, limiter=anyio.CapacityLimiter(1))
 
-async def unit_of_work(
-    service: ServiceDep, _: Annotated[None, Depends(place, scope="function")]
-) -> AsyncIterator[Session]:
-    """Yield a session whose transaction commits before the answer goes out, or leaves nothing behind."""
-    unit = service.database.transaction()
-
-    async def end(*failure: Any) -> None:
-        # In a thread that nobody waits for, and to its end also when the caller has gone.
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(unit.__exit__, *failure, limiter=anyio.CapacityLimiter(1))
-
-    session = unit.__enter__()  # opens no connection: the first statement does, in the endpoint's thread
-    try:
-        yield session
-    except BaseException as error:
-        await end(type(error), error, error.__traceback__)
-        raise
-    await end(None, None, None)
+        session = unit.__enter__()  # opens no connection: the first statement does, in the endpoint's thread
+        try:
+            yield session
+        except BaseException as error:
+            await end(type(error), error, error.__traceback__)
+            raise
+        await end(None, None, None)
 
 
 # The scope ends the transaction when the endpoint returns. FastAPI's default ends it after the answer is sent, and
 # a caller could then hold a 201 for a row that never lands.
 SessionDep = Annotated[Session, Depends(unit_of_work, scope="function")]
+
+
+class Perform(Protocol):
+    """Does an act; see `registry.acts.perform`."""
+
+    def __call__(self, work: Callable[[Session], ResultT], /) -> ResultT:
+        """Return what `work` returned, once it is committed."""
+
+
+async def _performing(request: Request) -> AsyncIterator[Perform]:
+    # Its units of work are its own, and it holds a place as one that has a session does.
+    async with request.app.state.places:
+        yield partial(acts.perform, request.app.state.service)
+
+
+PerformDep = Annotated[Perform, Depends(_performing, scope="function")]
 
 
 def identify(service: Service, secret: str) -> Actor:
@@ -79,8 +91,11 @@ def bearer(request: Request) -> str:
     return secret.strip()
 
 
-def actor_of(service: ServiceDep, request: Request) -> Actor:
+async def actor_of(request: Request) -> Actor:
     """Return the caller. Raises Unauthenticated; TooManyRequests before anything is looked up."""
+    known: Actor | None = getattr(request.state, "caller", None)
+    if known is not None:
+        return known
     secret = bearer(request)
     rates: Rates = request.app.state.rates
     wait = rates.take(auth.fingerprint(secret))
@@ -89,8 +104,8 @@ def actor_of(service: ServiceDep, request: Request) -> Actor:
         raise TooManyRequests(
             f"this token has sent too many requests; wait for {seconds} s", retry_after_seconds=seconds
         )
-    actor = identify(service, secret)
-    request.state.actor = f"{actor.project}/{actor.name}"
+    actor = await anyio.to_thread.run_sync(identify, request.app.state.service, secret)
+    request.state.caller, request.state.actor = actor, f"{actor.project}/{actor.name}"
     return actor
 
 
@@ -108,10 +123,12 @@ def allow(action: str) -> Any:
     return Depends(_permitted(action))
 
 
-def _permitted(action: str) -> Callable[[Actor], Actor]:
+def _permitted(action: str) -> Callable[[Request], Awaitable[Actor]]:
     auth.PERMISSIONS[action]
 
-    async def permitted(actor: ActorDep) -> Actor:
+    async def permitted(request: Request) -> Actor:
+        # Called, not asked for: a dependency of a dependency costs more than what it does.
+        actor = await actor_of(request)
         auth.require(actor, action)
         return actor
 

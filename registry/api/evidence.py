@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 
 from registry import checkpoints, cursors, db, evidence, keys, recomputation, releases, verification
-from registry.api.deps import ServiceDep, SessionDep, allow
+from registry.api.deps import PerformDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Limit
 from registry.api.problems import declare
 from registry.auth import Actor
@@ -145,11 +145,11 @@ def revoke_evidence(
     body: Revoke,
     actor: Annotated[Actor, allow("revoke_evidence")],
     service: ServiceDep,
-    session: SessionDep,
+    perform: PerformDep,
     response: Response,
 ) -> Entry:
     """Let a gate result count no more: what stands on it and has no traffic yet holds; what has traffic keeps it."""
-    row, is_new = releases.revoke(session, service, actor, body)
+    row, is_new = perform(lambda session: releases.revoke(session, service, actor, body))
     response.status_code = 201 if is_new else 200
     return evidence.wire(row)
 

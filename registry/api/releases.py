@@ -1,18 +1,19 @@
 """Releases over HTTP: start them, watch them, and the acts of people on them."""
 
+from collections.abc import Callable
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
 from sqlalchemy.orm import Session
 
-from registry import releases, targets
-from registry.api.deps import IfMatch, OnceDep, ServiceDep, SessionDep, allow, tag
+from registry import approvals, releases, targets
+from registry.api.deps import IfMatch, OnceDep, Perform, PerformDep, ServiceDep, SessionDep, allow, tag
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.auth import Actor
 from registry.tables import ReleaseRow
-from schemas.api import Act, Approve, Page, ReleaseCreate, TargetName
+from schemas.api import Act, Approve, Page, ReleaseCreate, TargetName, Withdraw
 from schemas.problems import (
     Conflict,
     InvalidDocument,
@@ -83,8 +84,9 @@ def get_release(
     return found
 
 
-def _told(session: Session, row: ReleaseRow, response: Response) -> Release:
-    found = releases.wire(session, row)
+def _done(perform: Perform, response: Response, act: Callable[[Session], ReleaseRow]) -> Release:
+    """Do an act, and tell what the release is after it."""
+    found = perform(lambda session: releases.wire(session, act(session)))
     tag(response, found.version)
     return found
 
@@ -99,13 +101,41 @@ def approve_release(
     body: Approve,
     actor: Annotated[Actor, allow("approve")],
     service: ServiceDep,
-    session: SessionDep,
+    perform: PerformDep,
     response: Response,
     if_match: IfMatch = None,
 ) -> Release:
     """Approve a gated release, and accept the warnings of its gates that are named."""
-    row = releases.approve(session, service, actor, release, body, if_match=if_match)
-    return _told(session, row, response)
+    done = _done(
+        perform,
+        response,
+        lambda session: approvals.approve(session, service, actor, release, body, if_match=if_match),
+    )
+    if done.phase is not Phase.GATED or service.signer.is_quick:
+        return done
+    return _done(perform, response, lambda session: approvals.look(session, service, release))
+
+
+@router.post(
+    "/{release}/withdrawals",
+    responses=declare(NotFound, InvalidDocument, Conflict, TransitionRefused, StaleEdit),
+    operation_id="withdrawApproval",
+)
+def withdraw_approval(
+    release: UUID,
+    body: Withdraw,
+    actor: Annotated[Actor, allow("approve")],
+    service: ServiceDep,
+    perform: PerformDep,
+    response: Response,
+    if_match: IfMatch = None,
+) -> Release:
+    """Take an approval back while the release has no traffic: it waits for approval again."""
+    return _done(
+        perform,
+        response,
+        lambda session: approvals.withdraw(session, service, actor, release, body, if_match=if_match),
+    )
 
 
 @router.post("/{release}/rejections", responses=ACT, operation_id="rejectRelease")
@@ -114,13 +144,16 @@ def reject_release(
     body: Act,
     actor: Annotated[Actor, allow("reject")],
     service: ServiceDep,
-    session: SessionDep,
+    perform: PerformDep,
     response: Response,
     if_match: IfMatch = None,
 ) -> Release:
     """Reject a release that has no traffic yet."""
-    row = releases.reject(session, service, actor, release, body, if_match=if_match)
-    return _told(session, row, response)
+    return _done(
+        perform,
+        response,
+        lambda session: releases.reject(session, service, actor, release, body, if_match=if_match),
+    )
 
 
 @router.post("/{release}/pauses", responses=ACT, operation_id="pauseRelease")
@@ -129,13 +162,16 @@ def pause_release(
     body: Act,
     actor: Annotated[Actor, allow("pause")],
     service: ServiceDep,
-    session: SessionDep,
+    perform: PerformDep,
     response: Response,
     if_match: IfMatch = None,
 ) -> Release:
     """Stop a release from moving on; stop conditions stay armed."""
-    row = releases.pause(session, service, actor, release, body, if_match=if_match)
-    return _told(session, row, response)
+    return _done(
+        perform,
+        response,
+        lambda session: releases.pause(session, service, actor, release, body, if_match=if_match),
+    )
 
 
 @router.post("/{release}/resumptions", responses=ACT, operation_id="resumeRelease")
@@ -144,13 +180,16 @@ def resume_release(
     body: Act,
     actor: Annotated[Actor, allow("resume")],
     service: ServiceDep,
-    session: SessionDep,
+    perform: PerformDep,
     response: Response,
     if_match: IfMatch = None,
 ) -> Release:
     """Let a paused release go on, or a held one try again."""
-    row = releases.resume(session, service, actor, release, body, if_match=if_match)
-    return _told(session, row, response)
+    return _done(
+        perform,
+        response,
+        lambda session: releases.resume(session, service, actor, release, body, if_match=if_match),
+    )
 
 
 @router.post(
@@ -163,13 +202,16 @@ def promote_release(
     body: Act,
     actor: Annotated[Actor, allow("promote")],
     service: ServiceDep,
-    session: SessionDep,
+    perform: PerformDep,
     response: Response,
     if_match: IfMatch = None,
 ) -> Release:
     """Ask that the remaining canary steps be skipped."""
-    row = releases.promote(session, service, actor, release, body, if_match=if_match)
-    return _told(session, row, response)
+    return _done(
+        perform,
+        response,
+        lambda session: releases.promote(session, service, actor, release, body, if_match=if_match),
+    )
 
 
 @router.post(
@@ -182,10 +224,13 @@ def roll_back_release(
     body: Act,
     actor: Annotated[Actor, allow("rollback")],
     service: ServiceDep,
-    session: SessionDep,
+    perform: PerformDep,
     response: Response,
     if_match: IfMatch = None,
 ) -> Release:
     """Ask that all traffic be taken back from a release."""
-    row = releases.rollback(session, service, actor, release, body, if_match=if_match)
-    return _told(session, row, response)
+    return _done(
+        perform,
+        response,
+        lambda session: releases.rollback(session, service, actor, release, body, if_match=if_match),
+    )

@@ -253,6 +253,27 @@ def approve(
     )
 
 
+@app.command(
+    epilog=examples(
+        'sluicegate release withdraw 01a2289b-8894 --reason "one answer is wrong after all"',
+        'sluicegate release withdraw 01a2289b-8894 --of maria --reason "maria has left the team"',
+    )
+)
+def withdraw(
+    release: ReleaseId,
+    reason: Reason,
+    of: Annotated[str | None, typer.Option("--of", metavar="NAME", help="Whose approval, for administrators.")] = None,
+    if_match: IfMatch = None,
+    as_json: Json = False,
+) -> int:
+    """Take an approval back while the release has no traffic: it waits for approval again."""
+    return _act(
+        release,
+        as_json,
+        lambda client, identity: client.releases.withdraw(identity, reason, approver=of, if_match=if_match),
+    )
+
+
 @app.command(epilog=examples('sluicegate release reject 01a2289b-8894 --reason "wrong template for this customer"'))
 def reject(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json: Json = False) -> int:
     """Reject a release that has no traffic yet."""

@@ -28,6 +28,7 @@ from schemas.api import (
     Token,
     TokenCreate,
     TokenCreated,
+    Withdraw,
 )
 from schemas.checkpoint import (
     ARCHIVE_FORMAT,
@@ -93,6 +94,15 @@ class Releases:
         """
         body = Approve(reason=reason, accept=[*accept] or None)
         return self._act(release, "approvals", body, if_match)
+
+    def withdraw(
+        self, release: UUID, reason: str, *, approver: str | None = None, if_match: str | None = None
+    ) -> Release:
+        """Take back one's approval of a release without traffic; an administrator that of `approver`.
+
+        Raises Conflict when there is none, TransitionRefused, NotPermitted.
+        """
+        return self._act(release, "withdrawals", Withdraw(reason=reason, approver=approver), if_match)
 
     def reject(self, release: UUID, reason: str, *, if_match: str | None = None) -> Release:
         """Reject a release that has no traffic yet. Raises TransitionRefused, NotPermitted."""

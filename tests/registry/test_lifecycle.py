@@ -19,6 +19,7 @@ BODY = {
     Kind.PAUSED: {"reason": "lunch"},
     Kind.RESUMED: {"reason": "back"},
     Kind.PROMOTED: {"reason": "every step passed"},
+    Kind.APPROVAL_WITHDRAWN: {"reason": "one answer is wrong"},
     Kind.PROMOTION_REQUESTED: {"reason": "go"},
     Kind.ROLLBACK_REQUESTED: {"reason": "stop"},
     Kind.TRAFFIC_SHIFTED: {"desired": SPLIT, "step": 0},
@@ -85,10 +86,13 @@ def test_no_path_reaches_traffic_without_passed_gates_and_an_approval():
             complete.append(taken)
             continue
         for (before, kind), after in NEXT.items():
-            if before is phase and after is not phase:
+            # A withdrawn approval leads back, and from there on once more: the second round is like the first.
+            if before is phase and after is not phase and taken.count(kind) < 2:
                 paths.append((after, (*taken, kind)))
     assert complete
+    assert any(Kind.APPROVAL_WITHDRAWN in taken for taken in complete)
     for taken in complete:
+        assert taken[-2:] == (Kind.APPROVED, Kind.TRAFFIC_SHIFTED)
         assert taken.index(Kind.GATES_PASSED) < taken.index(Kind.APPROVED) < taken.index(Kind.TRAFFIC_SHIFTED)
         assert taken.index(Kind.STAGED) < taken.index(Kind.ENGINE_BOOTED) < taken.index(Kind.GATES_PASSED)
 

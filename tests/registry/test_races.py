@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select
 
-from registry import releases, verification
+from registry import approvals, releases, verification
 from registry.client import Client
 from registry.tables import EntryRow
 from schemas.api import ReleaseCreate, TokenCreate
@@ -11,7 +11,7 @@ from schemas.evidence import Kind
 from schemas.problems import Conflict, Problem, StaleEdit, TransitionRefused, Unauthenticated
 from schemas.release import Release
 from tests.support.factories import created_target, policy_body, registered_bundle, registered_policy
-from tests.support.phases import gated, in_canary
+from tests.support.phases import first_traffic, gated, in_canary
 from tests.support.together import together
 
 ROUNDS = 4
@@ -131,7 +131,7 @@ def test_an_act_that_was_let_in_before_its_token_s_end_is_not_done_after_it(api,
     with Client(api.url, api.tokens["admin"]) as client:
         client.tokens.revoke(kim.id, "has left")
     with api.service.database.transaction() as session, pytest.raises(Unauthenticated):
-        releases.approve(session, api.service, mine, release, releases.Act(reason="late"))
+        approvals.approve(session, api.service, mine, release, releases.Act(reason="late"))
     assert entries(api, Kind.APPROVAL_GRANTED) == []
 
 
@@ -272,3 +272,48 @@ def test_a_name_that_is_taken_is_told_with_its_holder_in_the_own_project_only(ap
         refused = bo.post("/v1/targets", json=body)
     assert refused.status_code == 409
     assert held not in refused.text
+
+
+def test_an_approval_that_is_withdrawn_counts_for_nobody_who_approves_at_the_same_time(api, author, sound):
+    kim, jo = token(api, "kim"), token(api, "jo")
+    for round_ in range(ROUNDS):
+        release = gated(api.service, author, f"chat{round_}@prod", approval={"required": 2})
+        with Client(api.url, kim.secret) as client:
+            assert client.releases.approve(release, "read").phase == "gated"
+        acts = [
+            acting(api, jo.secret, lambda c, r=release: c.releases.approve(r, "read")),
+            acting(api, kim.secret, lambda c, r=release: c.releases.withdraw(r, "one answer is wrong")),
+        ]
+        approved, withdrawn = together(*acts) if round_ % 2 else reversed(together(*reversed(acts)))
+        assert isinstance(approved, Release)
+        assert isinstance(withdrawn, Release)
+        kinds = [kind for kind, _ in log(api, release)]
+        assert kinds.count(Kind.APPROVAL_WITHDRAWN) == 1
+        was_first = kinds.index(Kind.APPROVAL_WITHDRAWN) < max(
+            place for place, kind in enumerate(kinds) if kind == Kind.APPROVAL_GRANTED
+        )
+        # Approved was it only while both stood.
+        assert kinds.count(Kind.APPROVED) == (0 if was_first else 1)
+        with Client(api.url, kim.secret) as client:
+            assert client.releases.get(release).phase == "gated"
+            assert client.releases.approve(release, "it was right after all").phase == "approved"
+
+
+def test_of_a_withdrawal_and_the_first_traffic_one_wins_and_the_other_hears_of_it(api, author, sound):
+    kim = token(api, "kim")
+    for round_ in range(ROUNDS):
+        release = gated(api.service, author, f"chat{round_}@prod", approval={"required": 1})
+        with Client(api.url, kim.secret) as client:
+            assert client.releases.approve(release, "read").phase == "approved"
+        acts = [
+            acting(api, kim.secret, lambda c, r=release: c.releases.withdraw(r, "one answer is wrong")),
+            lambda r=release: first_traffic(api.service, r),
+        ]
+        withdrawn, shifted = together(*acts) if round_ % 2 else reversed(together(*reversed(acts)))
+        if isinstance(withdrawn, Release):
+            assert withdrawn.phase == "gated"
+            assert isinstance(shifted, TransitionRefused)
+        else:
+            assert shifted == "canary"
+            assert isinstance(withdrawn, TransitionRefused)
+            assert withdrawn.members["change"] == "traffic_shifted"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from registry import releases, verification
+from registry import approvals, releases, verification
 from schemas.api import Act, ReleaseCreate, Revoke
 from schemas.evidence import EvidenceRevoked, Kind, Staged
 from schemas.problems import NotEligible
@@ -50,7 +50,7 @@ def test_a_gated_release_whose_result_was_revoked_is_not_approved_and_holds(stag
     shown = gated(stage)
     revoke(stage, result_of(shown, "compatibility"))
     with pytest.raises(NotEligible, match="compatibility"), stage.service.database.transaction() as session:
-        releases.approve(session, stage.service, replace(stage.actor, name="nora"), shown.id, Act(reason="looks good"))
+        approvals.approve(session, stage.service, replace(stage.actor, name="nora"), shown.id, Act(reason="looks good"))
     stage.until(lambda: bool(stage.show(shown.id).held))
     shown = stage.show(shown.id)
     assert shown.phase is Phase.GATED
@@ -62,7 +62,7 @@ def test_a_gated_release_whose_result_was_revoked_is_not_approved_and_holds(stag
 def test_an_approved_release_whose_evidence_is_revoked_before_traffic_holds(stage):
     shown = gated(stage)
     with stage.service.database.transaction() as session:
-        releases.approve(session, stage.service, replace(stage.actor, name="nora"), shown.id, Act(reason="looks good"))
+        approvals.approve(session, stage.service, replace(stage.actor, name="nora"), shown.id, Act(reason="looks good"))
     assert stage.show(shown.id).phase is Phase.APPROVED
     revoke(stage, result_of(shown, "integrity"))
     stage.until(lambda: bool(stage.show(shown.id).held))

@@ -4,7 +4,7 @@ person, a result revoked, a key rotated, checkpoints between."""
 from dataclasses import replace
 from pathlib import Path
 
-from registry import auth, checkpoints, db, projects, releases, rotation, targets
+from registry import approvals, auth, checkpoints, db, projects, releases, rotation, targets
 from registry.auth import Actor
 from registry.documents import register
 from registry.service import Service
@@ -34,7 +34,7 @@ def live_through(service: Service, actor: Actor, folder: Path) -> None:
         stage.until_phase(second, Phase.GATED)
         with service.database.transaction() as session:
             other = replace(actor, name="nora")
-            releases.approve(session, service, other, second, Act(reason="read by two people"))
+            approvals.approve(session, service, other, second, Act(reason="read by two people"))
         stage.serve(two, pid=2000)
         stage.until_phase(second, Phase.CANARY)
         rotation.rotate(service.database, service.settings.signing_key, reason="yearly", overlap_seconds=60)

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from registry import releases
 from registry.auth import Actor
 from registry.service import Service
+from registry.tables import ReleaseRow
 from schemas.evidence import Approved, Decision, EngineBooted, Kind, SplitEntry, Staged, Traffic
 from schemas.result import GateResult
 from tests.support.factories import record_act, started_release
@@ -40,8 +40,14 @@ def in_canary(service: Service, actor: Actor, target: str = "chat@prod", **polic
     """A release by `actor` that has its first traffic."""
     release = gated(service, actor, target, **policy)
     record_act(service, release, Kind.APPROVED, Approved(approvals=[], required=0))
+    first_traffic(service, release)
+    return release
+
+
+def first_traffic(service: Service, release: UUID) -> str:
+    """Record that an approved release has its first traffic. Returns the phase. Raises TransitionRefused."""
     with service.database.transaction() as session:
-        bundle = releases.get(session, actor.project_id, release).bundle
+        bundle = session.get_one(ReleaseRow, release).bundle
     at = datetime.now(UTC)
     shifted = Traffic(
         desired=[SplitEntry(bundle=bundle, weight_bp=1000)],
@@ -51,5 +57,4 @@ def in_canary(service: Service, actor: Actor, target: str = "chat@prod", **polic
         requested_at=at,
         applied_at=at,
     )
-    record_act(service, release, Kind.TRAFFIC_SHIFTED, shifted)
-    return release
+    return record_act(service, release, Kind.TRAFFIC_SHIFTED, shifted)

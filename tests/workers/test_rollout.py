@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from registry import db, documents, evidence, releases, verification
+from registry import approvals, db, documents, evidence, releases, verification
 from registry.auth import Actor
 from registry.service import Service
 from schemas.api import Act, Approve
@@ -171,11 +171,11 @@ def test_a_release_waits_for_as_many_managers_as_its_policy_asks_for(here: World
     here.until_phase(release, Phase.GATED)
     # The author counts for nobody, and nobody counts twice.
     with pytest.raises(NotPermitted, match="somebody else"), here.service.database.transaction() as session:
-        releases.approve(session, here.service, here.actor, release, Act(reason="my own"))
+        approvals.approve(session, here.service, here.actor, release, Act(reason="my own"))
     for name, phase in (("kim", Phase.GATED), ("kim", Phase.GATED), ("jo", Phase.APPROVED)):
         manager = Actor(here.actor.project_id, "default", name, "manager")
         with here.service.database.transaction() as session:
-            releases.approve(session, here.service, manager, release, Act(reason="looks right"))
+            approvals.approve(session, here.service, manager, release, Act(reason="looks right"))
         assert here.show(release).phase is phase
     assert len(body(here.show(release), Kind.APPROVED)["approvals"]) == 2  # type: ignore[arg-type]
 
@@ -184,7 +184,7 @@ def _approved(here: World, release: UUID, name: str, *accept: str) -> None:
     manager = Actor(here.actor.project_id, "default", name, "manager")
     said = Approve(reason=f"{name} has read them", accept=[*accept] or None)
     with here.service.database.transaction() as session:
-        releases.approve(session, here.service, manager, release, said)
+        approvals.approve(session, here.service, manager, release, said)
 
 
 @pytest.mark.parametrize("required", [0, 1])
@@ -337,7 +337,7 @@ def test_a_candidate_whose_predecessor_was_rolled_back_shares_traffic_with_the_b
         here.until_phase(second, Phase.ROLLED_BACK)
         with here.service.database.transaction() as session:
             kim = Actor(here.actor.project_id, "default", "kim", "manager")
-            releases.approve(session, here.service, kim, third, Act(reason="looks right"))
+            approvals.approve(session, here.service, kim, third, Act(reason="looks right"))
         here.turn()
         here.serve(three, pid=4000)
         shown = here.until_phase(third, Phase.CANARY)
@@ -429,7 +429,7 @@ def test_acts_out_of_place_are_refused_and_leave_nothing(here: World) -> None:
     release = here.release(here.bundle("one", b"1" * 10), here.policy())
     before = len(here.show(release).log)
     kim = Actor(here.actor.project_id, "default", "kim", "manager")
-    for act in (releases.approve, releases.promote, releases.rollback, releases.resume):
+    for act in (approvals.approve, releases.promote, releases.rollback, releases.resume):
         with (
             pytest.raises((TransitionRefused, Conflict, releases.NotEligible)),
             here.service.database.transaction() as session,

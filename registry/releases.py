@@ -305,11 +305,11 @@ def promote(
         TransitionRefused: the release has no traffic, or a stop condition has fired.
     """
     release = hold(session, actor, release_id, if_match)
-    require_place(session, release, Deed.PROMOTE)
     policy = documents.load_policy(session, actor.project_id, release.policy)
     if policy.approval.required:
         # A policy that asks nobody's consent to let traffic in asks nobody's to speed it up.
         require_other(release, actor, "promote")
+    require_place(session, release, Deed.PROMOTE)
     entries = log(session, release.id)
     if any(e.kind == Kind.STOP_CONDITION_FIRED for e in entries):
         raise TransitionRefused(f"a stop condition of release {release.id} has fired", phase=release.phase)

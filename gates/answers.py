@@ -1,5 +1,6 @@
 """Reads generations: what an answer says, how it ended, and when its parts came. Pure."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,8 @@ from gates.sse import Event, EventParser
 
 FINISHED = frozenset({"stop", "length", "tool_calls"})
 DETAIL_CHARACTERS = 500
+CUT = "the connection was cut"
+"""Begins the detail of an answer whose end the transport reported: a client could tell that it was not whole."""
 _DONE = "[DONE]"
 
 
@@ -80,6 +83,14 @@ class Answer:
     def ttft_ms(self) -> float | None:
         """Milliseconds from sending to the first output."""
         return None if self.first_token_ns is None else (self.first_token_ns - self.sent_ns) / 1e6
+
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of everything generated, in hexadecimal; None when nothing was."""
+        if not self.output_ns:
+            return None
+        said = json.dumps([self.reasoning, self.text, [dict(call) for call in self.tool_calls]])
+        return hashlib.sha256(said.encode()).hexdigest()
 
     @property
     def token_ids(self) -> tuple[int, ...] | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gates import compatibility, golden, identity, integrity, load, structured
+from gates import compatibility, golden, identity, integrity, load, rollback, structured
 from gates.errors import InstrumentError
 from gates.gate import Gate, GateContext, Judged, JudgeInput, Records, Rule, clip, errored
 from gates.pulse import STILL_SECONDS, Pulse
@@ -16,7 +16,7 @@ from schemas.reference import Reference
 from schemas.result import GateResult, Verdict
 from schemas.suite import AnySuite
 
-GATES = (integrity.GATE, compatibility.GATE, golden.GATE, structured.GATE, load.GATE)
+GATES = (integrity.GATE, compatibility.GATE, golden.GATE, structured.GATE, load.GATE, rollback.GATE)
 CATALOG: dict[str, Gate] = {gate.name: gate for gate in GATES}
 """Every gate that a policy may name."""
 
@@ -42,7 +42,7 @@ def run(gate_name: str, context: GateContext, *, still_seconds: float = STILL_SE
     """
     started = time.monotonic()
     gate = CATALOG[gate_name]
-    before = identity.look(context)
+    before = None if gate.ends_engine else identity.look(context)
     with Pulse() as pulse:
         try:
             records = gate.measure(context)

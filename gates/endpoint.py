@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from gates.answers import DETAIL_CHARACTERS, Answer, Outcome, Stream, read_plain
+from gates.answers import CUT, DETAIL_CHARACTERS, Answer, Outcome, Stream, read_plain
 from gates.dialect import (
     GREEDY,
     Dialect,
@@ -322,7 +322,7 @@ class Endpoint:
         except NotUtf8 as error:
             reply = replace(reply, outcome=Outcome.MALFORMED, detail=str(error))
         except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError) as error:
-            reply = replace(reply, outcome=Outcome.TRUNCATED, detail=f"the connection was cut: {error}")
+            reply = replace(reply, outcome=Outcome.TRUNCATED, detail=f"{CUT}: {error}")
         except aiohttp.ClientError as error:
             reply = replace(reply, outcome=Outcome.MALFORMED, detail=f"not HTTP: {error}")
         return replace(reply, body=bytes(received), done_ns=time.perf_counter_ns())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gates.endpoint import Endpoint
+from gates.stage import Stage
 from schemas.bundle import Bundle
 from schemas.policy import CompatibilityRule, IntegrityRule, SuiteRule
 from schemas.reference import Reference
@@ -33,6 +34,7 @@ class GateContext:
     `root` is the folder where the engine reads the bundle's files. `process_id` returns the pid of the live
     engine, or None when it is dead. `ready_ms` is the time from launch to ready. `progress` takes one line for
     people and may be called often. `before_boot` is the integrity pass that was taken before the engine started.
+    `stage` is given to a gate that moves traffic: a private place where it may.
     """
 
     bundle: Bundle
@@ -46,6 +48,7 @@ class GateContext:
     ready_ms: int | None = None
     progress: Callable[[str], None] = lambda _: None
     before_boot: Records | None = None
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Gate:
     `version` rises whenever the same records could get another verdict, or the same engine other records.
     `depends_on` names components of the bundle (`schemas.bundle.COMPONENTS`): a result stays valid for another
     bundle in which these are the same. `watches_process`: it blames the candidate itself when the engine dies or is
-    restarted by what the gate does.
+    restarted by what the gate does. `ends_engine`: it ends the engine on purpose, and says itself who answered.
     """
 
     name: str
@@ -85,6 +88,7 @@ class Gate:
     measure: Callable[[GateContext], Records]
     judge: Callable[[JudgeInput], Judged]
     watches_process: bool = False
+    ends_engine: bool = False
 
 
 def finding(

@@ -204,9 +204,7 @@ class Generator:
             shot.completion_tokens = answer.usage.completion_tokens
             shot.cached_tokens = answer.usage.cached_tokens
         shot.events = len(answer.output_ns)
-        if shot.events:
-            said = json.dumps([answer.reasoning, answer.text, [dict(call) for call in answer.tool_calls]])
-            shot.output = hashlib.sha256(said.encode()).hexdigest()
+        shot.output = answer.digest
 
     def _finish(self, shot: Shot) -> None:
         self.failed += shot.outcome != "ok"

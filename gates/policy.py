@@ -15,12 +15,14 @@ from gates import stats
 from gates.arrivals import plan_faults
 from gates.canary import least_requests, limit_ratio
 from gates.contracts import suite_faults
+from gates.rollback_judgement import CAUSES, DRILL_REQUESTS, LEAST_PLAN_US
 from schemas.policy import (
     CompatibilityRule,
     GoldenRule,
     IntegrityRule,
     LoadRule,
     Policy,
+    RollbackRule,
     StructuredRule,
     TtftCondition,
 )
@@ -34,6 +36,8 @@ SEND_LAG_SHARE = 10
 SEND_LAG_FLOOR_MS = 5
 LEAST_REPEATS = 2
 """A reference that was recorded once does not know its own noise, and the golden gate is errored on it for ever."""
+LOST_SHARE = 100
+"""A rollback may be allowed to lose one so-manieth of a drill's requests at most."""
 
 
 class Outcome(StrEnum):
@@ -111,6 +115,8 @@ def plan_problems(policy: Policy, suites: Mapping[str, AnySuite]) -> list[str]:
                 problems = _load_problems(rule, suites.get(rule.suite))
             case StructuredRule():
                 problems = _structured_problems(rule, suites.get(rule.suite))
+            case RollbackRule():
+                problems = _rollback_problems(rule, suites.get(rule.suite))
             case _:
                 assert_never(rule)
         found += [f"/gates/{place}/{field}: {problem}" for field, problem in problems]
@@ -201,6 +207,26 @@ def _structured_problems(rule: StructuredRule, suite: AnySuite | None) -> Proble
             yield field, f"{what}, even if all are good: at least {floor}"
     for _, fault in suite_faults(suite):
         yield "suite", fault
+
+
+def _rollback_problems(rule: RollbackRule, suite: AnySuite | None) -> Problems:
+    if rule.recovery_seconds <= 0:
+        yield "recovery_seconds", "no answer can come in no time"
+    if suite is None:
+        yield "suite", f"no suite {rule.suite} is registered; push it first"
+        return
+    if not isinstance(suite, LoadSuite):
+        yield "suite", f"{rule.suite} is no load suite"
+        return
+    n = len(suite.plan)
+    if not DRILL_REQUESTS[0] <= n <= DRILL_REQUESTS[1]:
+        least, most = DRILL_REQUESTS
+        yield "suite", f"it plans {n} requests, which are sent once for each cause: from {least} to {most} are needed"
+    elif suite.plan[-1].at_us - suite.plan[0].at_us < LEAST_PLAN_US:
+        yield "suite", f"its plan is over within {LEAST_PLAN_US / 1e6:g} s, before traffic can be seen to go back"
+    elif rule.lost_max > (most := len(CAUSES) * n // LOST_SHARE):
+        what = f"{rule.lost_max} lost requests are more than one of {LOST_SHARE} of the {len(CAUSES) * n} sent"
+        yield "lost_max", f"{what}: at most {most}"
 
 
 def _canary_problems(policy: Policy) -> Problems:

@@ -43,6 +43,7 @@ class LogRecord:
         ttft_ms: from the request's first byte to the answer's first body byte; None without a body byte.
         duration_ms: from the request's first byte to its end.
         is_event_stream: the answer's content type was `text/event-stream`.
+        request_id: the client's, or the gateway's own.
     """
 
     at: datetime
@@ -59,6 +60,7 @@ class LogRecord:
     ttft_ms: float | None
     duration_ms: float
     is_event_stream: bool
+    request_id: str | None = None
 
     @property
     def ended_at(self) -> datetime:

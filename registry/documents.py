@@ -24,7 +24,7 @@ from schemas.common import strict_json
 from schemas.evidence import Kind
 from schemas.evidence import Registered as RegisteredBody
 from schemas.faults import faults_of
-from schemas.policy import GoldenRule, LoadRule, Policy, StructuredRule, SuiteRule
+from schemas.policy import GoldenRule, LoadRule, Policy, RollbackRule, StructuredRule, SuiteRule
 from schemas.problems import BlobsMissing, Conflict, InvalidDocument, NotFound, PolicyTooWeak, SuiteMissing
 from schemas.reference import Reference
 from schemas.suite import AnySuite, GoldenSuite, LoadSuite, StructuredSuite, Suite
@@ -49,6 +49,7 @@ _SUITES: dict[type[SuiteRule], type[AnySuite]] = {
     GoldenRule: GoldenSuite,
     LoadRule: LoadSuite,
     StructuredRule: StructuredSuite,
+    RollbackRule: LoadSuite,
 }
 """Rule of a gate → the kind of suite that it takes."""
 

@@ -9,7 +9,7 @@ from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import db, evidence
+from registry import db, evidence, targets
 from registry.service import Service
 from registry.tables import JobRow, ReleaseRow, RunnerRow, TargetRow
 from schemas.api import Complete, Progress, Run
@@ -135,6 +135,7 @@ def _claim(session: Session, service: Service, job: JobRow) -> Claim:
         gates=[gate for gate in job.gates if gate not in settled_gates(session, job)],
         attempt=job.attempt,
         replica=_identity(replica) if replica else None,
+        accepted=targets.accepted_bundle(session, job) if job.kind == JobKind.EVALUATE else None,
     )
 
 

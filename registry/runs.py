@@ -9,7 +9,7 @@ from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow
 from schemas.api import RecordCreate, RunCreate
-from schemas.policy import GoldenRule, Policy, SuiteRule
+from schemas.policy import GoldenRule, Policy, RollbackRule, SuiteRule
 from schemas.problems import InvalidDocument
 from schemas.reference import Reference
 from schemas.runner import JobKind
@@ -22,7 +22,7 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
     Raises:
         NotFound: the project lacks the bundle, policy or target.
         NotPermitted: the actor's token is for other targets.
-        InvalidDocument: a gate is not in the policy, or a golden gate runs without a target.
+        InvalidDocument: a gate is not in the policy, or a golden or rollback gate runs without a target.
         ReferenceMissing.
     """
     if body.target is not None:
@@ -48,6 +48,11 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
                 errors=[{"pointer": "/target", "detail": "is required for the golden gate"}],
             )
         references = releases.frozen_references(policy, targets.references(session, target.id), target.name)
+    if target is None and any(isinstance(rule, RollbackRule) for rule in chosen):
+        raise InvalidDocument(
+            "the rollback gate goes back to what a target has accepted; name the target",
+            errors=[{"pointer": "/target", "detail": "is required for the rollback gate"}],
+        )
     return jobs.create(
         session,
         actor.project_id,
@@ -58,6 +63,7 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
         suites=suites_of(policy, {rule.gate for rule in chosen}),
         references=references,
         runner_class=body.runner_class,
+        target=target.id if target else None,
         created_by=actor.name,
         now=db.now(session),
     )

@@ -129,6 +129,27 @@ def candidate_release(session: Session, target: UUID) -> ReleaseRow | None:
     return session.scalar(select(ReleaseRow).where(ReleaseRow.target_id == target, ReleaseRow.phase.in_(IN_PROGRESS)))
 
 
+def way_back(session: Session, release: ReleaseRow) -> ReleaseRow | None:
+    """Return the accepted release that traffic goes back to, or None: then a stop means no traffic.
+
+    The release that was live when this one began may have been rolled back since. Then the way back is where that
+    one went: traffic never leaves an accepted bundle for a candidate because a person took another one back.
+    """
+    before: ReleaseRow | None = release
+    while before is not None and (before is release or before.phase == Phase.ROLLED_BACK):
+        before = session.get(ReleaseRow, before.predecessor_id) if before.predecessor_id else None
+    return before if before is not None and before.phase in {Phase.PROMOTED, Phase.SUPERSEDED} else None
+
+
+def accepted_bundle(session: Session, job: JobRow) -> str | None:
+    """Return the bundle that traffic would go back to from what a job evaluates: last accepted, not last deployed."""
+    if job.release_id is not None:
+        before = way_back(session, session.get_one(ReleaseRow, job.release_id))
+    else:
+        before = stable_release(session, job.target_id) if job.target_id is not None else None
+    return before.bundle if before is not None else None
+
+
 def references(session: Session, target: UUID) -> dict[str, str]:
     """Return golden suite → reference in force."""
     rows = session.execute(

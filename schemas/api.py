@@ -216,7 +216,7 @@ class RunCreate(Closed):
     gates: Annotated[list[Name], Field(min_length=1, max_length=32)] | None = Field(
         None, description="Only these gates of the policy; all when absent."
     )
-    target: TargetName | None = Field(None, description="Target whose references golden gates use.")
+    target: TargetName | None = Field(None, description="Target whose references and accepted bundle gates use.")
 
 
 class RecordCreate(Closed):

@@ -1,6 +1,7 @@
 """The policy: which gates with which limits, how traffic moves, when it is taken back, who approves."""
 
 import itertools
+from decimal import Decimal
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +11,7 @@ from schemas.common import (
     Closed,
     Digest,
     Document,
+    Integer,
     Name,
     Positive,
     Ratio,
@@ -75,7 +77,25 @@ class StructuredRule(Closed):
     answer_seconds: Seconds = Field(description="Longest time for one answer.")
 
 
-SuiteRule = GoldenRule | LoadRule | StructuredRule
+class RollbackRule(Closed):
+    """Traffic is taken back from the candidate to the target's accepted bundle, for every cause, on a private gateway.
+
+    It ends the candidate's engine, so it stands after every gate that needs one.
+    """
+
+    gate: Literal["rollback"] = Field(description="Gate name.")
+    suite: Digest = Field(
+        description="Load suite: its plan is sent once for each cause, and its prompts ask who answers afterwards."
+    )
+    recovery_seconds: Seconds = Field(
+        Decimal(120), description="Longest time from a trigger to the first answer of what traffic goes back to."
+    )
+    lost_max: Integer = Field(
+        0, description="Requests that may be lost, all causes together. A count: a drill is too short to prove a share."
+    )
+
+
+SuiteRule = GoldenRule | LoadRule | StructuredRule | RollbackRule
 """Rules that name a suite."""
 GateRule = Annotated[IntegrityRule | CompatibilityRule | SuiteRule, Field(discriminator="gate")]
 
@@ -163,4 +183,6 @@ class Policy(Document):
         for always in ("integrity", "compatibility"):
             if always not in names:
                 raise ValueError(f"gates: {always} is never optional")
+        if "rollback" in names and set(names[names.index("rollback") + 1 :]) - {"integrity"}:
+            raise ValueError("gates: rollback ends the candidate's engine; only integrity may stand after it")
         return self

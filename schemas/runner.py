@@ -117,6 +117,9 @@ class Claim(Wire):
     gates: list[str] = Field(description="Gates to run, in order; those with a verdict are left out.")
     attempt: int = Field(description="1 for the first try.")
     replica: dict[str, str | int] | None = Field(description="Process identity of a replica to adopt, if one was left.")
+    accepted: str | None = Field(
+        description="Bundle that the target's traffic would go back to; none when it has accepted no other."
+    )
 
 
 class Renewal(Wire):

@@ -18,13 +18,18 @@ from schemas.result import Verdict
 from schemas.runner import ReplicaState
 from workers.engines.drivers import DRIVERS, Launch
 from workers.lease import JobEnded, Lease, log
-from workers.serving import NotWanted, Ready, Replica
+from workers.serving import Cause, NotWanted, Ready, Replica
 from workers.site import Site
 from workers.staging import Place
 
 DRAIN_SECONDS = 2.0
 """What running requests get when the engine of a gate is ended: there should be none."""
 STOP_SECONDS = 5.0
+
+NOT_THE_BUNDLES = frozenset(
+    {Cause.ENVIRONMENT_DIFFERS, Cause.NOT_STARTED, Cause.PORT_IN_USE, Cause.OUT_OF_MEMORY, Cause.KILLED}
+)
+"""Causes of a failed boot that say nothing about the bundle: the machine may have been full, or busy."""
 
 
 class EngineMismatch(Problem):
@@ -140,9 +145,20 @@ def booted(site: Site, lease: Lease, ready: Ready) -> None:
 
 
 @contextlib.contextmanager
-def gate_replica(site: Site, lease: Lease, bundle: Bundle, place: Place) -> Iterator[Replica]:
-    """Yield a replica that ends with the context, with the job and with this process, whichever comes first."""
-    workdir = site.data_dir / "engines" / str(lease.job)
+def gate_replica(
+    site: Site, lease: Lease, bundle: Bundle, place: Place, *, beside: str | None = None
+) -> Iterator[Replica]:
+    """Yield a replica that ends with the context, with the job and with this process, whichever comes first.
+
+    Args:
+        site: this runner.
+        lease: of the job.
+        bundle: what is booted.
+        place: where its files are staged.
+        beside: name of a second replica of the job. What the log says of replicas is about the job's bundle, so the
+            changes of this one go to the job's progress alone.
+    """
+    workdir = site.data_dir / "engines" / (str(lease.job) if beside is None else f"{lease.job}-{beside}")
     shutil.rmtree(workdir, ignore_errors=True)
     launch = Launch(
         root=place.root,
@@ -151,7 +167,14 @@ def gate_replica(site: Site, lease: Lease, bundle: Bundle, place: Place) -> Iter
         parent_pid=os.getpid(),
     )
     transitions = Transitions(lease)
-    replica = Replica(bundle, launch, workdir=workdir, launcher=site.launcher, on_transition=transitions)
+
+    def tell(state: ReplicaState, cause: str) -> None:
+        if beside is None:
+            transitions(state, cause)
+        else:
+            lease.progress(f"{beside} replica {state}: {cause}")
+
+    replica = Replica(bundle, launch, workdir=workdir, launcher=site.launcher, on_transition=tell)
     transitions.replica = replica
     try:
         with lease.on_end(lambda: _kill(replica)):

@@ -7,7 +7,7 @@ job, which the service has tried again. The engine outlives neither this process
 import time
 from dataclasses import dataclass, field
 
-from gates import catalog, compatibility, integrity
+from gates import catalog, compatibility, integrity, rollback
 from gates.gate import GateContext, Records
 from schemas.bundle import Bundle
 from schemas.evidence import Kind
@@ -16,18 +16,21 @@ from schemas.problems import EngineFailed, InvalidDocument
 from schemas.reference import Reference
 from schemas.result import GateResult, Verdict
 from schemas.suite import AnySuite
-from workers.boot import booted, endpoint_of, gate_replica, require_engine, start_and_wait
+from workers import rehearsal
+from workers.boot import (
+    NOT_THE_BUNDLES,
+    booted,
+    endpoint_of,
+    gate_replica,
+    require_engine,
+    start_and_wait,
+)
 from workers.lease import Lease
 from workers.serving import Cause, Ready, Replica
 from workers.site import Site
 from workers.staging import Place
 
-INTEGRITY, COMPATIBILITY = integrity.GATE.name, compatibility.GATE.name
-
-NOT_THE_CANDIDATES = frozenset(
-    {Cause.ENVIRONMENT_DIFFERS, Cause.NOT_STARTED, Cause.PORT_IN_USE, Cause.OUT_OF_MEMORY, Cause.KILLED}
-)
-"""Causes of a failed boot that say nothing about the candidate: the machine may have been full, or busy."""
+INTEGRITY, COMPATIBILITY, ROLLBACK = integrity.GATE.name, compatibility.GATE.name, rollback.GATE.name
 
 
 def evaluate(site: Site, lease: Lease) -> None:
@@ -102,14 +105,18 @@ class _Evaluation:
         try:
             ready = start_and_wait(self.lease, replica, boot_seconds)
         except EngineFailed as failure:
-            if Cause(failure.members["cause"]) in NOT_THE_CANDIDATES:
+            if Cause(failure.members["cause"]) in NOT_THE_BUNDLES:
                 raise
             self._record_failed_boot(gates, failure)
             return
         booted(self.site, self.lease, ready)
         for place, gate in enumerate(gates, start=1):
             self.lease.step(f"gate {gate}, {place} of {len(gates)}")
-            result, raw = catalog.run(gate, self._context(gate, replica=replica, ready=ready))
+            context = self._context(gate, replica=replica, ready=ready)
+            if gate == ROLLBACK:
+                self._record(*rehearsal.run(self.site, self.lease, context, replica, boot_seconds=boot_seconds))
+                return  # it has ended the engine
+            result, raw = catalog.run(gate, context)
             self._record(result, raw)
             if result.verdict is Verdict.FAILED:
                 return

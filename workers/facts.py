@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Arm, cluster_name
 from registry import db, documents, evidence, jobs, releases
 from registry.tables import JobRow, ReleaseRow, TargetRow
+from registry.targets import way_back
 from schemas.common import sha256_digest
 from schemas.evidence import Kind
 from schemas.policy import Policy
@@ -90,18 +91,6 @@ def gather(control: Control, held: Held) -> Facts:
             is_promotion_requested=any(e.kind == Kind.PROMOTION_REQUESTED for e in log),
             now=db.now(session),
         )
-
-
-def way_back(session: Session, release: ReleaseRow) -> ReleaseRow | None:
-    """Return the accepted release that traffic goes back to, or None: then a stop means no traffic.
-
-    The release that was live when this one began may have been rolled back since. Then the way back is where that
-    one went: traffic never leaves an accepted bundle for a candidate because a person took another one back.
-    """
-    before: ReleaseRow | None = release
-    while before is not None and (before is release or before.phase == Phase.ROLLED_BACK):
-        before = session.get(ReleaseRow, before.predecessor_id) if before.predecessor_id else None
-    return before if before is not None and before.phase in {Phase.PROMOTED, Phase.SUPERSEDED} else None
 
 
 def live_bundle(session: Session, target: TargetRow, bundle: str) -> Live | None:

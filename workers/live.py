@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from schemas.bundle import Bundle
 from schemas.common import Closed, Digest, Positive, ShortText
@@ -57,6 +57,12 @@ class Left(Closed):
     start_time: ShortText = Field(description="Start of the process in clock ticks since boot.")
     boot_id: ShortText = Field(description="The machine's boot.")
     drain_seconds: float = Field(description="Given to running requests when it is ended.", ge=0, allow_inf_nan=False)
+
+    @field_validator("claim", mode="before")
+    @classmethod
+    def _of_before(cls, claim: object) -> object:
+        """Read files that were written before claims named what is accepted: live engines outlive an upgrade."""
+        return {"accepted": None, **claim} if isinstance(claim, dict) else claim
 
     @property
     def launched(self) -> Launched:

@@ -13,12 +13,13 @@ from gates.canary import StepJudgement, StepOutcome
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Arm, Split
 from registry import db, documents, evidence, jobs, releases, targets
 from registry.tables import ReleaseRow, TargetRow
+from registry.targets import way_back
 from schemas.evidence import Judgement, Kind, Note, Replaced, SplitEntry, Traffic
 from schemas.problems import NotEligible, Problem, TransitionRefused
 from schemas.release import Phase
 from schemas.runner import JobKind
 from workers.control import Control, Held
-from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, live_bundle, live_of, serve, way_back
+from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, live_bundle, live_of, serve
 from workers.traffic.envoy import EnvoyGateway
 from workers.traffic.problems import NothingPrepared
 from workers.watch import look, observe_restore

@@ -288,6 +288,12 @@ class Replica:
         """End an engine that runs but no longer answers, and return the problem to raise."""
         return self._failed(Cause.NO_ANSWER, detail)
 
+    def crash(self, detail: str) -> None:
+        """Kill the engine without any warning, as a crash would, and return when it is gone."""
+        if self.launched is not None:
+            self._launcher.crash(self.launched)
+        self._failed(Cause.KILLED, detail)
+
     def peak_memory_bytes(self) -> int | None:
         """Return the highest resident set of the engine's process in bytes; None when it has ended."""
         if self.launched is None:

@@ -36,9 +36,9 @@ class Site:
 
     # ------------------------------------------------------------------------------------------ documents
 
-    def bundle(self, lease: Lease) -> Bundle:
-        """Return the job's bundle. Raises DigestMismatch when the service answers with another one."""
-        digest = lease.claim.bundle
+    def bundle(self, lease: Lease, digest: str | None = None) -> Bundle:
+        """Return the job's bundle, or another one. Raises DigestMismatch when the service answers with another one."""
+        digest = digest or lease.claim.bundle
         stored = lease.patiently(lambda _: self.client.bundles.get(digest))
         return _checked(Bundle.model_validate(_body(stored)), digest)
 

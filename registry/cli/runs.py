@@ -25,6 +25,7 @@ def _gates() -> None:
     epilog=examples(
         "sluicegate gate run 3c3aff2a --policy 9c1d77aa --wait",
         "sluicegate gate run 3c3aff2a --policy policy.json --gate golden --gate load --target chat@prod --wait --json",
+        "sluicegate gate run 3c3aff2a --policy policy.json --gate rollback --target chat@prod --wait",
     )
 )
 def run(
@@ -34,7 +35,8 @@ def run(
     ],
     gate: Annotated[list[str] | None, typer.Option("--gate", "-g", help="Only this gate; repeatable.")] = None,
     target: Annotated[
-        str | None, typer.Option("--target", "-t", help="Target whose references and runners are used.")
+        str | None,
+        typer.Option("--target", "-t", help="Target whose references, accepted bundle and runners are used."),
     ] = None,
     runner_class: Annotated[str | None, typer.Option("--runner-class", help="Runners that shall run it.")] = None,
     key: Key = None,
@@ -43,6 +45,8 @@ def run(
     as_json: Json = False,
 ) -> int:
     """Run a policy's gates on a bundle. Nothing is released.
+
+    The gates golden and rollback need a target: one compares with its reference, one goes back to what it has accepted.
 
     Exit status with --wait: 0 all passed; 1 one failed; 3 one is inconclusive or errored, or time is up.
     """

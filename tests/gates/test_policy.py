@@ -81,6 +81,13 @@ def make(*, load=None, golden=None, canary=None):
     )
 
 
+def make_drill(suite, **rule):
+    """Return a policy that ends with a rollback drill, and what is registered."""
+    body = make().model_dump(mode="json", by_alias=True, exclude_none=True)
+    body["gates"].append({"gate": "rollback", "suite": suite.digest} | rule)
+    return Policy.model_validate(body), SUITES | {suite.digest: suite}
+
+
 # ------------------------------------------------------------------------------------------------ decide
 
 
@@ -293,3 +300,39 @@ def test_a_structured_rule_that_could_never_decide_is_refused(rule, start):
 def test_a_structured_suite_whose_instances_contradict_its_schema_is_refused():
     unfit = structured.suite(structured.item(valid=('{"n":"1"}',)))
     assert [one.split(":")[0] for one in with_structured(unfit)] == ["/gates/2/suite"]
+
+
+# ------------------------------------------------------------------------------------------------ the drill
+
+
+class TestDrill:
+    def test_a_drill_with_a_plan_to_see_by_is_fine(self):
+        assert plan_problems(*make_drill(LOAD)) == []
+
+    @pytest.mark.parametrize(
+        ("suite", "rule", "problem"),
+        [
+            ({"requests": 19}, {}, "/gates/4/suite: it plans 19 requests"),
+            ({"requests": 2001, "rate_per_second": "100"}, {}, "/gates/4/suite: it plans 2001 requests"),
+            ({"rate_per_second": "100"}, {}, "/gates/4/suite: its plan is over within 1 s"),
+            ({}, {"lost_max": 4}, "/gates/4/lost_max: 4 lost requests are more than one of 100 of the 320 sent"),
+            ({}, {"recovery_seconds": "0"}, "/gates/4/recovery_seconds: no answer can come in no time"),
+        ],
+    )
+    def test_a_drill_that_could_show_nothing_is_refused(self, suite, rule, problem):
+        found = plan_problems(*make_drill(load_suite(**suite), **rule))
+        assert [one.startswith(problem) for one in found] == [True], found
+
+    def test_it_needs_a_registered_load_suite(self):
+        policy, suites = make_drill(GOLDEN)
+        assert plan_problems(policy, suites) == [f"/gates/4/suite: {GOLDEN.digest} is no load suite"]
+        policy, _ = make_drill(load_suite(seed=9))
+        assert plan_problems(policy, SUITES)[0].endswith("is registered; push it first")
+
+    def test_only_integrity_stands_after_it_since_it_ends_the_engine(self):
+        body = make().model_dump(mode="json", by_alias=True, exclude_none=True)
+        drill = {"gate": "rollback", "suite": LOAD.digest}
+        with pytest.raises(ValueError, match="only integrity may stand after it"):
+            Policy.model_validate(body | {"gates": [drill, *body["gates"]]})
+        integrity, *others = body["gates"]
+        assert Policy.model_validate(body | {"gates": [*others, drill, integrity]}).gates[-2].gate == "rollback"

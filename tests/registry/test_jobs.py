@@ -1,18 +1,19 @@
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from registry import db, jobs, runners
+from registry import db, jobs, releases, runners
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow, RunnerRow
-from schemas.api import Complete, Progress
+from schemas.api import Complete, Progress, ReleaseCreate
+from schemas.evidence import Kind, SplitEntry, Traffic
 from schemas.problems import InvalidDocument, LeaseLost
 from schemas.runner import Claim, JobKind, JobState, Report, RunnerRegistration
-from tests.support import factories
+from tests.support import factories, phases
 from tests.support.world import FINGERPRINT
 
 
@@ -80,6 +81,43 @@ def test_a_job_is_held_by_one_runner_until_its_lease_runs_out(service: Service, 
     assert second is not None
     assert second.fencing_token > first.fencing_token
     assert second.attempt == 2
+
+
+def test_a_claim_names_what_traffic_goes_back_to_last_accepted_and_not_last_deployed(
+    service: Service, actor: Actor
+) -> None:
+    target = factories.created_target(service, actor)
+    policy = factories.registered_policy(service, actor).digest
+    good, bad, new = (factories.registered_bundle(service, actor, name, name.encode()).digest for name in "abc")
+
+    def accepted(bundle: str, release: UUID | None) -> str | None:
+        with service.database.transaction() as session:
+            of = {"release": release} if release else {"target": target}
+            made = jobs.create(
+                session, actor.project_id, JobKind.EVALUATE, bundle=bundle, policy=policy, runner_class="cpu",
+                created_by="maria", now=db.now(session), **of,
+            )  # fmt: skip
+            held = jobs.claim(session, service, runner(session, actor))
+            assert held is not None
+            assert held.job == made.id
+            return held.accepted
+
+    assert accepted(good, None) is None
+    first = phases.promoted(service, actor, good, policy)
+    assert accepted(good, first) is None
+    body = ReleaseCreate(target="chat@prod", bundle=bad, policy=policy, reason="a test")
+    with service.database.transaction() as session:
+        second = releases.create(session, service, actor, body).id
+    phases.let_in(service, phases.pass_gates(service, second))
+    restored = Traffic(
+        desired=[SplitEntry(bundle=good, weight_bp=10_000)], revision="2", applied_ms=1.0, step=0,
+        requested_at=datetime.now(UTC), applied_at=datetime.now(UTC),
+    )  # fmt: skip
+    factories.record_act(service, second, Kind.TRAFFIC_RESTORED, restored)
+    with service.database.transaction() as session:
+        third = releases.create(session, service, actor, body.model_copy(update={"bundle": new})).id
+    assert accepted(new, third) == good
+    assert accepted(new, None) == good
 
 
 def test_a_runner_takes_only_jobs_of_its_class(service: Service, actor: Actor) -> None:

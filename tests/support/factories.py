@@ -178,9 +178,11 @@ def registered_golden(service: Service, actor: Actor, name: str = "golden") -> G
     return _registered(service, actor, "suite", GoldenSuite.model_validate(golden_body(name)))
 
 
-def registered_load(service: Service, actor: Actor, name: str = "load", requests: int = 60) -> LoadSuite:
+def registered_load(
+    service: Service, actor: Actor, name: str = "load", requests: int = 60, gap_us: int = 10_000
+) -> LoadSuite:
     """Register a load suite."""
-    return _registered(service, actor, "suite", LoadSuite.model_validate(load_body(name, requests)))
+    return _registered(service, actor, "suite", LoadSuite.model_validate(load_body(name, requests, gap_us)))
 
 
 def created_target(service: Service, actor: Actor, name: str = "chat@prod") -> UUID:

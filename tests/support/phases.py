@@ -4,10 +4,12 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+from registry import releases
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import ReleaseRow
-from schemas.evidence import Approved, Decision, EngineBooted, Kind, SplitEntry, Staged, Traffic
+from schemas.api import ReleaseCreate
+from schemas.evidence import Approved, Decision, EngineBooted, Kind, Note, SplitEntry, Staged, Traffic
 from schemas.result import GateResult
 from tests.support.factories import record_act, started_release
 from tests.support.world import FINGERPRINT
@@ -15,7 +17,11 @@ from tests.support.world import FINGERPRINT
 
 def gated(service: Service, actor: Actor, target: str = "chat@prod", **policy: Any) -> UUID:
     """A release by `actor` whose gates have passed; nobody has looked at approval yet."""
-    release = started_release(service, actor, target, **policy)
+    return pass_gates(service, started_release(service, actor, target, **policy))
+
+
+def pass_gates(service: Service, release: UUID) -> UUID:
+    """Let a release's gates have passed."""
     engine = {"name": "llamacpp", "version": "t", "arguments": [], "model_ids": ["chat"], "context_tokens": 512}
     booted = {"engine": engine, "fingerprint": FINGERPRINT, "runner": "r1", "ready_ms": 10}
     record_act(service, release, Kind.STAGED, Staged(files=1, size=1, duration_ms=1))
@@ -38,7 +44,11 @@ def gated(service: Service, actor: Actor, target: str = "chat@prod", **policy: A
 
 def in_canary(service: Service, actor: Actor, target: str = "chat@prod", **policy: Any) -> UUID:
     """A release by `actor` that has its first traffic."""
-    release = gated(service, actor, target, **policy)
+    return let_in(service, gated(service, actor, target, **policy))
+
+
+def let_in(service: Service, release: UUID) -> UUID:
+    """Approve a gated release and give it its first traffic."""
     record_act(service, release, Kind.APPROVED, Approved(approvals=[], required=0))
     first_traffic(service, release)
     return release
@@ -58,3 +68,13 @@ def first_traffic(service: Service, release: UUID) -> str:
         applied_at=at,
     )
     return record_act(service, release, Kind.TRAFFIC_SHIFTED, shifted)
+
+
+def promoted(service: Service, actor: Actor, bundle: str, policy: str, target: str = "chat@prod") -> UUID:
+    """A release of a bundle that is live on a target; the bundle is what the target has accepted."""
+    body = ReleaseCreate(target=target, bundle=bundle, policy=policy, reason="a test")
+    with service.database.transaction() as session:
+        release = releases.create(session, service, actor, body).id
+    let_in(service, pass_gates(service, release))
+    record_act(service, release, Kind.PROMOTED, Note(reason="a test"))
+    return release

@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -43,6 +44,21 @@ def test_a_replica_gets_ready_answers_and_can_be_found_again(bench):
     assert entry.kind == "engine_booted"
     assert entry.body["engine"]["model_ids"] == ["chain"]
     assert os.getsid(replica["pid"]) == replica["pid"]
+
+
+def test_a_replica_that_an_older_runner_kept_is_still_known(tmp_path):
+    digest = "sha256:" + "a" * 64
+    claim = {
+        "job": str(uuid4()), "kind": "serve", "fencing_token": 1, "lease_seconds": 30, "release": None, "target": None,
+        "bundle": digest, "policy": None, "suites": [], "references": {}, "gates": [], "attempt": 1, "replica": None,
+    }  # fmt: skip
+    kept = {"claim": claim, "bundle": digest, "pid": 7, "start_time": "1", "boot_id": "b", "drain_seconds": 1.0}
+    shelf = live.shelf(tmp_path)
+    shelf.folder.mkdir(parents=True)
+    shelf.file("one").write_text(json.dumps(kept))
+    left = shelf.read("one")
+    assert left is not None
+    assert left.claim.accepted is None
 
 
 def test_a_replica_outlives_its_runner_and_is_taken_up_again_by_the_next(bench):

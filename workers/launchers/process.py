@@ -229,6 +229,11 @@ class ProcessLauncher:
         """End a process and everything in its group at once."""
         return self.stop(launched, grace_seconds=0.0)
 
+    def crash(self, launched: Launched) -> ProcessState:
+        """Kill a process without asking it first, and return when it is gone."""
+        self._signal(launched, signal.SIGKILL)
+        return self.wait(launched, 10.0)
+
     def _signal(self, launched: Launched, number: signal.Signals) -> None:
         try:
             handle = os.pidfd_open(launched.pid)

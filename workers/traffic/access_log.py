@@ -221,6 +221,7 @@ def _record(fields: dict[str, Any]) -> LogRecord:
         ttft_ms=None if ttft_us is None else ttft_us / 1000,
         duration_ms=duration_ms or 0.0,
         is_event_stream=(_text(fields["type"]) or "").partition(";")[0].strip().lower() == "text/event-stream",
+        request_id=_text(fields.get("rid")),
     )
 
 

@@ -43,6 +43,14 @@ def test_the_policy_can_decide_with_its_committed_suites():
     assert plan_problems(policy(), suites()) == []
 
 
+def test_the_policy_with_a_drill_is_the_demonstration_s_and_can_decide_too():
+    drilled = Policy.parse((examples("policies") / "drilled.json").read_bytes())
+    assert plan_problems(drilled, suites()) == []
+    *others, last = drilled.gates
+    assert others == policy().gates
+    assert last.gate == "rollback"
+
+
 def test_the_policy_names_the_committed_suites_and_no_others():
     named = {rule.suite for rule in policy().gates if isinstance(rule, GoldenRule | LoadRule)}
     assert named == set(suites())

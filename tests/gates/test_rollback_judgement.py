@@ -1,0 +1,281 @@
+"""What the records of a drill mean, from records written by hand."""
+
+import copy
+import json
+
+import pytest
+
+from gates.catalog import conclude, recompute
+from gates.gate import GateContext, JudgeInput
+from gates.rollback_judgement import CAUSES, CRASH, DURING_SHIFT, judge, no_way_back
+from gates.rollback_traffic import COLUMNS
+from schemas.bundle import Bundle
+from schemas.common import canonical_json
+from schemas.policy import RollbackRule
+from schemas.result import Severity, Verdict
+from schemas.suite import LoadSuite
+from tests.support import factories
+
+SUITE = LoadSuite.model_validate(factories.load_body(requests=20, gap_us=100_000))
+CHAT = Bundle.model_validate(factories.bundle_body())
+RULE = RollbackRule(gate="rollback", suite=SUITE.digest)
+CANDIDATE, ACCEPTED = "127.0.0.1:1001", "127.0.0.1:1002"
+BUNDLE = "sha256:" + "a" * 64
+HI, HE = "1" * 64, "2" * 64
+
+
+def row(name, at_us, *, served, output, revision, done_us=None, **changes):
+    told = {
+        "id": name,
+        "prompt": "p0",
+        "at_us": at_us,
+        "sent_us": at_us + 100,
+        "done_us": at_us + 5_000 if done_us is None else done_us,
+        "outcome": "ok",
+        "detail": None,
+        "is_silent": False,
+        "output": output,
+        "served": served,
+        "route": "split",
+        "revision": revision,
+        "code": 200,
+    } | changes
+    assert tuple(told) == COLUMNS
+    return list(told.values())
+
+
+IDLE = {"outcome": "http_5xx", "detail": "503", "served": None, "route": "idle", "code": 503, "output": None}
+
+
+def exercise(cause, number, *, has_accepted=True):
+    """A drill of a cause that goes as it should: the tenth request is open on the candidate at the trigger."""
+    start = number * 10_000_000
+    trigger = start + 950_000
+    after = {"served": ACCEPTED, "output": HI, "revision": 3} | ({} if has_accepted else IDLE)
+    requests = []
+    for place, arrival in enumerate(SUITE.plan):
+        at = start + arrival.at_us - SUITE.plan[0].at_us
+        arm = {"served": CANDIDATE, "output": HE, "revision": 2} if at < trigger else after
+        done = at + 90_000 if place == 9 else None
+        requests.append(row(f"{cause}-{place}", at, done_us=done, **arm))
+    return {
+        "cause": cause,
+        "trigger_us": trigger,
+        "gone_us": trigger + 2_000 if cause == CRASH else None,
+        "restored": {"revision": 3, "at_us": trigger + 5_000, "problem": None},
+        "again": {"revision": 3, "at_us": trigger + 6_000, "problem": None},
+        "pids": {"candidate": [11, 11], "accepted": [22, 22] if has_accepted else [None, None]},
+        "requests": requests,
+        "probes": [row(f"{cause}-quiet-0", start + 4_000_000, **after)],
+    }
+
+
+def drill(*, has_accepted=True):
+    return {
+        "columns": list(COLUMNS),
+        "candidate": {"bundle": "sha256:" + "b" * 64, "address": CANDIDATE},
+        "accepted": {"bundle": BUNDLE, "address": ACCEPTED} if has_accepted else None,
+        "answers": {"p0": [HI, HI]} if has_accepted else {},
+        "exercises": [exercise(cause, place, has_accepted=has_accepted) for place, cause in enumerate(CAUSES)],
+    }
+
+
+def change(records, number, place, *, to="requests", **changes):
+    """Change one row of one exercise."""
+    told = records["exercises"][number][to][place]
+    for name, value in changes.items():
+        told[COLUMNS.index(name)] = value
+    return records
+
+
+def judged(records, rule=RULE, suite=SUITE):
+    return judge(JudgeInput(rule, records, CHAT, suite))
+
+
+def value(found, name):
+    (one,) = [measured for measured in found.measurements if measured.name == name]
+    return one.value
+
+
+def codes(found):
+    return [one.code for one in found.findings]
+
+
+def test_a_drill_that_goes_back_for_every_cause_passes_and_says_how_fast():
+    found = judged(drill())
+    assert found.verdict is Verdict.PASSED, found.summary
+    assert not found.findings
+    assert value(found, "recovery_manual") == 55.0  # the first request after the trigger, sent 50.1 ms after it
+    assert value(found, "acknowledged_manual") == 5.0
+    assert value(found, "lost_requests") == 0
+    assert value(found, "open_at_trigger") == len(CAUSES)
+    assert "0 of 100 requests were lost" in found.summary
+
+
+def test_a_target_that_has_accepted_nothing_is_told_503_and_that_is_said():
+    found = judged(drill(has_accepted=False))
+    assert found.verdict is Verdict.PASSED, found.summary
+    assert found.summary.startswith("The target has accepted no bundle yet")
+    assert value(found, "told_no_traffic") == 50
+    assert value(found, "lost_requests") == 0
+
+
+@pytest.mark.parametrize("reason", ["boot", "bytes", "blobs"])
+def test_without_a_bundle_to_go_back_to_it_fails(reason):
+    found = judged(no_way_back(reason, "it is so", bundle=BUNDLE, log_tail=["the last line"]))
+    assert found.verdict is Verdict.FAILED
+    assert codes(found) == ["no-way-back"]
+    assert BUNDLE[:19] in found.summary
+    assert found.findings[0].found == "the last line"
+
+
+def test_a_router_that_does_not_acknowledge_fails_even_when_traffic_went_back():
+    records = drill()
+    records["exercises"][0]["restored"] = {"revision": None, "at_us": None, "problem": "no answer in 10 s"}
+    found = judged(records)
+    assert found.verdict is Verdict.FAILED
+    assert codes(found) == ["router-did-not-go-back"]
+    assert "no answer in 10 s" in found.summary
+
+
+def test_an_answer_that_comes_too_late_fails():
+    rule = RULE.model_copy(update={"recovery_seconds": type(RULE.recovery_seconds)("0.05")})
+    found = judged(drill(), rule)
+    assert found.verdict is Verdict.FAILED
+    assert set(codes(found)) == {"not-recovered"}
+
+
+def test_answers_under_an_older_split_are_not_those_of_the_restored_one():
+    records = drill()
+    for place in range(20):
+        change(records, 0, place, revision=2)
+    change(records, 0, 0, to="probes", revision=2)
+    assert codes(judged(records)) == ["not-recovered"]
+
+
+def test_a_second_rollback_that_changes_something_fails():
+    records = drill()
+    records["exercises"][2]["again"]["revision"] = 4
+    assert codes(judged(records)) == ["second-rollback-changed"]
+    records["exercises"][2]["again"] = {"revision": None, "at_us": None, "problem": "there is none"}
+    found = judged(records)
+    assert codes(found) == ["second-rollback-changed"]
+    assert "there is none" in found.summary
+
+
+def test_traffic_on_the_candidate_long_after_the_acknowledgement_fails():
+    records = change(drill(), 1, 19, served=CANDIDATE)
+    records["exercises"][1]["requests"][19][COLUMNS.index("sent_us")] += 2_000_000
+    records["exercises"][1]["requests"][19][COLUMNS.index("done_us")] += 2_000_000
+    assert codes(judged(records)) == ["back-on-candidate"]
+
+
+def test_another_answer_than_before_the_drill_fails():
+    found = judged(change(drill(), 3, 0, to="probes", output=HE))
+    assert found.verdict is Verdict.FAILED
+    assert codes(found) == ["answers-differ"]
+    assert found.findings[0].pointer == "p0"
+
+
+def test_a_quiet_question_that_the_candidate_answers_fails():
+    found = judged(change(drill(), 3, 0, to="probes", served=CANDIDATE))
+    assert "not-answered-after" in codes(found)
+
+
+@pytest.mark.parametrize("place", [0, 9, 15], ids=["before", "open at the trigger", "after"])
+def test_a_lost_request_fails_unless_the_rule_allows_it(place):
+    records = change(drill(), 0, place, outcome="truncated", detail="the connection was cut")
+    found = judged(records)
+    assert found.verdict is Verdict.FAILED
+    assert codes(found) == ["requests-lost"]
+    assert value(found, "lost_requests") == 1
+    assert judged(records, RULE.model_copy(update={"lost_max": 1})).verdict is Verdict.PASSED
+
+
+def test_a_stream_that_ends_as_if_it_were_whole_fails_whatever_the_rule_allows():
+    records = change(drill(), 0, 9, outcome="truncated", is_silent=True)
+    found = judged(records, RULE.model_copy(update={"lost_max": 1}))
+    assert found.verdict is Verdict.FAILED
+    assert codes(found) == ["stream-cut-silently"]
+
+
+def test_what_was_open_on_a_killed_engine_is_counted_apart_and_what_came_later_is_not():
+    number = CAUSES.index(CRASH)
+    found = judged(change(drill(), number, 9, outcome="truncated", detail="the connection was cut"))
+    assert found.verdict is Verdict.PASSED, found.summary
+    assert value(found, "cut_by_crash") == 1
+    late = change(drill(), number, 10, outcome="http_5xx", served=None, code=503)
+    assert codes(judged(late)) == ["requests-lost"]
+    on_accepted = change(drill(), number, 9, outcome="truncated", served=ACCEPTED)
+    assert "requests-lost" in codes(judged(on_accepted))
+
+
+def test_a_503_of_the_engine_is_lost_also_where_nothing_is_accepted():
+    records = change(drill(has_accepted=False), 0, 3, outcome="http_5xx", code=503, output=None)
+    assert codes(judged(records)) == ["requests-lost"]
+
+
+def test_a_drill_whose_triggers_met_no_open_stream_says_so():
+    records = drill()
+    for number, cause in enumerate(CAUSES):
+        if cause != CRASH:
+            at = records["exercises"][number]["requests"][9][COLUMNS.index("at_us")]
+            change(records, number, 9, done_us=at + 1_000)
+    found = judged(records)
+    assert found.verdict is Verdict.PASSED
+    assert [(one.code, one.severity) for one in found.findings] == [("no-stream-open", Severity.INFO)]
+
+
+def without(records, *path):
+    at = records
+    for name in path[:-1]:
+        at = at[name]
+    del at[path[-1]]
+    return records
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda records: {},
+        lambda records: records | {"columns": ["id"]},
+        lambda records: records | {"exercises": []},
+        lambda records: records | {"exercises": records["exercises"][:-1]},
+        lambda records: records | {"exercises": records["exercises"][::-1]},
+        lambda records: records | {"answers": {}},
+        lambda records: records | {"answers": {"p0": [HI, HE]}},
+        lambda records: records | {"answers": {"p0": [None, None]}},
+        lambda records: without(records, "exercises", 0, "requests", 4),
+        lambda records: without(records, "exercises", 0, "restored", "problem"),
+        lambda records: change(records, 0, 2, outcome=None),
+        lambda records: change(records, 0, 2, done_us=None),
+        lambda records: change(records, 0, 2, done_us=1, sent_us=2),
+        lambda records: change(records, 0, 2, sent_us="soon"),
+        lambda records: change(records, 0, 2, prompt="other"),
+        lambda records: records["exercises"][0]["pids"].update(candidate=[11, 12]) or records,
+        lambda records: records["exercises"][4]["pids"].update(candidate=[11, None]) or records,
+        lambda records: records["exercises"][4]["pids"].update(accepted=[22, 23]) or records,
+        lambda records: records["exercises"][0].update(trigger_us=9_000_000) or records,
+    ],
+)
+def test_records_that_are_torn_or_show_nothing_are_errored(spoil):
+    records = spoil(copy.deepcopy(drill()))
+    context = GateContext(bundle=CHAT, root=None, rule=RULE, suite=SUITE)
+    result, raw = conclude("rollback", context, records, duration_ms=1)
+    assert result.verdict is Verdict.ERRORED
+    assert recompute(raw, SUITE, None, context.bundle) == result
+
+
+def test_the_records_of_a_drill_give_the_same_result_again():
+    context = GateContext(bundle=CHAT, root=None, rule=RULE, suite=SUITE)
+    result, raw = conclude("rollback", context, drill(), duration_ms=7)
+    assert result.verdict is Verdict.PASSED
+    assert recompute(raw, SUITE, None, context.bundle) == result
+    # One bit of one record more, and the verdict is another.
+    body = json.loads(raw)
+    change(body["records"], CAUSES.index(DURING_SHIFT), 12, outcome="timeout")
+    assert recompute(canonical_json(body), SUITE, None, context.bundle).verdict is Verdict.FAILED
+
+
+def test_another_rule_or_suite_judges_nothing():
+    assert judged(drill(), suite=None).verdict is Verdict.ERRORED

@@ -1,0 +1,131 @@
+"""The rollback drill as a runner does it: the accepted bundle booted beside the candidate, and a stage for both.
+
+What is wrong with the accepted bundle is a result: there is no way back. What this runner lacks, an Envoy, an engine
+or memory for two of them, says nothing about either bundle, and the gate is errored.
+"""
+
+import contextlib
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from gates import catalog, rollback
+from gates.errors import InstrumentError
+from gates.gate import GateContext, Records
+from gates.rollback_judgement import no_way_back
+from gates.stage import Side
+from schemas.bundle import Bundle
+from schemas.problems import DigestMismatch, EngineFailed, NotFound
+from schemas.result import GateResult
+from workers import drill
+from workers.boot import (
+    NOT_THE_BUNDLES,
+    EngineMismatch,
+    IntegrityFailed,
+    endpoint_of,
+    gate_replica,
+    require_engine,
+    require_integrity,
+    start_and_wait,
+)
+from workers.lease import Lease
+from workers.serving import Cause, Replica
+from workers.site import Site
+
+GATE = rollback.GATE.name
+BESIDE = "accepted"
+MEMORY = Path("/proc/meminfo")
+
+
+class NoWayBack(Exception):
+    """The accepted bundle cannot be served any more; `records` say why."""
+
+    def __init__(self, records: Records) -> None:
+        """Make it."""
+        super().__init__(str(records))
+        self.records = records
+
+
+def run(
+    site: Site, lease: Lease, context: GateContext, replica: Replica, *, boot_seconds: float
+) -> tuple[GateResult, bytes]:
+    """Run the gate, and return its result with its records. The candidate's engine may be gone afterwards.
+
+    Args:
+        site: this runner.
+        lease: of the job, whose claim names the accepted bundle.
+        context: of the gate, without a stage.
+        replica: the candidate's, ready.
+        boot_seconds: longest time for the accepted bundle to get ready.
+
+    Raises:
+        JobEnded: the job was over before.
+        Problem, OSError: the service or the disk failed, which says nothing about a bundle.
+    """
+    started = time.monotonic()
+    records: Records
+    try:
+        with contextlib.ExitStack() as stack:
+            accepted = _accepted(site, lease, stack, boot_seconds=boot_seconds)
+            made = stack.enter_context(
+                drill.stage(
+                    site.data_dir / "engines" / f"{lease.job}-gateway",
+                    candidate=_side(replica),
+                    accepted=None if accepted is None else _side(accepted),
+                    kill=lambda: replica.crash("ended by the rollback drill"),
+                )
+            )
+            stack.enter_context(lease.on_end(made.end))
+            return catalog.run(GATE, replace(context, stage=made))
+    except NoWayBack as problem:
+        records = problem.records
+    except InstrumentError as error:
+        records = {"instrument": str(error)}
+    return catalog.conclude(GATE, context, records, duration_ms=round((time.monotonic() - started) * 1000))
+
+
+def _side(replica: Replica) -> Side:
+    return Side(replica.bundle.digest, endpoint_of(replica), replica.address, replica.process_id)
+
+
+def _accepted(site: Site, lease: Lease, stack: contextlib.ExitStack, *, boot_seconds: float) -> Replica | None:
+    """Boot the accepted bundle from bytes that were hashed here. None when the target has accepted nothing yet."""
+    digest = lease.claim.accepted
+    if digest is None:
+        return None
+    lease.step("staging the accepted bundle")
+    try:
+        bundle = site.bundle(lease, digest)
+        require_engine(bundle)
+        place = site.stage(lease, bundle)
+        require_integrity(site, lease, bundle, place)
+    except EngineMismatch as problem:
+        raise InstrumentError(f"This runner cannot boot the accepted bundle: {problem.detail}") from problem
+    except NotFound as problem:
+        raise NoWayBack(no_way_back("blobs", problem.detail, bundle=digest)) from problem
+    except (DigestMismatch, IntegrityFailed) as problem:
+        raise NoWayBack(no_way_back("bytes", problem.detail, bundle=digest)) from problem
+    _require_memory(bundle)
+    replica = stack.enter_context(gate_replica(site, lease, bundle, place, beside=BESIDE))
+    try:
+        start_and_wait(lease, replica, boot_seconds)
+    except EngineFailed as failure:
+        if Cause(failure.members["cause"]) in NOT_THE_BUNDLES:
+            raise InstrumentError(
+                f"This runner could not hold the accepted bundle beside the candidate: {failure.detail}"
+            ) from failure
+        tail = failure.members.get("log_tail") or []
+        raise NoWayBack(no_way_back("boot", failure.detail, bundle=digest, log_tail=tail)) from failure
+    return replica
+
+
+def _require_memory(bundle: Bundle) -> None:
+    """Return when the weights of a second engine fit into what is free. Raises InstrumentError."""
+    needed = sum(file.size for file in bundle.weights())
+    lines = dict(line.split(":", 1) for line in MEMORY.read_text(encoding="ascii").splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    if bundle.hardware.count == 0 and needed > free:
+        raise InstrumentError(
+            f"This runner cannot hold two engines: the accepted bundle's weights take {needed / 1e9:.1f} GB beside the"
+            f" candidate, and {free / 1e9:.1f} GB are free; use a runner with more memory."
+        )

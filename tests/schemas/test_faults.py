@@ -13,6 +13,7 @@ from schemas.policy import Policy
 from schemas.suite import SUITE, LoadSpec
 from tests.support.factories import bundle_body, canary_body, file_entry, golden_body, policy_body
 
+KNOWN = "integrity, compatibility, golden, load, structured, rollback"
 GATES = policy_body()["gates"]
 GOLDEN = {"gate": "golden", "suite": "sha256:" + "a" * 64, "margin_nat": "0.1", "min_prompts": 1}
 
@@ -47,13 +48,13 @@ def told(shape, document):
             Policy,
             policy_body(gates=[*GATES, {"gate": "goldn"}]),
             "/gates/2/gate",
-            'is "goldn", which is none of integrity, compatibility, golden, load, structured; did you mean golden?',
+            f'is "goldn", which is none of {KNOWN}; did you mean golden?',
         ),
         (
             Policy,
             policy_body(gates=[*GATES, {"limit": 1}]),
             "/gates/2/gate",
-            "is required: one of integrity, compatibility, golden, load, structured",
+            f"is required: one of {KNOWN}",
         ),
         (
             Policy,

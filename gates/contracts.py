@@ -6,7 +6,6 @@ comes from outside. Nothing is ever fetched: a `$ref` that leaves the schema is 
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -87,7 +86,6 @@ class Contract:
         """Judge one answer: strict JSON (no duplicate key, no NaN, no half character), then both judges."""
         try:
             value = strict_json(text.encode(), limit=MAX_ANSWER_BYTES, depth=MAX_DEPTH)
-            _check_storable(value)
         except ValueError as error:
             return Checked(is_valid=False, reason=f"the answer {error}", is_json=False)
         second = next(self._second.iter_errors(value), None)
@@ -140,23 +138,6 @@ def _keywords(schema: object) -> Iterator[str]:
         elif name in _HOLD_MAP and isinstance(value, Mapping):
             for inner in value.values():
                 yield from _keywords(inner)
-
-
-def _check_storable(value: object) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("has a number that is too large")
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise ValueError("has half a character") from None
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            _check_storable(key)
-            _check_storable(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            _check_storable(inner)
 
 
 # ---------------------------------------------------------------------------- what the first judge leaves to the second

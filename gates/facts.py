@@ -4,13 +4,17 @@ import re
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from gates.formats import FILE_TYPES, FormatError, Header, foreign_magic, read_gguf, read_safetensors
+from gates.files import magic, remote_code
+from gates.files.gguf_types import FILE_TYPES
+from gates.files.header import Header
+from gates.files.names import refuse_name
+from gates.files.refusal import FileRefused, pointer
+from gates.files.strict_json import read_json, read_object
+from gates.files.weights import read as read_weights
 from schemas.bundle import Role
-from schemas.common import strict_json
 
-VERSION = 1
+VERSION = 2
 """Changes whenever a reader tells more or other things, so that nothing remembered is taken for it."""
-MAX_JSON_BYTES = 64 * 1024 * 1024
 MAX_TEXT_BYTES = 8 * 1024 * 1024
 
 Facts = dict[str, Any]
@@ -32,8 +36,10 @@ def read(name: str, role: Role, file: BinaryIO, size: int) -> Facts:
     """Return what a file tells, by its name and role.
 
     Raises:
-        FormatError: it is not what its name says.
+        FileRefused: it is not what its name says.
     """
+    if size == 0 and role not in (Role.LICENCE, Role.DOCUMENTATION):
+        raise FileRefused("empty-file", "is empty", offset=0, found=0)
     return _READERS[_reader(name, role)](file, size)
 
 
@@ -53,6 +59,8 @@ def _reader(name: str, role: Role) -> str:
         return "index"
     if role in (Role.DOCUMENTATION, Role.LICENCE):
         return "readme" if name.lower() == "readme.md" else "document"
+    if role is Role.TOKENIZER and ".model" in name and not name.startswith("tiktoken"):
+        return "opaque"
     return "json" if name.endswith(".json") else "text"
 
 
@@ -60,8 +68,7 @@ def _reader(name: str, role: Role) -> str:
 
 
 def _gguf(file: BinaryIO, size: int) -> Facts:
-    _refuse_foreign(file)
-    header = read_gguf(file, size)
+    header = read_weights(file, size, "model.gguf")
     texts = {key: value for key, value in header.metadata.items() if isinstance(value, str)}
     whole = {key: value for key, value in header.metadata.items() if type(value) is int}
     architecture = texts.get("general.architecture", "")
@@ -88,9 +95,14 @@ def _gguf(file: BinaryIO, size: int) -> Facts:
             "has_template": bool(texts.get("tokenizer.chat_template")),
             "special_tokens": special,
             "sampling": sampling,
-            "shard": [whole.get("split.no", 0), count] if count > 1 else None,
+            "shard": _shard(whole, len(header.tensors)) if count > 1 else None,
         }
     )
+
+
+def _shard(whole: dict[str, int], tensors: int) -> list[int]:
+    """Return its number from 0, how many shards there are, its tensors, and those of all shards."""
+    return [whole["split.no"], whole["split.count"], tensors, whole["split.tensors.count"]]
 
 
 def _gguf_special() -> list[tuple[str, str]]:
@@ -101,51 +113,43 @@ def _gguf_quantization(header: Header) -> Facts | None:
     named = FILE_TYPES.get(header.metadata.get("general.file_type"))  # type: ignore[arg-type]  # any value may be there
     if named is not None:
         return {"method": named[0], "bits": named[1]}
-    kinds = list(header.kinds())
+    kinds = list(header.dtypes())
     if not kinds:
         return None  # a shard that holds only metadata
     return {"method": "none" if kinds[0] in _FLOATS else kinds[0].lower()}
 
 
 def _safetensors(file: BinaryIO, size: int) -> Facts:
-    header = read_safetensors(file, size)
-    return {"format": "safetensors", "parameters": header.parameters, "kinds": list(header.kinds())}
+    header = read_weights(file, size, "model.safetensors")
+    magic.refuse_appended_archive(file, size)
+    return {"format": "safetensors", "parameters": header.parameters, "kinds": list(header.dtypes())}
 
 
 # ------------------------------------------------------------------------------------------------------- JSON
 
 
-def _json(file: BinaryIO, size: int) -> Any:
-    if size > MAX_JSON_BYTES:
-        raise FormatError(f"has {size} bytes; at most {MAX_JSON_BYTES} of JSON are read")
-    _refuse_foreign(file)
-    try:
-        return strict_json(file.read(size + 1), limit=MAX_JSON_BYTES)
-    except ValueError as error:
-        raise FormatError(str(error)) from None
-
-
-def _object(file: BinaryIO, size: int) -> Facts:
-    value = _json(file, size)
-    if not isinstance(value, dict):
-        raise FormatError("is not a JSON object")
-    return value
-
-
 def _plain_json(file: BinaryIO, size: int) -> Facts:
-    _json(file, size)
-    return {}
+    value = read_json(file, size)
+    code = remote_code.told(value) if isinstance(value, dict) else {}
+    return {"code": code} if code else {}
 
 
 def _index(file: BinaryIO, size: int) -> Facts:
-    weights = _object(file, size).get("weight_map")
+    weights = read_object(file, size).get("weight_map")
     if not isinstance(weights, dict) or not all(isinstance(shard, str) for shard in weights.values()):
-        raise FormatError("has no weight_map from tensors to files")
+        said = "has no weight_map from tensors to files"
+        raise FileRefused("index", said, pointer="/weight_map", expected="an object of file names")
+    for tensor, shard in weights.items():
+        # Some loaders join it to a folder as it stands.
+        if "/" in shard or not shard.endswith(".safetensors") or refuse_name(shard) is not None:
+            said = f"names {shard[:120]!a} as a file of weights, which is no plain name beside it"
+            where = pointer("weight_map", tensor[:256])
+            raise FileRefused("index-path", said, pointer=where, found=shard, expected="NAME.safetensors")
     return {"shards": sorted(set(weights.values()))}
 
 
 def _config(file: BinaryIO, size: int) -> Facts:
-    config = _object(file, size)
+    config = read_object(file, size)
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
     quantized = config.get("quantization_config")
@@ -156,6 +160,7 @@ def _config(file: BinaryIO, size: int) -> Facts:
             "context": _count(config.get("max_position_embeddings", inner.get("max_position_embeddings"))),
             "quantization": _quantization(quantized) if isinstance(quantized, dict) else None,
             "special_tokens": {name: value for name, value in special.items() if type(value) is int and value >= 0},
+            "code": remote_code.told(config),
         }
     )
 
@@ -171,30 +176,32 @@ def _quantization(told: Facts) -> Facts:
 
 
 def _quantization_file(file: BinaryIO, size: int) -> Facts:
-    told = _object(file, size)
+    told = read_object(file, size)
     inner = told.get("quantization")
     return {"quantization": _quantization(inner if isinstance(inner, dict) else told)}
 
 
 def _tokenizer_config(file: BinaryIO, size: int) -> Facts:
-    return {"has_template": bool(_object(file, size).get("chat_template"))}
+    told = read_object(file, size)
+    return _present({"has_template": bool(told.get("chat_template")), "code": remote_code.told(told)})
 
 
 def _generation_config(file: BinaryIO, size: int) -> Facts:
-    told = _object(file, size)
+    told = read_object(file, size)
     sampling = {name: _decimal(told[name]) for name in _SAMPLING if type(told.get(name)) in (int, float)}
     return {"sampling": sampling}
 
 
 def _adapter_config(file: BinaryIO, size: int) -> Facts:
-    told = _object(file, size)
+    told = read_object(file, size)
     modules = told.get("target_modules")
     targets = [modules] if isinstance(modules, str) else modules
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
-        raise FormatError("names no target_modules")
+        said = "names no target_modules"
+        raise FileRefused("adapter-config", said, pointer="/target_modules", found=modules, expected="names")
     rank = _count(told.get("r"))
     if rank is None:
-        raise FormatError("names no rank r")
+        raise FileRefused("adapter-config", "names no rank r", pointer="/r", found=told.get("r"), expected="1 or more")
     return {"rank": rank, "target_modules": sorted(set(targets))}
 
 
@@ -202,23 +209,29 @@ def _adapter_config(file: BinaryIO, size: int) -> Facts:
 
 
 def _plain_text(file: BinaryIO, size: int) -> Facts:
-    _refuse_foreign(file)
+    _refuse_disguise(file, size, "text")
     if size > MAX_TEXT_BYTES:
-        raise FormatError(f"has {size} bytes; at most {MAX_TEXT_BYTES} of text are read")
+        said = f"has {size} bytes; at most {MAX_TEXT_BYTES} of text are read"
+        raise FileRefused("too-large", said, found=size, expected=f"at most {MAX_TEXT_BYTES} bytes")
     try:
         file.read(size + 1).decode()
     except UnicodeDecodeError as error:
-        raise FormatError(f"is not UTF-8 at byte {error.start}") from None
+        raise FileRefused("not-utf8", "is not UTF-8", offset=error.start, expected="UTF-8") from None
     return {}
 
 
-def _document(file: BinaryIO, _size: int) -> Facts:
-    _refuse_foreign(file)  # for people, in whatever encoding
+def _opaque(file: BinaryIO, size: int) -> Facts:
+    _refuse_disguise(file, size, "a tokenizer")  # SentencePiece's own form, which only its library reads
     return {}
 
 
-def _readme(file: BinaryIO, _size: int) -> Facts:
-    _refuse_foreign(file)
+def _document(file: BinaryIO, size: int) -> Facts:
+    _refuse_disguise(file, size, "a document", pages=True)  # for people, in whatever encoding
+    return {}
+
+
+def _readme(file: BinaryIO, size: int) -> Facts:
+    _refuse_disguise(file, size, "a document", pages=True)
     front = _FRONT_MATTER.match(file.read(64 * 1024).decode(errors="replace"))
     licence = re.search(r"^license:\s*([A-Za-z0-9.+-]+)\s*$", front[1], re.MULTILINE) if front else None
     return {"licence": licence[1]} if licence else {}
@@ -227,12 +240,10 @@ def _readme(file: BinaryIO, _size: int) -> Facts:
 # ---------------------------------------------------------------------------------------------------- helpers
 
 
-def _refuse_foreign(file: BinaryIO) -> None:
+def _refuse_disguise(file: BinaryIO, size: int, expected: str, *, pages: bool = False) -> None:
     file.seek(0)
-    said = foreign_magic(file.read(512))
+    magic.refuse_disguise(file.read(magic.HEAD_BYTES), size, expected, pages=pages)
     file.seek(0)
-    if said is not None:
-        raise FormatError(f"is {said}")
 
 
 def _present(facts: Facts) -> Facts:
@@ -257,6 +268,7 @@ _READERS: dict[str, Callable[[BinaryIO, int], Facts]] = {
     "safetensors": _safetensors,
     "index": _index,
     "config.json": _config,
+    "params.json": _plain_json,
     "tokenizer_config.json": _tokenizer_config,
     "generation_config.json": _generation_config,
     "adapter_config.json": _adapter_config,
@@ -268,4 +280,5 @@ _READERS: dict[str, Callable[[BinaryIO, int], Facts]] = {
     "document": _document,
     "json": _plain_json,
     "text": _plain_text,
+    "opaque": _opaque,
 }

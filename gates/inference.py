@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from gates.directory import Complaint, Contents, DirectoryRefused, Found
+from gates.directory import Contents, DirectoryRefused, Found
+from gates.files import remote_code
+from gates.files.contents import Reader
+from gates.files.refusal import FileRefused
 from schemas.bundle import Bundle, Role
 from schemas.common import NAME_PATTERN
 
@@ -38,13 +41,22 @@ _SPDX = {
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """What the person who registers says about the engine. One of `image` and `environment` names the program."""
+    """What the person who registers says about the engine. One of `image` and `environment` names the program.
+
+    `remote_code` names the files with code that come with the model and that the engine may run.
+    """
 
     name: str
     version: str | None = None
     environment: str | None = None
     image: str | None = None
     arguments: Sequence[str] = ()
+    variables: Mapping[str, str] | None = None
+    remote_code: Sequence[str] = ()
+
+    def reader(self, weights: str | None = None) -> Reader:
+        """Return who reads the files; `weights` chooses among several sets of them."""
+        return Reader(self.name, tuple(self.arguments), weights, frozenset(self.remote_code))
 
 
 def bundle_document(contents: Contents, *, name: str | None, engine: EngineChoice) -> dict[str, Any]:
@@ -60,9 +72,10 @@ def bundle_document(contents: Contents, *, name: str | None, engine: EngineChoic
     Raises:
         DirectoryRefused: the files are several models, or only part of one.
     """
-    complaints = [*_check_weights(contents), *_check_index(contents), *_check_templates(contents)]
-    if complaints:
-        raise DirectoryRefused(complaints)
+    refused = [*_check_weights(contents), *_check_index(contents), *_check_templates(contents)]
+    refused += _check_code(contents, engine)
+    if refused:
+        raise DirectoryRefused(refused)
     told = _Told(contents)
     family = name or _slug(told.first("name"))
     runtime: dict[str, Any] = _limits(engine, told.first("context"))
@@ -133,30 +146,46 @@ def merge(document: Any, patch: Any) -> Any:
 # ------------------------------------------------------------------------------------------- what must be whole
 
 
-def _check_weights(contents: Contents) -> list[Complaint]:
+def _check_weights(contents: Contents) -> list[FileRefused]:
     weights = contents.with_role(Role.WEIGHTS)
+    names = ", ".join(file.path for file in weights)
     if not weights:
-        return [Complaint("", "holds no weights", "a bundle needs a .gguf or .safetensors file")]
+        return [FileRefused("weights-missing", "holds no weights", file="")]
     formats = sorted({str(file.facts.get("format")) for file in weights})
     if len(formats) > 1:
-        return [Complaint("", f"holds weights in {' and '.join(formats)}", "leave one out with --exclude")]
+        said = f"holds weights in {' and '.join(formats)}"
+        return [FileRefused("weights-ambiguous", said, file="", found=names, advice="leave one out with --exclude")]
     if formats != ["gguf"]:
         return []
     shards = [file.facts.get("shard") for file in weights]
-    if len(weights) == 1 and shards == [None]:
-        return []
-    if None in shards:
-        names = ", ".join(file.path for file in weights)
-        return [Complaint("", f"holds several models: {names}", "leave all but one out with --exclude")]
+    return [] if len(weights) == 1 and shards == [None] else _check_shards(weights, names)
+
+
+def _check_shards(weights: list[Found], names: str) -> list[FileRefused]:
+    """Check that the shards of a GGUF model are all there, once each, under the names by which engines find them."""
+    shards = [file.facts.get("shard") for file in weights]
     expected = [[place, len(weights)] for place in range(len(weights))]
-    if sorted(shard for shard in shards if shard) != expected:
-        return [Complaint("", f"holds {len(weights)} shards that are not one complete set", "fetch the missing ones")]
-    return []
+    if None in shards or sorted(shard[:2] for shard in shards if shard) != expected:
+        said = f"holds {len(weights)} shards that are not one complete set"
+        advice = "fetch the missing ones, or leave out what does not belong with --exclude"
+        return [FileRefused("split", said, file="", found=names, expected=f"{len(weights)} of them", advice=advice)]
+    held, totals = sum(shard[2] for shard in shards if shard), {shard[3] for shard in shards if shard}
+    if totals != {held}:
+        said = f"holds shards with {held} tensors, and they say that there are {' or '.join(map(str, sorted(totals)))}"
+        return [FileRefused("split", said, file="", found=held, expected=sorted(totals), advice="fetch them again")]
+    refused = []
+    for file in weights:
+        number, count = file.facts["shard"][:2]
+        ending = f"-{number + 1:05d}-of-{count:05d}.gguf"
+        if not file.path.endswith(ending):
+            said = f"is shard {number} of {count}, and llama.cpp does not find it under this name"
+            refused.append(FileRefused("split", said, file=file.path, found=file.path, expected=f"NAME{ending}"))
+    return refused
 
 
-def _check_index(contents: Contents) -> list[Complaint]:
+def _check_index(contents: Contents) -> list[FileRefused]:
     """Check that an index names exactly the shards beside it."""
-    complaints = []
+    refused = []
     for index in contents.with_role(Role.WEIGHTS_INDEX):
         folder = PurePosixPath(index.path).parent
         beside = {
@@ -165,23 +194,30 @@ def _check_index(contents: Contents) -> list[Complaint]:
             if PurePosixPath(file.path).parent == folder
         }
         named = set(index.facts.get("shards", ()))
-        complaints += [
-            Complaint(index.path, f"names the shard {shard}, which is not beside it", "fetch it")
-            for shard in sorted(named - beside)
-        ]
-        complaints += [
-            Complaint(str(folder / shard), f"is not named by {index.path}", "leave it out with --exclude")
-            for shard in sorted(beside - named)
-        ]
-    return complaints
+        for shard in sorted(named - beside):
+            said = f"names the shard {shard}, which is not beside it"
+            refused.append(FileRefused("shard-missing", said, file=index.path, found=shard, advice="fetch it"))
+        for shard in sorted(beside - named):
+            said, file = f"is not named by {index.path}", str(folder / shard)
+            refused.append(FileRefused("shard-orphan", said, file=file, advice="leave it out with --exclude"))
+    return refused
 
 
-def _check_templates(contents: Contents) -> list[Complaint]:
-    templates = [file.path for file in contents.with_role(Role.TEMPLATE)]
+def _check_templates(contents: Contents) -> list[FileRefused]:
+    templates = [file.path for file in contents.with_role(Role.TEMPLATE) if "/" not in file.path]
     if len(templates) > 1 and "chat_template.jinja" not in templates:
         advice = 'name one with -f: {"template": {"origin": "file", "file": …}}, or leave the others out'
-        return [Complaint("", f"holds several templates: {', '.join(templates)}", advice)]
+        said = f"holds several templates: {', '.join(templates)}"
+        return [FileRefused("templates-ambiguous", said, file="", found=", ".join(templates), advice=advice)]
     return []
+
+
+def _check_code(contents: Contents, engine: EngineChoice) -> list[FileRefused]:
+    said = {file.path: file.facts["code"] for file in contents.files if "code" in file.facts}
+    model_type = next((file.facts.get("architecture") for file in contents.files if file.path == "config.json"), None)
+    code = [file.path for file in contents.with_role(Role.CODE)]
+    is_trusted = remote_code.trusts(engine.arguments, engine.variables)
+    return list(remote_code.refuse_code(said, model_type=model_type, is_trusted=is_trusted, accepted=code))
 
 
 # ------------------------------------------------------------------------------------------------ what they tell
@@ -208,7 +244,7 @@ class _Told:
 
 
 def _template(contents: Contents) -> dict[str, Any]:
-    paths = [file.path for file in contents.with_role(Role.TEMPLATE)]
+    paths = [file.path for file in contents.with_role(Role.TEMPLATE) if "/" not in file.path]
     if paths:
         return {"origin": "file", "file": "chat_template.jinja" if "chat_template.jinja" in paths else paths[0]}
     for role, origin in ((Role.WEIGHTS, "weights"), (Role.TOKENIZER, "tokenizer_config")):

@@ -46,6 +46,8 @@ class Role(StrEnum):
     QUANTIZATION = "quantization"
     ADAPTER = "adapter"
     DRAFT = "draft"
+    CODE = "code"
+    """Code that comes with the model; only what `engine.remote_code` names."""
     LICENCE = "licence"
     DOCUMENTATION = "documentation"
 
@@ -153,6 +155,20 @@ class Draft(Closed):
         return self
 
 
+class RemoteCode(Closed):
+    """Code that comes with the model and that the engine may run: an exception, made file by file."""
+
+    files: Annotated[list[RelativePath], Field(min_length=1, max_length=256)] = Field(
+        description="Every file of the bundle with the role code, sorted."
+    )
+    reason: Text = Field(description="Who read the code, and why it is needed.")
+
+    @model_validator(mode="after")
+    def _sets(self) -> Self:
+        sorted_unique(self.files, "remote code files")
+        return self
+
+
 EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,127}$")]
 
 
@@ -175,6 +191,9 @@ class Engine(Closed):
     )
     attention_backend: ShortText | None = Field(None, description="Attention kernels, where chosen.")
     build: dict[ShortText, ShortText] | None = Field(None, description="Build flags and graph settings.")
+    remote_code: RemoteCode | None = Field(
+        None, description="Code of the model that the engine may run; none if absent."
+    )
 
     @model_validator(mode="after")
     def _identified(self) -> Self:
@@ -272,7 +291,7 @@ COMPONENTS: dict[str, tuple[frozenset[Role], tuple[str, ...]]] = {
     "quantization": (frozenset({Role.QUANTIZATION}), ("quantization",)),
     "adapters": (frozenset({Role.ADAPTER}), ("adapters",)),
     "draft": (frozenset({Role.DRAFT}), ("draft",)),
-    "engine": (frozenset(), ("engine",)),
+    "engine": (frozenset({Role.CODE}), ("engine",)),
     "topology": (frozenset(), ("topology",)),
     "hardware": (frozenset(), ("hardware",)),
     "runtime": (frozenset({Role.GENERATION_CONFIG}), ("runtime",)),
@@ -332,9 +351,14 @@ class Bundle(Document):
         ]
         named += [("adapters.files", path, Role.ADAPTER) for a in self.adapters or [] for path in a.files]
         named += [("draft.files", path, Role.DRAFT) for path in (self.draft.files if self.draft else None) or []]
+        accepted = self.engine.remote_code.files if self.engine.remote_code else []
+        named += [("engine.remote_code.files", path, Role.CODE) for path in accepted]
         for field, path, role in named:
             if path is not None and roles.get(path) != role:
                 raise ValueError(f"{field}: {path} is not among the files with role {role}")
+        for path, role in roles.items():
+            if role is Role.CODE and path not in accepted:
+                raise ValueError(f"files: {path} is code that engine.remote_code does not name")
 
     def weights(self) -> list[File]:
         """Return the weight files, by path."""

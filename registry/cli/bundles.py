@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from gates.directory import Contents, DirectoryRefused, Found, read_directory
+from gates.files.refusal import shown
 from gates.inference import EngineChoice, bundle_document, merge
 from registry.cli.documents import read_bundle, read_file, resolve
 from registry.cli.failures import Exit, Usage, invalid
@@ -57,9 +58,15 @@ Patterns = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="PATTERN", help="Paths to leave out, such as 'original/*'; repeatable."),
 ]
+WeightsPattern = Annotated[
+    str | None,
+    typer.Option("--weights", metavar="PATTERN", help="Which weights, where there are several: q4_k_m, or a pattern."),
+]
+HardLinks = Annotated[bool, typer.Option("--hard-links", help="Take files that have another name elsewhere.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the document; send nothing.")]
 # Distribution whose files are the engine, where it runs from a Python environment on this machine.
 _DISTRIBUTIONS = {"llamacpp": "xllamacpp"}
+_LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +79,16 @@ class _Asked:
     overlay: Mapping[str, Any]
     roles: Mapping[str, Role]
     exclude: tuple[str, ...]
+    weights: str | None
+    hard_links: bool
 
 
 @app.command(
     epilog=examples(
         "sluicegate bundle create ./gemma --name gemma-270m",
         "sluicegate bundle create ./gemma --name gemma-270m --arg --threads --arg 2 --licence LicenseRef-gemma",
-        "sluicegate bundle create ./qwen -f bundle.toml --label team=search --exclude 'original/*' --json",
+        "sluicegate bundle create ./qwen-gguf --name qwen --weights q4_k_m",
+        "sluicegate bundle create ./qwen -f bundle.toml --label team=search --exclude 'assets/*' --json",
         "sluicegate bundle create ./gemma --name gemma-270m --dry-run --json > bundle.json",
     )
 )
@@ -94,12 +104,15 @@ def create(
     licence: GivenLicence = None,
     label: GivenLabels = None,
     exclude: Patterns = None,
+    weights: WeightsPattern = None,
+    hard_links: HardLinks = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
     """Register the bundle that a directory holds.
 
-    Files are hashed here, and only those that the service lacks are sent. What the files do not tell comes from
+    Only what the engine reads is taken, in one format and one quantization; all else is left out and listed. Files
+    are hashed here, and only those that the service lacks are sent. What the files do not tell comes from
     the options, or from -f: a document that is merged into what was found (JSON Merge Patch), with one more key,
     "roles", that maps paths to roles. The same directory is the same bundle, on any machine.
     """
@@ -113,7 +126,7 @@ def create(
         overlay = merge(overlay, {"licence": {"identifier": licence}})
     if label:
         overlay = merge(overlay, {"labels": _labels(label)})
-    asked = _Asked(directory, name, choice, overlay, roles, left_out)
+    asked = _Asked(directory, name, _told(choice, overlay), overlay, roles, left_out, weights, hard_links)
     contents = _read(asked, output)
     bundle = _describe(asked, contents)
     if dry_run:
@@ -134,7 +147,7 @@ def create(
         "bytes": sum(found.size for found in contents.files),
         "bytes_read": sum(found.size for found in contents.files if found.was_read),
         "bytes_sent": sent,
-        "left_out": contents.left_out,
+        "left_out": [asdict(one) for one in contents.left_out],
     }
     output.result(told, lambda out: _say_created(out, registered, told))
     return Exit.DONE
@@ -173,6 +186,24 @@ def _overlay(file: Path | None) -> tuple[dict[str, Any], dict[str, Role]]:
     return overlay, {path: Role(role) for path, role in roles.items()}
 
 
+def _told(choice: EngineChoice, overlay: Mapping[str, Any]) -> EngineChoice:
+    """Return the engine as the file of -f completes it, as far as it decides which files are read."""
+    engine = overlay.get("engine")
+    if not isinstance(engine, Mapping):
+        return choice
+    code = engine.get("remote_code")
+    files = code.get("files") if isinstance(code, Mapping) else None
+    name, arguments, variables = engine.get("name"), engine.get("arguments"), engine.get("variables")
+    # What has another type is refused with the document.
+    return replace(
+        choice,
+        name=name if isinstance(name, str) else choice.name,
+        arguments=tuple(map(str, arguments)) if isinstance(arguments, list) else choice.arguments,
+        variables={str(key): str(value) for key, value in variables.items()} if isinstance(variables, Mapping) else {},
+        remote_code=tuple(map(str, files)) if isinstance(files, list) else (),
+    )
+
+
 def _relative(file: Path, directory: Path) -> str | None:
     try:
         return file.resolve().relative_to(directory.resolve()).as_posix()
@@ -185,7 +216,13 @@ def _read(asked: _Asked, output: Output) -> Contents:
     with HashMemory(folder("cache") / "hashes.sqlite") as memory, output.moving("hashing") as moved:
         try:
             contents = read_directory(
-                asked.directory, exclude=asked.exclude, roles=asked.roles, memory=memory, progress=moved
+                asked.directory,
+                asked.engine.reader(asked.weights),
+                exclude=asked.exclude,
+                roles=asked.roles,
+                hard_links=asked.hard_links,
+                memory=memory,
+                progress=moved,
             )
         except DirectoryRefused as refused:
             raise _refused(asked.directory, refused) from None
@@ -197,19 +234,20 @@ def _read(asked: _Asked, output: Output) -> Contents:
         f"{len(contents.files)} files, {size(total)}: {size(read)} read in {clock.seconds:.1f} s, "
         f"{size(total - read)} known and unchanged"
     )
-    for path in contents.left_out:
-        output.note(f"left out: {path}")
+    for one in contents.left_out[:_LISTED]:
+        output.note(f"left out: {one.path} ({one.reason})")
+    if len(contents.left_out) > _LISTED:
+        output.note(f"left out: {len(contents.left_out) - _LISTED} more, which --json lists")
     return contents
 
 
 def _refused(directory: Path, refused: DirectoryRefused) -> InvalidDocument:
-    errors = [
-        {
-            "pointer": one.path or ".",
-            "detail": one.message + (f"; {one.advice}" if one.advice else ""),
-        }
-        for one in refused.complaints
-    ]
+    errors = []
+    for one in refused.refusals:
+        detail = str(one) + (f"; {one.advice}" if one.advice else "")
+        error: dict[str, Any] = {"pointer": shown(one.file or ".", 256), "detail": detail, "code": one.code}
+        more = (("place", one.pointer), ("offset", one.offset), ("found", one.found), ("expected", one.expected))
+        errors.append(error | {key: value for key, value in more if value is not None})
     return InvalidDocument(f"{directory} cannot become a bundle", errors=errors)
 
 
@@ -248,7 +286,7 @@ def _installed(engine: EngineChoice) -> EngineChoice:
     except (NotInstalled, EnvironmentAltered) as error:
         advice = "name what shall serve with --engine-environment and --engine-version"
         raise Usage(f"the engine {engine.name} here cannot be named: {error}; {advice}") from None
-    return EngineChoice(engine.name, engine.version or found.version, found.digest, None, arguments=engine.arguments)
+    return replace(engine, version=engine.version or found.version, environment=found.digest)
 
 
 def _send(client: Client, contents: Contents, output: Output) -> int:

@@ -1,17 +1,27 @@
 import hashlib
+import io
 import os
 import shutil
 import socket
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from gates import facts
-from gates.directory import DirectoryRefused, read_directory, role_of
+from gates.directory import Contents, DirectoryRefused, read_directory
+from gates.files.contents import Reader, role_of
 from schemas.bundle import Role
 from tests.support.chain import TEMPLATE, write_bundle_directory
+from tests.support.headers import gguf, safetensors
 from tests.support.opened import opened_under
+
+LLAMACPP, VLLM = Reader("llamacpp"), Reader("vllm")
+
+
+def directory_of(directory: Path, reader: Reader = LLAMACPP, **options) -> Contents:
+    return read_directory(directory, reader, **options)
 
 
 class Remembered(dict):
@@ -29,14 +39,14 @@ def directory(chain, tmp_path) -> Path:
     return Path(shutil.copytree(chain, tmp_path / "bundle"))
 
 
-def complaints(directory: Path, **options) -> dict[str, str]:
+def refusals(directory: Path, reader: Reader = LLAMACPP, **options) -> dict[str, str]:
     with pytest.raises(DirectoryRefused) as refused:
-        read_directory(directory, **options)
-    return {complaint.path: str(complaint) for complaint in refused.value.complaints}
+        directory_of(directory, reader, **options)
+    return {one.file: f"{one}; {one.advice}" for one in refused.value.refusals}
 
 
 def test_every_file_has_its_hash_size_and_role(directory):
-    contents = read_directory(directory)
+    contents = directory_of(directory)
 
     assert [(f.path, f.role) for f in contents.files] == [
         ("chat_template.jinja", Role.TEMPLATE),
@@ -50,11 +60,11 @@ def test_every_file_has_its_hash_size_and_role(directory):
 def test_what_was_read_once_is_not_opened_again(directory):
     memory = Remembered()
     with opened_under(directory) as opened:
-        first = read_directory(directory, memory=memory)
+        first = directory_of(directory, memory=memory)
     assert sorted(opened) == ["chat_template.jinja", "model.gguf"]  # each once: hash and facts from one opening
 
     with opened_under(directory) as opened:
-        second = read_directory(directory, memory=memory)
+        second = directory_of(directory, memory=memory)
 
     assert opened == []
     assert [f.was_read for f in second.files] == [False, False]
@@ -65,14 +75,14 @@ def test_what_was_read_once_is_not_opened_again(directory):
 
 def test_a_file_changed_in_place_is_read_again_even_with_its_old_size_and_time(directory):
     memory = Remembered()
-    before = read_directory(directory, memory=memory)
+    before = directory_of(directory, memory=memory)
     template = directory / "chat_template.jinja"
     state = template.stat()
 
     template.write_text(TEMPLATE.replace("assistant", "assistent"))
     os.utime(template, ns=(state.st_atime_ns, state.st_mtime_ns))
     with opened_under(directory) as opened:
-        after = read_directory(directory, memory=memory)
+        after = directory_of(directory, memory=memory)
 
     assert template.stat().st_size == state.st_size
     assert opened == ["chat_template.jinja"]
@@ -86,7 +96,7 @@ def test_a_file_changed_right_after_it_was_read_is_never_taken_for_the_old_one(d
     for round_ in range(30):
         text = f"{round_:04d}"
         template.write_text(text)
-        found = read_directory(directory, memory=memory).files[0]
+        found = directory_of(directory, memory=memory).files[0]
         assert found.sha256 == "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -104,43 +114,43 @@ def test_times_that_a_coarse_clock_wrote_are_not_trusted(directory, monkeypatch)
 
     monkeypatch.setattr(Path, "lstat", lambda self: Coarse(real(self)))
     monkeypatch.setattr(os, "fstat", lambda fd, fstat=os.fstat: Coarse(fstat(fd)))
-    read_directory(directory, memory=memory)
+    directory_of(directory, memory=memory)
     assert memory == {}
 
 
 def test_a_damaged_memory_is_not_believed(directory):
     memory = Remembered()
-    expected = read_directory(directory, memory=memory)
+    expected = directory_of(directory, memory=memory)
     for damaged in ("", "{", "[]", '{"sha256": 1}', "null"):
         for key in memory:
             memory[key] = damaged
-        found = read_directory(directory, memory=memory)
+        found = directory_of(directory, memory=memory)
         assert found.revision == expected.revision
 
 
 def test_a_new_version_of_a_reader_reads_again(directory, monkeypatch):
     memory = Remembered()
-    read_directory(directory, memory=memory)
+    directory_of(directory, memory=memory)
     monkeypatch.setattr(facts, "VERSION", facts.VERSION + 1)
-    assert all(file.was_read for file in read_directory(directory, memory=memory).files)
+    assert all(file.was_read for file in directory_of(directory, memory=memory).files)
 
 
 def test_the_revision_depends_on_paths_and_bytes_and_on_nothing_else(directory, tmp_path):
     there = Path(shutil.copytree(directory, tmp_path / "elsewhere" / "other-name"))
     os.utime(there / "model.gguf", (1, 1))
-    assert read_directory(there).revision == read_directory(directory).revision
+    assert directory_of(there).revision == directory_of(directory).revision
 
     with (there / "model.gguf").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x01")
-    assert read_directory(there).revision != read_directory(directory).revision
+    assert directory_of(there).revision != directory_of(directory).revision
 
 
 def test_progress_ends_at_all_bytes_whether_read_or_remembered(directory):
     memory = Remembered()
     for _ in range(2):
         steps: list[tuple[int, int]] = []
-        read_directory(directory, memory=memory, progress=lambda done, total, steps=steps: steps.append((done, total)))
+        directory_of(directory, memory=memory, progress=lambda done, total, steps=steps: steps.append((done, total)))
         size = sum(path.stat().st_size for path in directory.iterdir())
         assert sum(done for done, _ in steps) == size
         assert {total for _, total in steps} == {size}
@@ -153,11 +163,18 @@ def test_hidden_and_excluded_files_are_left_out_and_listed(directory):
     (directory / "original").mkdir()
     (directory / "original" / "weights.pth").write_bytes(b"\x80\x02")
     (directory / "notes.xyz").write_text("x")
+    (directory / "config.json").write_text("no JSON, and llama.cpp does not read it")
 
-    contents = read_directory(directory, exclude=["original/*", "*.xyz"])
+    contents = directory_of(directory, exclude=["original/*", "*.xyz"])
 
     assert len(contents.files) == 2
-    assert contents.left_out == (".git/", ".gitattributes", "notes.xyz", "original/weights.pth")
+    assert [(one.path, one.code) for one in contents.left_out] == [
+        (".git/", "hidden"),
+        (".gitattributes", "hidden"),
+        ("config.json", "unread"),
+        ("notes.xyz", "excluded"),
+        ("original/weights.pth", "excluded"),
+    ]
 
 
 def test_everything_wrong_is_told_at_once_with_what_to_do(directory, tmp_path):
@@ -165,43 +182,69 @@ def test_everything_wrong_is_told_at_once_with_what_to_do(directory, tmp_path):
     outside.write_bytes(b"GGUF")
     (directory / "link.gguf").symlink_to(outside)
     (directory / "loop").symlink_to(directory)
-    (directory / "code.py").write_text("x = 1")
-    (directory / "old.BIN").write_bytes(b"x")
-    (directory / "what.xyz").write_text("x")
-    (directory / "a b.json").write_text("{}")
-    (directory / "nul.json").write_text("{}")
+    (directory / "code.so").write_text("x")
+    (directory / "old.zip").write_bytes(b"x")
+    (directory / "a b.jinja").write_text("{}")
+    (directory / "nul.md").write_text("{}")
+    (directory / "MODEL.gguf.md").write_text("")
+    (directory / "model.GGUF.md").write_text("")
     os.mkfifo(directory / "pipe.json")
+    os.link(outside, directory / "linked.json")
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(directory / "socket.json"))
 
-    found = complaints(directory)
+    found = refusals(directory)
     listening.close()
 
     assert set(found) == {
         "link.gguf",
         "loop",
-        "code.py",
-        "old.BIN",
-        "what.xyz",
-        "a b.json",
-        "nul.json",
+        "code.so",
+        "old.zip",
+        "a b.jinja",
+        "nul.md",
         "pipe.json",
         "socket.json",
+        "linked.json",
+        "model.GGUF.md",
     }
     assert "symbolic link" in found["link.gguf"]
     assert "symbolic link" in found["loop"]
     assert "no regular file" in found["pipe.json"]
-    assert "--exclude" in found["what.xyz"]
+    assert "--hard-links" in found["linked.json"]
+    assert "differs from MODEL.gguf.md only in case" in found["model.GGUF.md"]
+    assert "--exclude" in found["code.so"]
+
+
+def test_what_the_engine_does_not_read_is_not_even_opened(directory):
+    for name in ("config.json", "convert.py", "pytorch_model.bin", "image.png", "other.xyz"):
+        (directory / name).write_bytes(b"\x80\x04 anything")
+    with opened_under(directory) as opened:
+        contents = directory_of(directory)
+    assert sorted(opened) == ["chat_template.jinja", "model.gguf"]
+    assert {one.path: one.code for one in contents.left_out} == {
+        "config.json": "unread",
+        "convert.py": "code",
+        "image.png": "media",
+        "other.xyz": "unknown",
+        "pytorch_model.bin": "pickled",
+    }
+
+
+def test_a_file_with_another_name_elsewhere_is_taken_when_somebody_says_so(directory, tmp_path):
+    os.link(directory / "model.gguf", tmp_path / "other")
+    assert "--hard-links" in refusals(directory)["model.gguf"]
+    assert len(directory_of(directory, hard_links=True).files) == 2
 
 
 def test_a_role_is_given_where_the_name_does_not_tell_it(directory):
-    (directory / "tokenizer.model").write_text("pieces")
-    assert "tokenizer.model" in complaints(directory)
+    (directory / "words.list").write_text("pieces")
+    assert [one.path for one in directory_of(directory).left_out] == ["words.list"]
 
-    contents = read_directory(directory, roles={"tokenizer.model": Role.TOKENIZER})
+    contents = directory_of(directory, roles={"words.list": Role.TOKENIZER})
 
-    assert [f.path for f in contents.with_role(Role.TOKENIZER)] == ["tokenizer.model"]
-    assert "not in the directory" in complaints(directory, roles={"tokenizer.mod": Role.TOKENIZER})["tokenizer.mod"]
+    assert [f.path for f in contents.with_role(Role.TOKENIZER)] == ["words.list"]
+    assert "not in the directory" in refusals(directory, roles={"words.mod": Role.TOKENIZER})["words.mod"]
 
 
 @pytest.mark.parametrize(
@@ -212,6 +255,13 @@ def test_a_role_is_given_where_the_name_does_not_tell_it(directory):
         ("config.json", b"\x80\x04\x95", "pickle"),
         ("config.json", b'{"a": 1, "a": 2}', "twice"),
         ("config.json", b"[]", "not a JSON object"),
+        ("config.json", b"", "is empty"),
+        ("tokenizer.model", b"<html>", "web page"),
+        ("tokenizer.json", b'{"a": "\\ud800"}', "half a character"),
+        ("model.safetensors", b"<!DOCTYPE html>", "web page"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "../../etc/passwd"}}', "no plain name"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "/etc/passwd"}}', "no plain name"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "model.bin"}}', "no plain name"),
         ("chat_template.jinja", b"#!/bin/sh", "a script"),
         ("chat_template.jinja", b"\xff", "not UTF-8"),
         ("model.safetensors.index.json", b"{}", "weight_map"),
@@ -222,7 +272,28 @@ def test_a_role_is_given_where_the_name_does_not_tell_it(directory):
 )
 def test_a_file_that_is_not_what_its_name_says_is_refused(directory, name, raw, said):
     (directory / name).write_bytes(raw)
-    assert said in complaints(directory)[name]
+    if not name.endswith(".gguf"):
+        (directory / "model.gguf").unlink()
+        (directory / "model.safetensors").touch()
+    if name != "model.safetensors" and not name.endswith(".gguf"):
+        (directory / "model.safetensors").write_bytes(safetensors({}))
+    assert said in refusals(directory, LLAMACPP if name.endswith(".gguf") else VLLM)[name]
+
+
+def test_an_archive_at_the_end_of_weights_is_refused(directory):
+    (directory / "model.gguf").unlink()
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        archive.writestr("archive/data.pkl", b"cos\nsystem\n.")
+    raw = held.getvalue()
+    body = {"a": {"dtype": "U8", "shape": [len(raw)], "data_offsets": [0, len(raw)]}}
+    (directory / "model.safetensors").write_bytes(safetensors(body, raw))
+    assert "ends in a ZIP archive" in refusals(directory, VLLM)["model.safetensors"]
+
+    (directory / "model.safetensors").write_bytes(
+        safetensors(body, b"PK\x05\x06" * (len(raw) // 4) + raw[: len(raw) % 4])
+    )
+    assert directory_of(directory, VLLM).files
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(directory):
@@ -230,15 +301,15 @@ def test_a_file_that_changes_while_it_is_read_is_refused(directory):
         with (directory / "model.gguf").open("ab") as file:
             file.write(b"\0")
 
-    assert "changed while it was read" in complaints(directory, progress=change)["model.gguf"]
+    assert "changed while it was read" in refusals(directory, progress=change)["model.gguf"]
 
 
 def test_what_is_no_directory_is_said_plainly(tmp_path):
     (tmp_path / "file").write_text("x")
-    assert "is not a directory" in complaints(tmp_path / "file")[""]
-    assert "there is no directory" in complaints(tmp_path / "missing")[""]
+    assert "is not a directory" in refusals(tmp_path / "file")[""]
+    assert "there is no directory" in refusals(tmp_path / "missing")[""]
     (tmp_path / "empty").mkdir()
-    assert "holds no file" in complaints(tmp_path / "empty")[""]
+    assert "holds no weights" in refusals(tmp_path / "empty")[""]
 
 
 # ------------------------------------------------------------------------------------------------ the Hub's cache
@@ -255,16 +326,16 @@ def snapshot(directory, tmp_path) -> Path:
         blob = hashlib.sha256(path.read_bytes()).hexdigest()
         shutil.copy(path, blobs / blob)
         (snapshot / path.name).symlink_to(f"../../blobs/{blob}")
-    (blobs / ("cd" * 20)).write_text("{}")
-    (snapshot / "sub" / "vocab.json").symlink_to(f"../../../blobs/{'cd' * 20}")
+    (blobs / ("cd" * 20)).write_bytes(gguf())
+    (snapshot / "sub" / "mmproj-F16.gguf").symlink_to(f"../../../blobs/{'cd' * 20}")
     return snapshot
 
 
 def test_the_hub_cache_is_read_through_its_own_links(snapshot, directory):
-    contents = read_directory(snapshot)
+    contents = directory_of(snapshot)
     (directory / "sub").mkdir()
-    (directory / "sub" / "vocab.json").write_text("{}")
-    assert contents.revision == read_directory(directory).revision
+    (directory / "sub" / "mmproj-F16.gguf").write_bytes(gguf())
+    assert contents.revision == directory_of(directory).revision
     assert all(file.place.is_file() and not file.place.is_symlink() for file in contents.files)
 
 
@@ -273,7 +344,7 @@ def test_the_hub_cache_is_read_through_its_own_links(snapshot, directory):
 )
 def test_any_other_link_in_a_snapshot_is_refused(snapshot, target):
     (snapshot / "config.json").symlink_to(target.format("cd" * 20))
-    assert "symbolic link" in complaints(snapshot)["config.json"]
+    assert "symbolic link" in refusals(snapshot)["config.json"]
 
 
 def test_a_snapshot_whose_blob_is_a_link_missing_or_altered_is_refused(snapshot):
@@ -281,7 +352,7 @@ def test_a_snapshot_whose_blob_is_a_link_missing_or_altered_is_refused(snapshot)
     (blobs / ("ef" * 20)).symlink_to("/etc/passwd")
     (snapshot / "config.json").symlink_to("../../blobs/" + "ef" * 20)
     (snapshot / "merges.txt").symlink_to("../../blobs/" + "01" * 20)
-    found = complaints(snapshot)
+    found = refusals(snapshot)
     assert "no regular file" in found["config.json"]
     assert "not there" in found["merges.txt"]
 
@@ -289,13 +360,13 @@ def test_a_snapshot_whose_blob_is_a_link_missing_or_altered_is_refused(snapshot)
     (snapshot / "merges.txt").unlink()
     template = blobs / (snapshot / "chat_template.jinja").readlink().name
     template.write_text("altered")
-    assert "lies in the Hub cache as" in complaints(snapshot)["chat_template.jinja"]
+    assert "lies in the Hub cache as" in refusals(snapshot)["chat_template.jinja"]
 
 
 def test_links_of_the_cache_form_elsewhere_are_refused(snapshot, tmp_path):
     moved = tmp_path / "elsewhere" / "plain"
     shutil.copytree(snapshot, moved, symlinks=True)
-    assert set(complaints(moved)) == {"chat_template.jinja", "model.gguf", "sub/vocab.json"}
+    assert set(refusals(moved)) == {"chat_template.jinja", "model.gguf", "sub/mmproj-F16.gguf"}
 
 
 @pytest.mark.parametrize(
@@ -325,5 +396,5 @@ def test_many_small_files_are_read_in_little_time(tmp_path):
     for number in range(300):
         (directory / f"notes-{number}.md").write_text(str(number))
     started = time.perf_counter()
-    assert len(read_directory(directory).files) == 302
+    assert len(directory_of(directory).files) == 302
     assert time.perf_counter() - started < 10

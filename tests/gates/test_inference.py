@@ -1,9 +1,11 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from safetensors.numpy import save_file
 
 from gates.directory import DirectoryRefused, read_directory
@@ -17,7 +19,8 @@ VLLM = EngineChoice("vllm", "0.32.0", ENVIRONMENT)
 
 
 def document(directory: Path, engine: EngineChoice = LLAMACPP, name: str | None = "chain") -> dict:
-    return bundle_document(read_directory(directory), name=name, engine=engine)
+    contents = read_directory(directory, engine.reader())
+    return bundle_document(contents, name=name, engine=engine)
 
 
 def bundle(directory: Path, engine: EngineChoice = LLAMACPP) -> Bundle:
@@ -162,15 +165,15 @@ def test_the_document_is_the_same_wherever_the_directory_lies(chain, tmp_path):
 
 def test_the_name_comes_from_the_weights_when_none_is_given(chain, hub):
     assert document(chain, name=None)["name"] == "chain"
-    assert "name" not in document(hub, name=None)  # the schema then says what is missing
+    assert "name" not in document(hub, VLLM, name=None)  # the schema then says what is missing
 
 
 # ------------------------------------------------------------------------------------------- what is not whole
 
 
-def refused(directory: Path) -> str:
+def refused(directory: Path, engine: EngineChoice = LLAMACPP) -> str:
     with pytest.raises(DirectoryRefused) as error:
-        document(directory)
+        document(directory, engine)
     return str(error.value)
 
 
@@ -179,25 +182,55 @@ def test_several_models_in_one_directory_are_refused(chain):
     assert "several models: model.gguf, other.gguf" in refused(chain)
 
 
-def test_two_weight_formats_in_one_directory_are_refused(chain):
+def test_of_two_weight_formats_the_one_that_the_engine_reads_is_declared(chain):
     save_file({"a": np.zeros(2, np.float16)}, chain / "model.safetensors")
-    assert "gguf and safetensors" in refused(chain)
+    assert document(chain)["model"]["format"] == "gguf"
+    assert document(chain, VLLM)["model"]["format"] == "safetensors"
+
+
+def test_code_that_comes_with_a_model_is_taken_only_by_name(hub):
+    config = json.loads((hub / "config.json").read_text())
+    (hub / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling_x.X"}}))
+    (hub / "modeling_x.py").write_text("X = 1")
+    assert "needs code that comes with the model, modeling_x.py" in refused(hub, VLLM)
+    trusting = replace(VLLM, arguments=("--trust-remote-code",))
+    assert "lets the engine run code" in refused(hub, trusting)
+    accepting = replace(trusting, remote_code=("modeling_x.py",))
+    made = document(hub, accepting)
+    assert {file["path"]: file["role"] for file in made["files"]}["modeling_x.py"] == "code"
+    with pytest.raises(ValidationError, match=r"modeling_x.py is code that engine.remote_code does not name"):
+        Bundle.model_validate(made)
+    exception = {"files": ["modeling_x.py"], "reason": "read by Ada"}
+    accepted = Bundle.model_validate(merge(made, {"engine": {"remote_code": exception}}))
+    plain = Bundle.model_validate(merge(made, {"files": [file for file in made["files"] if file["role"] != "code"]}))
+    differing = {name for name, digest in accepted.components().items() if plain.components()[name] != digest}
+    assert differing == {"engine"}
+    with pytest.raises(ValidationError, match=r"engine.remote_code.files: other.py is not among the files"):
+        Bundle.model_validate(merge(made, {"engine": {"remote_code": exception | {"files": ["other.py"]}}}))
+
+
+def split(number: int, tensors: int = 36) -> dict[str, int | float]:
+    return {"split.no": number, "split.count": 3, "split.tensors.count": tensors}
 
 
 def test_shards_that_are_not_all_there_are_refused(tmp_path):
     directory = tmp_path / "shards"
     directory.mkdir()
     for number in (0, 2):
-        metadata = {"split.no": number, "split.count": 3}
-        write_chain(directory / f"m-0000{number + 1}-of-00003.gguf", metadata=metadata)
+        write_chain(directory / f"m-0000{number + 1}-of-00003.gguf", metadata=split(number))
     assert "not one complete set" in refused(directory)
-    write_chain(directory / "m-00002-of-00003.gguf", metadata={"split.no": 1, "split.count": 3})
+    second = write_chain(directory / "m-00002-of-00003.gguf", metadata=split(1))
     assert document(directory)["model"]["architecture"] == "llama"
+    write_chain(second, metadata=split(1, tensors=37))
+    assert "with 36 tensors, and they say that there are 36 or 37" in refused(directory)
+    write_chain(second, metadata=split(1))
+    second.rename(directory / "m-00004-of-00003.gguf")
+    assert "does not find it under this name" in refused(directory)
 
 
 def test_an_index_and_its_shards_must_agree(hub):
     (hub / "model-00002-of-00002.safetensors").rename(hub / "extra.safetensors")
-    said = refused(hub)
+    said = refused(hub, VLLM)
     assert "names the shard model-00002-of-00002.safetensors, which is not beside it" in said
     assert "extra.safetensors: is not named by model.safetensors.index.json" in said
 

@@ -10,6 +10,7 @@ from gates.environment import environment
 from schemas.bundle import Bundle
 from schemas.common import sha256_digest
 from tests.support.chain import TEMPLATE, write_bundle_directory
+from tests.support.headers import safetensors, tensor
 from tests.support.opened import opened_under
 from tests.support.scripted_http import ScriptedHttp, answer
 from tests.support.uploads import begin, patch
@@ -173,13 +174,16 @@ def test_bad_input_is_named_and_nothing_is_stored(engineer, directory, tmp_path,
     (directory / "link.json").symlink_to(outside)
     assert "symbolic link" in refused(engineer, *create)["link.json"]
     (directory / "link.json").unlink()
-    (directory / "run.py").write_text("1")
-    (directory / "what.xyz").write_text("1")
+    (directory / "run.so").write_text("1")
+    (directory / "what.tar").write_text("1")
+    os.link(directory / "chat_template.jinja", tmp_path / "another name")
     found = refused(engineer, *create)
-    assert set(found) == {"run.py", "what.xyz"}
-    assert "--exclude" in found["what.xyz"]
-    (directory / "run.py").unlink()
-    (directory / "what.xyz").unlink()
+    assert set(found) == {"run.so", "what.tar", "chat_template.jinja"}
+    assert "--exclude" in found["what.tar"]
+    assert "--hard-links" in found["chat_template.jinja"]
+    (directory / "run.so").unlink()
+    (directory / "what.tar").unlink()
+    (tmp_path / "another name").unlink()
 
     assert "there is no directory" in refused(engineer, "bundle", "create", tmp_path / "missing")["."]
     assert "No such file" in refused(engineer, *create, "-f", tmp_path / "missing.json")[""]
@@ -276,3 +280,63 @@ def test_an_engine_that_is_not_installed_here_must_be_named(engineer, directory)
     assert document["engine"]["image"] == image
     both = (*IDENTIFIED, "--engine-image", image)
     assert "exactly one" in refused(engineer, "bundle", "create", directory, *both)["/engine"]
+
+
+def test_what_the_engine_does_not_read_is_left_out_and_listed_with_the_reason(command, directory):
+    command.use("http://127.0.0.1:1", "token")
+    shutil.copy(directory / "model.gguf", directory / "chain-Q8_0.gguf")
+    for name in ("config.json", "convert.py", "pytorch_model.bin", "figure 1.png"):
+        (directory / name).write_text("x")
+    create = ("bundle", "create", directory, *IDENTIFIED, "--dry-run")
+
+    assert "several models" in refused(command, *create)["."]
+    ran = command.ok(*create, "--weights", "q8_0", "--json")
+
+    assert [file["path"] for file in ran.json["files"]] == ["chain-Q8_0.gguf", "chat_template.jinja"]
+    for said in (
+        "config.json (llamacpp does not read it)",
+        "convert.py (code",
+        "figure 1.png (media)",
+        "model.gguf (another quantization",
+        "pytorch_model.bin (pickled",
+    ):
+        assert f"left out: {said}" in ran.err
+
+
+def test_a_refused_file_is_told_with_its_reason_its_place_and_what_was_found(command, directory):
+    command.use("http://127.0.0.1:1", "token")
+    raw = (directory / "model.gguf").read_bytes()
+    (directory / "model.gguf").write_bytes(raw[:-1000])
+    ran = command("bundle", "create", directory, *IDENTIFIED, "--dry-run", "--json")
+    assert ran.status == 2
+    (error,) = ran.json["errors"]
+    assert error["detail"].startswith("has ")
+    assert error | {"detail": ""} == {
+        "pointer": "model.gguf",
+        "detail": "",
+        "code": "data-truncated",
+        "offset": len(raw) - 1000,
+        "found": error["found"],
+        "expected": str(int(error["found"]) + 1000),
+    }
+
+
+def test_code_that_the_engine_shall_run_is_named_file_by_file(command, tmp_path):
+    command.use("http://127.0.0.1:1", "token")
+    directory = tmp_path / "own"
+    directory.mkdir()
+    (directory / "model.safetensors").write_bytes(safetensors({"a": tensor(0, 4)}, b"\0" * 4))
+    (directory / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoModel": "modeling_own.Own"}}')
+    (directory / "modeling_own.py").write_text("class Own: ...")
+    told = tmp_path / "bundle.json"
+    engine = {"name": "vllm", "arguments": ["--trust-remote-code"]}
+    told.write_text(json.dumps({"name": "own", "engine": engine}))
+    create = ("bundle", "create", directory, "-f", told, *IDENTIFIED, "--dry-run")
+    assert "modeling_own.py" in refused(command, *create)["config.json"]
+
+    code = {"files": ["modeling_own.py"], "reason": "read by two people"}
+    told.write_text(json.dumps({"name": "own", "engine": engine | {"remote_code": code}}))
+    document = command.ok(*create, "--json").json
+
+    assert document["engine"]["remote_code"] == code
+    assert {file["path"]: file["role"] for file in document["files"]}["modeling_own.py"] == "code"

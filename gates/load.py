@@ -55,12 +55,12 @@ def measure(context: GateContext) -> Records:
         raise InstrumentError("The load gate needs a running engine.")
     before = context.process_id()
     label = percentile_label(rule.percentile)
-    work = job(endpoint, suite, percentile=float(rule.percentile))
+    work = job(endpoint, suite, percentile=float(rule.percentile), engine_pid=before)
     records = _run(work, lambda line: context.progress(_progress(line, label)))
     return {**records, "engine_pids": [before, context.process_id()]}
 
 
-def job(endpoint: Endpoint, suite: LoadSuite, *, percentile: float) -> dict[str, Any]:
+def job(endpoint: Endpoint, suite: LoadSuite, *, percentile: float, engine_pid: int | None = None) -> dict[str, Any]:
     """Return what `gates.load_client` is told: where, what and when."""
     return {
         "base_url": endpoint.base_url,
@@ -71,6 +71,7 @@ def job(endpoint: Endpoint, suite: LoadSuite, *, percentile: float) -> dict[str,
         "cap": CAP,
         "salt": suite.salt,
         "percentile": percentile,
+        "engine_pid": engine_pid,
         "prompts": {
             prompt.id: {
                 "messages": [message.model_dump(mode="json") for message in prompt.messages],

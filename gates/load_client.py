@@ -39,6 +39,7 @@ import aiohttp
 from gates.answers import Answer
 from gates.dialect import DIALECTS, Request
 from gates.endpoint import Endpoint
+from gates.machine import Processors
 
 LEAD_SECONDS: Final = 0.1
 """Between being ready and the first arrival."""
@@ -99,6 +100,7 @@ class Generator:
 
     The job holds `base_url`, `model`, `dialect` (its name), `headers`, `request_seconds` (from the planned instant),
     `cap` (requests in flight beyond which one is dropped), `salt` or None, `percentile` (of progress lines),
+    `engine_pid` or None (whose processor time is not foreign),
     `prompts` (id → {"messages", "max_tokens"}), `warmup` and `plan` (pairs of at_us and prompt id, in order; the
     warm-up has at least one).
     """
@@ -122,12 +124,14 @@ class Generator:
             self.job["base_url"], self.job["model"], DIALECTS[self.job["dialect"]], headers=self.job["headers"]
         )
         async with endpoint:
+            processors = self._processors()
             self.origin_ns = time.perf_counter_ns() + int(LEAD_SECONDS * 1e9) + start_us * 1000
             origin_unix_us = (time.time_ns() + self.origin_ns - time.perf_counter_ns()) // 1000
             helpers = [asyncio.create_task(self._watch_lag(shots[-1].at_us)), asyncio.create_task(self._report(shots))]
             began, cpu = time.perf_counter(), time.process_time()
             await self._send_all(endpoint, shots)
             wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+            machine = self._processors().since(processors)
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
@@ -143,10 +147,15 @@ class Generator:
                 "in_flight_max": self.in_flight_max,
                 "cap": self.job["cap"],
                 "has_precedence": os.sched_getscheduler(0) == os.SCHED_RR,
+                "machine": machine,
                 "origin_unix_us": origin_unix_us,
                 "client": f"aiohttp {aiohttp.__version__}, Python {sys.version.split()[0]}",
             },
         }
+
+    def _processors(self) -> Processors:
+        # Who started this generator measures too; what else it started, it did not start for this run.
+        return Processors.look(engine=self.job["engine_pid"], own=(os.getpid(), os.getppid()))
 
     def _since_us(self, instant_ns: int | None) -> int | None:
         return None if not instant_ns else (instant_ns - self.origin_ns) // 1000

@@ -8,6 +8,8 @@ failed one went over every bound. The exact binomial distribution then says what
 - failed: for one of them so many misses would be rarer than 5 % (Holm over all of them), were the candidate just
   good enough; or requests in flight grew beyond doubt; or the engine died.
 - inconclusive: neither. The summary says what would decide.
+- errored: the run cannot be believed, see `gates.load_health`; so too when it would have failed by being slow alone
+  on a machine that other processes kept busy. A pass in spite of them is a pass.
 
 Source: MLPerf LoadGen, `early_stopping.cc`; Holm (1979); Clopper and Pearson (1934).
 """
@@ -135,6 +137,12 @@ def judge(given: JudgeInput) -> Judged:
         found = [finding(fault.code, fault.message, advice=fault.advice) for fault in faults]
         return errored(" ".join(fault.message for fault in faults), [*found, *_error_findings(reading)], measured)
     failures = _failures(reading)
+    crowded = load_health.crowded(run)
+    if failures and crowded is not None and not _is_broken(reading, failures):
+        slow = [finding(each.code, each.message, severity=Severity.INFO, found=each.found) for each in failures]
+        first = finding(crowded.code, crowded.message, advice=crowded.advice)
+        summary = f"{crowded.message} ({'; '.join(each.message for each in failures)})"
+        return errored(summary, [first, *slow, *_error_findings(reading)], measured)
     if failures:
         summary = "; ".join(each.message for each in failures)
         return Judged(Verdict.FAILED, summary, measured, [*failures, *_error_findings(reading)])
@@ -254,6 +262,14 @@ def _failures(reading: Reading) -> list[Finding]:
     if before is not None and after is None:
         found.append(finding("engine-died", "the engine did not live to the end of the load"))
     return found
+
+
+def _is_broken(reading: Reading, failures: Sequence[Finding]) -> bool:
+    """Tell whether the candidate failed by more than being slow, so that no other work on the machine excuses it."""
+    if any(each.code == "engine-died" for each in failures):
+        return True
+    broken = sum(sample.is_failed and sample.outcome != "timeout" for sample in reading.run.samples)
+    return stats.at_least(broken, reading.n, float(reading.rule.error_max)) < stats.FAIL_ALPHA
 
 
 def _doubts(reading: Reading) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gates import arrivals, catalog, load, load_client, load_records
+from gates import arrivals, catalog, load, load_client, load_health, load_records
 from gates.dialect import LLAMACPP
 from gates.endpoint import Endpoint
 from gates.errors import InstrumentError
@@ -193,6 +193,32 @@ def test_failed_requests_are_infinite_and_fail(context):
     assert "p90 TTFT is infinite" in result.summary
     assert measured(result, "ttft", "p90").infinite == sum(row["outcome"] == "http_5xx" for row in rows(raw))
     assert next(each for each in result.findings if each.code == "request-http-5xx").found == "500: no memory"
+
+
+def test_a_run_that_others_kept_from_the_processors_does_not_fail_the_candidate(context):
+    suite = load_suite(rate_per_second="60")
+    # The scripted engine runs in this process; a process that does nothing stands for the engine's.
+    idle = subprocess.Popen(["sleep", "60"])
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        with load_engine(lambda _: replace(GOOD, delay_seconds=0.3)) as engine:
+            given = replace(context(engine.base_url, suite, ttft_ms=100), process_id=lambda: idle.pid)
+            result, raw = catalog.run("load", given)
+    finally:
+        for process in (idle, *hogs):
+            process.kill()
+            process.wait()
+    assert result.verdict is Verdict.ERRORED
+    assert measured(result, "foreign_cpu").value > load_health.MAX_FOREIGN_RATIO
+    machine = json.loads(raw)["records"]["harness"]["machine"]
+    assert machine["cores"] == os.cpu_count()
+    assert machine["own_us"] > 0
+    # Without the others the same records are those of a slow candidate; unless our generator was kept waiting too.
+    if codes(result) == ["machine-busy"]:
+        records = json.loads(raw)["records"]
+        records["harness"]["machine"]["busy_us"] = machine["own_us"]
+        again, _ = catalog.conclude("load", given, records, duration_ms=1)
+        assert again.verdict is Verdict.FAILED
 
 
 def test_one_stall_shows_in_every_request_that_it_delayed(context):

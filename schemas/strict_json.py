@@ -15,8 +15,10 @@ from typing import Any
 
 MAX_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
-MAX_VALUES = 8_000_000
-"""Values in one document. A tokenizer of 262,144 tokens with their merges has two million."""
+MAX_VALUES = 4_000_000
+"""Values in one document. A tokenizer of 262,144 tokens with their merges has 1.6 million."""
+MAX_CONTAINERS = 1_000_000
+"""Objects and lists in one document, which take the most memory: that tokenizer has half a million."""
 MAX_DIGITS = 4300
 """Digits of a whole number; longer ones take a time that grows with the square of their length."""
 
@@ -188,8 +190,9 @@ def _check_structure(raw: bytes, depth: int, values: int) -> None:
     bare = bare.replace(b'""', b"")
     if b'"' in bare:
         bare = _STRING.sub(b"", bare)
-    if bare.count(b",") + bare.count(b"[") + bare.count(b"{") > values:
-        raise NotStrictJson("too-large", f"has more than {values} values")
+    containers = bare.count(b"[") + bare.count(b"{")
+    if containers > MAX_CONTAINERS or containers + bare.count(b",") > values:
+        raise NotStrictJson("too-large", f"has more than {values} values, or {MAX_CONTAINERS} objects and lists")
     brackets = bare.translate(_ONE_KIND, _NOT_BRACKETS)
     inner = brackets
     for _ in range(depth):

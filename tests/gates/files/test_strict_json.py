@@ -1,5 +1,8 @@
 import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -37,13 +40,14 @@ from schemas.strict_json import NotStrictJson, strict_json
         ('{"ä": 1,}'.encode(), "json-syntax", 9, None),
         (b'{"a": "\n"}', "json-syntax", 7, None),
         (b"// no\n{}", "json-syntax", 0, None),
-        (b"[" + b"0," * 8_000_001 + b"0]", "too-large", None, None),
-        (b"[" + b"[]," * 8_000_001 + b"[]]", "too-large", None, None),
+        (b"[" + b"0," * 4_000_001 + b"0]", "too-large", None, None),
+        (b"[" + b"[]," * 1_000_001 + b"[]]", "too-large", None, None),
+        (b"[" + b'{"a":0},' * 1_000_001 + b"[]]", "too-large", None, None),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n", "lfs-pointer", 0, None),
         (b"<!doctype html>", "web-page", 0, None),
         (b"\x80\x04K\x01.", "pickle", 0, None),
     ],
-    ids=range(29),
+    ids=range(30),
 )
 def test_json_that_parsers_disagree_on_is_refused_at_its_place(tmp_path, raw, code, offset, pointer):
     path = tmp_path / "config.json"
@@ -160,3 +164,22 @@ def test_the_depth_of_any_document_is_counted_right(value, depth):
             strict_json(raw, depth=depth)
     else:
         assert strict_json(raw, depth=depth) == value
+
+
+LARGE = {
+    "lists": b"[" + b"[]," * 900_000 + b"[]]",
+    "objects": b"[" + b'{"a":0},' * 900_000 + b"[]]",
+    "texts": b"[" + b'"ab",' * 3_900_000 + b"0]",
+    "wide text": b'["' + b"x" * 32_000_000 + "\U0001f600".encode() + b'"]',
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_largest_documents_that_are_read_take_bounded_memory(tmp_path, name):
+    path = tmp_path / "large.json"
+    path.write_bytes(LARGE[name])
+    code = (
+        "import resource, sys; from pathlib import Path; from gates.files.strict_json import load_json;"
+        "resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20)); load_json(Path(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", code, path], check=True, cwd=Path(__file__).parents[3])

@@ -9,6 +9,7 @@ from gates import compatibility, golden, identity, integrity, load, rollback, st
 from gates.errors import InstrumentError
 from gates.gate import Gate, GateContext, Judged, JudgeInput, Records, Rule, clip, errored
 from gates.pulse import STILL_SECONDS, Pulse
+from gates.static import gate as static
 from schemas.bundle import Bundle
 from schemas.common import canonical_json, sha256_digest, strict_json
 from schemas.policy import GateRule
@@ -16,7 +17,15 @@ from schemas.reference import Reference
 from schemas.result import GateResult, Verdict
 from schemas.suite import AnySuite
 
-GATES = (integrity.GATE, compatibility.GATE, golden.GATE, structured.GATE, load.GATE, rollback.GATE)
+GATES = (
+    integrity.GATE,
+    static.GATE,
+    compatibility.GATE,
+    golden.GATE,
+    structured.GATE,
+    load.GATE,
+    rollback.GATE,
+)
 CATALOG: dict[str, Gate] = {gate.name: gate for gate in GATES}
 """Every gate that a policy may name."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from gates.endpoint import Endpoint
 from gates.stage import Stage
 from schemas.bundle import Bundle
-from schemas.policy import CompatibilityRule, IntegrityRule, SuiteRule
+from schemas.policy import CompatibilityRule, IntegrityRule, StaticRule, SuiteRule
 from schemas.reference import Reference
 from schemas.result import Finding, Measurement, Severity, Verdict
 from schemas.runner import EngineIdentity
@@ -21,7 +21,7 @@ from schemas.suite import AnySuite
 Records = dict[str, Any]
 """Raw records as JSON values. They come back from storage as untrusted input: `judge` checks what it reads."""
 
-Rule = IntegrityRule | CompatibilityRule | SuiteRule
+Rule = IntegrityRule | StaticRule | CompatibilityRule | SuiteRule
 
 MAX_FINDINGS = 500
 MAX_TEXT = 4096

@@ -23,6 +23,7 @@ from schemas.policy import (
     LoadRule,
     Policy,
     RollbackRule,
+    StaticRule,
     StructuredRule,
     TtftCondition,
 )
@@ -107,7 +108,7 @@ def plan_problems(policy: Policy, suites: Mapping[str, AnySuite]) -> list[str]:
     found: list[str] = []
     for place, rule in enumerate(policy.gates):
         match rule:
-            case IntegrityRule() | CompatibilityRule():
+            case IntegrityRule() | StaticRule() | CompatibilityRule():
                 continue
             case GoldenRule():
                 problems = _golden_problems(rule, suites.get(rule.suite))

@@ -26,6 +26,12 @@ class IntegrityRule(Closed):
     gate: Literal["integrity"] = Field(description="Gate name.")
 
 
+class StaticRule(Closed):
+    """Files, template, tokenizer, layout and contract fit each other, as far as can be known before boot."""
+
+    gate: Literal["static"] = Field(description="Gate name.")
+
+
 class CompatibilityRule(Closed):
     """The engine boots, names the model, generates, keeps the wire format and survives malformed requests."""
 
@@ -97,7 +103,7 @@ class RollbackRule(Closed):
 
 SuiteRule = GoldenRule | LoadRule | StructuredRule | RollbackRule
 """Rules that name a suite."""
-GateRule = Annotated[IntegrityRule | CompatibilityRule | SuiteRule, Field(discriminator="gate")]
+GateRule = Annotated[IntegrityRule | StaticRule | CompatibilityRule | SuiteRule, Field(discriminator="gate")]
 
 
 class Approval(Closed):

@@ -8,7 +8,10 @@ import pytest
 
 from gates.arrivals import make_suite
 from gates.catalog import CATALOG
+from gates.static.catalogue import markdown
+from gates.static.declared import Declared, read_declared
 from registry.auth import PERMISSIONS
+from registry.cli.yaml_files import read_yaml
 from registry.lifecycle import NEXT
 from registry.settings import RunnerSettings, Settings
 from schemas.api import RoleName
@@ -87,3 +90,18 @@ def test_the_load_spec_of_the_readme_draws_a_plan() -> None:
     assert len(make_suite(spec).plan) == spec.requests
     section = README.split("\n## Command line\n", 1)[1].split("\n## ", 1)[0]
     assert [name for name in LoadSpec.model_fields if f"`{name}`" not in section and f'"{name}"' not in section] == []
+
+
+def test_the_catalogue_of_static_findings_is_the_code_s() -> None:
+    section = README.split("\n## Static validation\n", 1)[1].split("\n## ", 1)[0]
+    assert markdown() in section
+
+
+def test_the_declaration_of_the_readme_is_read_whole() -> None:
+    section = README.split("\n## Static validation\n", 1)[1].split("\n## ", 1)[0]
+    (block,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    declared = read_declared(read_yaml(block.encode(), limit=10_000))
+    untold = {"image", "max_sequences", "tool_parser", "reasoning_parser", "template_file", "shutdown_seconds"}
+    empty = Declared()
+    unread = {name for name in Declared.__slots__ if getattr(declared, name) == getattr(empty, name)}
+    assert unread == untold | {"variables", "template_arguments", "code"}

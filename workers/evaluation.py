@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gates import catalog, compatibility, integrity, rollback
 from gates.gate import GateContext, Records
+from gates.static import gate as static
 from schemas.bundle import Bundle
 from schemas.evidence import Kind
 from schemas.policy import CompatibilityRule, GoldenRule, Policy, SuiteRule
@@ -30,7 +31,7 @@ from workers.serving import Cause, Ready, Replica
 from workers.site import Site
 from workers.staging import Place
 
-INTEGRITY, COMPATIBILITY, ROLLBACK = integrity.GATE.name, compatibility.GATE.name, rollback.GATE.name
+INTEGRITY, STATIC, COMPATIBILITY, ROLLBACK = (one.GATE.name for one in (integrity, static, compatibility, rollback))
 
 
 def evaluate(site: Site, lease: Lease) -> None:
@@ -69,7 +70,9 @@ class _Evaluation:
             before = self._hash_before_boot()
             if before is None:
                 return
-        engine_gates = [gate for gate in gates if gate != INTEGRITY]
+        if STATIC in gates and not self._passes_static():
+            return
+        engine_gates = [gate for gate in gates if gate not in {INTEGRITY, STATIC}]
         if engine_gates:
             self._load_documents(engine_gates)
             with gate_replica(self.site, self.lease, self.bundle, self.place) as replica:
@@ -92,6 +95,12 @@ class _Evaluation:
         self.site.staging.discard(self.bundle)
         self._record(result, raw)
         return None
+
+    def _passes_static(self) -> bool:
+        """Check the composition while nothing runs; False when that already decides, and no engine need start."""
+        result, raw = catalog.run(STATIC, self._context(STATIC))
+        self._record(result, raw)
+        return result.verdict is not Verdict.FAILED
 
     def _hash_after_gates(self, before: Records | None) -> None:
         if before is not None:

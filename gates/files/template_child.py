@@ -78,8 +78,9 @@ def _tell(out: TextIO, told: dict[str, Any]) -> None:
 def _render(source: str, case: dict[str, Any], limit: int) -> dict[str, Any]:
     clock = Clock(case["now"])
     missing: list[str] = []
+    printed: list[str] = []
     try:
-        environment = _environment(clock, missing, strict=case["strict"])
+        environment = _environment(clock, missing, printed, strict=case["strict"])
         template = environment.from_string(source)
         pieces, length = list[str](), 0
         for piece in template.generate(**case["variables"]):
@@ -106,7 +107,7 @@ def _render(source: str, case: dict[str, Any], limit: int) -> dict[str, Any]:
         told = {"code": "template-too-deep", "detail": "it is nested deeper than can be read"}
     except Exception as error:  # edge: a template may raise whatever an operation on its values does
         told = {"code": "template-failed", "detail": f"{type(error).__name__}: {error}"}
-    told |= {"clock": clock.was_read, "missing": sorted(set(missing))[:100]}
+    told |= {"clock": clock.was_read, "missing": sorted(set(missing))[:100], "printed": sorted(set(printed))[:100]}
     if "detail" in told:
         told["detail"] = told["detail"][:1000]
     return told
@@ -125,7 +126,9 @@ class Clock:
         return self.now.strftime(form)
 
 
-def _environment(clock: Clock, missing: list[str], *, strict: bool) -> ImmutableSandboxedEnvironment:
+def _environment(
+    clock: Clock, missing: list[str], printed: list[str], *, strict: bool
+) -> ImmutableSandboxedEnvironment:
     class Seen(Undefined):
         """An undefined value whose use is written down."""
 
@@ -133,6 +136,10 @@ def _environment(clock: Clock, missing: list[str], *, strict: bool) -> Immutable
             super().__init__(*args, **named)
             if isinstance(self._undefined_name, str):
                 missing.append(self._undefined_name[:200])
+
+        def __str__(self) -> str:
+            printed.append(str(self._undefined_name)[:200])
+            return ""
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,

@@ -61,12 +61,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What became of one case: a text, or why there is none. `missing` names what was used and not defined."""
+    """What became of one case: a text, or why there is none.
+
+    `missing` names what was used and not defined, and `printed` what of that went into the text, as nothing.
+    """
 
     text: str | None
     refused: TemplateRefused | None
     reads_clock: bool = False
     missing: tuple[str, ...] = ()
+    printed: tuple[str, ...] = ()
 
 
 def render(
@@ -185,4 +189,4 @@ def _rendering(told: Mapping[str, Any]) -> Rendering:
     refused = None
     if "code" in told:
         refused = TemplateRefused(told["code"], told["detail"], told.get("line"))
-    return Rendering(told.get("text"), refused, told["clock"], tuple(told["missing"]))
+    return Rendering(told.get("text"), refused, told["clock"], tuple(told["missing"]), tuple(told["printed"]))

@@ -1,4 +1,4 @@
-"""`sluicegate bundle`: make one from a directory, look at one, list them."""
+"""`sluicegate bundle`: make one from a directory, check one, look at one, list them."""
 
 import itertools
 from collections.abc import Mapping
@@ -18,12 +18,14 @@ from registry.cli.memory import HashMemory
 from registry.cli.options import Json, Limit, examples, group
 from registry.cli.output import Clock, Output, size
 from registry.cli.profile import connect, folder
+from registry.cli.validation import EXAMPLES, validate
 from registry.client import Client
 from schemas.api import Registered
 from schemas.bundle import Bundle, Role
 from schemas.problems import DigestMismatch, InvalidDocument
 
 app = group("Bundles: everything that decides what is served, named by one digest.")
+app.command("validate", epilog=EXAMPLES)(validate)
 
 BundleName = Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, or 8 or more of its hexadecimal digits.")]
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory with the files.")]

@@ -1,4 +1,4 @@
-"""Documents on the command line: files in JSON or TOML, and digests in full or in short."""
+"""Documents on the command line: files in JSON, TOML or YAML, and digests in full or in short."""
 
 import re
 import tomllib
@@ -10,6 +10,7 @@ from uuid import UUID
 from pydantic import BaseModel, ValidationError
 
 from registry.cli.failures import Usage, invalid
+from registry.cli.yaml_files import read_yaml
 from registry.client import Client
 from schemas.api import Registered
 from schemas.bundle import Bundle
@@ -29,11 +30,11 @@ class Registry(Protocol):
 
 
 def read_file(path: Path) -> Any:
-    """Return what a JSON or TOML file says. TOML is told by the ending `.toml`.
+    """Return what a JSON, TOML or YAML file says. TOML is told by the ending `.toml`, YAML by `.yaml` or `.yml`.
 
     Raises:
         Usage: there is no such file, or it cannot be read.
-        InvalidDocument: it is neither, too large, or says something twice.
+        InvalidDocument: it is none of these, too large, or says something twice.
     """
     try:
         with path.open("rb") as file:
@@ -41,6 +42,8 @@ def read_file(path: Path) -> Any:
     except OSError as error:
         raise Usage(f"{path}: {error.strerror}") from None
     try:
+        if path.suffix.lower() in {".yaml", ".yml"}:
+            return read_yaml(raw, limit=MAX_DOCUMENT_BYTES)
         if path.suffix.lower() != ".toml":
             return strict_json(raw)
         if len(raw) > MAX_DOCUMENT_BYTES:

@@ -13,7 +13,7 @@ from schemas.policy import Policy
 from schemas.suite import SUITE, LoadSpec
 from tests.support.factories import bundle_body, canary_body, file_entry, golden_body, policy_body
 
-KNOWN = "integrity, compatibility, golden, load, structured, rollback"
+KNOWN = "integrity, static, compatibility, golden, load, structured, rollback"
 GATES = policy_body()["gates"]
 GOLDEN = {"gate": "golden", "suite": "sha256:" + "a" * 64, "margin_nat": "0.1", "min_prompts": 1}
 

@@ -1,0 +1,543 @@
+"""The catalogue of what the static gate can say: one code for each reason, by noun.
+
+A code never changes its meaning; a new reason is a new code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from schemas.result import Severity
+
+BLOCK, WARN, INFO = Severity.BLOCK, Severity.WARN, Severity.INFO
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """One reason: the severities that it can have, the usual one first; what it says; and what to do."""
+
+    noun: str
+    severities: tuple[Severity, ...]
+    says: str
+    advice: str
+
+
+def _codes(noun: str, **codes: tuple[tuple[Severity, ...], str, str]) -> dict[str, Code]:
+    return {name.replace("_", "-"): Code(noun, *told) for name, told in codes.items()}
+
+
+CODES: Final[Mapping[str, Code]] = {
+    **_codes(
+        "files",
+        lfs_pointer=(
+            (BLOCK,),
+            "A Git-LFS pointer lies where the file should be.",
+            "Fetch the file itself: git lfs pull, or from the Hub.",
+        ),
+        empty_file=(
+            (BLOCK,),
+            "A file that engines read has 0 bytes.",
+            "Fetch the file again; perhaps its transfer has not ended.",
+        ),
+        config_unparseable=(
+            (BLOCK,),
+            "A JSON or text file cannot be read, or parsers disagree on it.",
+            "Fetch the file again, and say each key once.",
+        ),
+        header_invalid=(
+            (BLOCK,),
+            "A weight file's header is not sound.",
+            "Fetch the file again; if it stays so, write it anew with its library.",
+        ),
+        file_foreign=(
+            (BLOCK,),
+            "A file is something else than its name says.",
+            "Fetch the real file.",
+        ),
+        file_missing=(
+            (BLOCK,),
+            "A file that the bundle names is not there.",
+            "Stage the bundle again.",
+        ),
+        file_irregular=(
+            (BLOCK,),
+            "A name is no regular file.",
+            "Replace it by the file that it stands for.",
+        ),
+        name_refused=(
+            (BLOCK,),
+            "A name that some system reads otherwise.",
+            "Rename the file, or leave it out.",
+        ),
+        dangling_link=(
+            (BLOCK,),
+            "A link leads to what is not there.",
+            "Copy the blobs with the snapshot, or download it again.",
+        ),
+        link_escapes_root=(
+            (BLOCK,),
+            "A link leads out of the directory.",
+            "Replace it by the file; only the Hub cache's own links to blobs are followed.",
+        ),
+        case_collision=(
+            (BLOCK,),
+            "Names that differ only in case, or a known name in unusual case.",
+            "Keep one, under the name that engines read.",
+        ),
+        source_unstable=(
+            (BLOCK,),
+            "A file changed while it was read.",
+            "Wait until the transfer has ended, and check again.",
+        ),
+        weights_absent=(
+            (BLOCK, INFO),
+            "There are no weights; with nothing but a configuration, that alone is checked.",
+            "Fetch the weights.",
+        ),
+        config_missing=(
+            (BLOCK,),
+            "There is no config.json.",
+            "Fetch config.json from where the weights came from.",
+        ),
+        formats_mixed=(
+            (BLOCK,),
+            "There are weights in two formats.",
+            "Leave one of them out.",
+        ),
+        format_unsupported=(
+            (BLOCK, WARN),
+            "The engine does not read the weights' format.",
+            "Convert the weights, or choose an engine that reads them.",
+        ),
+        pickle_weights=(
+            (BLOCK, INFO),
+            "Pickled files are the only or the preferred weights; beside others they are left out.",
+            "Convert them to safetensors on a machine that may run their code.",
+        ),
+        remote_code=(
+            (BLOCK,),
+            "The engine would run code that came with the files.",
+            "Use an engine that has this model built in; code needs an exception of its own.",
+        ),
+        code_left_out=(
+            (INFO,),
+            "Files of code that no engine runs.",
+            "Nothing; a bundle leaves them out.",
+        ),
+        archive=(
+            (BLOCK,),
+            "An archive, into which nobody has looked.",
+            "Leave it out, or unpack and check it.",
+        ),
+    ),
+    **_codes(
+        "index",
+        index_invalid=(
+            (BLOCK,),
+            "The index is no map from tensors to files beside it.",
+            "Write the index anew.",
+        ),
+        shard_missing=(
+            (BLOCK,),
+            "A file of a set is not there.",
+            "Fetch the missing files.",
+        ),
+        index_tensor_absent=(
+            (BLOCK,),
+            "The index reads a tensor from a file that does not hold it.",
+            "Fetch that file again, or mend the index.",
+        ),
+        tensors_unreachable=(
+            (BLOCK,),
+            "Files hold tensors that the index does not name.",
+            "Write the index anew over all files.",
+        ),
+        total_size_wrong=(
+            (WARN,),
+            "The index says another size than its tensors have.",
+            "Write the index anew; some loaders plan memory by it.",
+        ),
+        shard_orphan=(
+            (WARN,),
+            "The index reads nothing from a weight file.",
+            "Leave the file out, or name its tensors in the index.",
+        ),
+        duplicate_weight_sets=(
+            (WARN, BLOCK),
+            "The weights are there twice; it blocks when the load format takes both.",
+            "Leave one set out, or choose a load format that follows the index.",
+        ),
+        index_decides=(
+            (INFO,),
+            "The index reads a tensor from another file than one that also holds it.",
+            "Nothing; what the index names is what counts.",
+        ),
+    ),
+    **_codes(
+        "weights",
+        tensor_missing=(
+            (BLOCK,),
+            "A tensor that the architecture needs is in no file.",
+            "Fetch the weights again, or mend num_hidden_layers.",
+        ),
+        head_missing=(
+            (BLOCK,),
+            "The head is not tied, and no file holds it.",
+            "Set tie_word_embeddings to true if the head is tied, or write lm_head.weight.",
+        ),
+        shape_mismatch=(
+            (BLOCK,),
+            "A tensor has another shape than the configuration makes it.",
+            "Use the config.json that belongs to these weights.",
+        ),
+        embedding_rows=(
+            (BLOCK,),
+            "Embedding or head has another number of rows than vocab_size.",
+            "Set vocab_size to the rows, or write the rows that are missing.",
+        ),
+        non_finite_weight=(
+            (BLOCK,),
+            "A weight is NaN or infinite.",
+            "Fetch the file again; if it stays so, the conversion was wrong.",
+        ),
+        constant_weight=(
+            (WARN,),
+            "A matrix never varies, although its neighbours do.",
+            "Fetch the file again; perhaps a part of it was never written.",
+        ),
+    ),
+    **_codes(
+        "tokenizer",
+        tokenizer_missing=(
+            (BLOCK,),
+            "There is no tokenizer, and features need one.",
+            "Fetch tokenizer.json from where the weights came from.",
+        ),
+        vocabulary_exceeds_embedding=(
+            (BLOCK, INFO),
+            "The tokenizer has ids for which the embedding has no row.",
+            "Use the tokenizer that belongs to these weights, or add the rows.",
+        ),
+        special_token_unknown=(
+            (BLOCK, WARN),
+            "A special token is not in the vocabulary and would be appended.",
+            "Take it off the list, or add it to the tokenizer and the embedding.",
+        ),
+        token_id_out_of_range=(
+            (BLOCK,),
+            "A configuration names a token id that there is not.",
+            "Use the ids of this tokenizer.",
+        ),
+        marker_split=(
+            (BLOCK, WARN),
+            "A marker that must be one token is split into pieces.",
+            "Put it among added_tokens of tokenizer.json, as it was.",
+        ),
+        double_bos=(
+            (WARN, INFO),
+            "Template and tokenizer both write the first token.",
+            "Tokenize rendered prompts without special tokens, or take BOS out of one of the two.",
+        ),
+    ),
+    **_codes(
+        "template",
+        template_missing=(
+            (BLOCK,),
+            "Chat is declared, and there is no template.",
+            "Add chat_template.jinja, or do not declare chat.",
+        ),
+        template_fails=(
+            (BLOCK,),
+            "The template cannot render a plain question.",
+            "Mend the template at the place named.",
+        ),
+        template_sources_disagree=(
+            (WARN,),
+            "Two files hold different templates.",
+            "Keep one of them.",
+        ),
+        template_clock=(
+            (WARN,),
+            "The template writes the date.",
+            "Supply a fixed date, and record goldens with it; prefix caches miss every day.",
+        ),
+        template_drops_message=(
+            (BLOCK,),
+            "The template does not write a message.",
+            "Use the template that belongs to this model.",
+        ),
+        system_role_unsupported=(
+            (BLOCK,),
+            "system_role is declared, and the template refuses or drops it.",
+            "Do not declare system_role, or use a template that writes it.",
+        ),
+        generation_prompt_missing=(
+            (WARN,),
+            "The template does not open the assistant's turn where the model shall begin.",
+            "Write the opening when add_generation_prompt is true.",
+        ),
+        template_tool_schema=(
+            (BLOCK, WARN),
+            "The template breaks on tools whose parameters use $ref or anyOf.",
+            "Resolve references before rendering, or read type only where it is defined.",
+        ),
+        template_tools_missing=(
+            (BLOCK,),
+            "Tools are declared, and the template does not write them.",
+            "Use a template that writes tools, or do not declare them.",
+        ),
+        reasoning_parser_missing=(
+            (BLOCK, INFO),
+            "The template opens the reasoning, and no parser closes it.",
+            "Name the model's reasoning parser in the launch arguments.",
+        ),
+    ),
+    **_codes(
+        "stops",
+        eos_sources_disagree=(
+            (WARN, BLOCK),
+            "Files name different stop ids; it blocks when the engine does not know one.",
+            "Name all stop ids in generation_config.json.",
+        ),
+        stop_set_overridden=(
+            (BLOCK,),
+            "A launch override takes stop ids away.",
+            "Repeat eos_token_id in the override.",
+        ),
+        turn_end_not_a_stop=(
+            (BLOCK,),
+            "The template ends an answer with a token at which nothing stops.",
+            "Name its id in eos_token_id of generation_config.json.",
+        ),
+    ),
+    **_codes(
+        "sampling",
+        engine_sampling_diff=(
+            (WARN,),
+            "The engine does not apply the model's sampling defaults.",
+            "Send them with every request, or state them in the launch arguments.",
+        ),
+        sampling_out_of_range=(
+            (BLOCK,),
+            "A sampling default is no possible value.",
+            "Correct generation_config.json.",
+        ),
+    ),
+    **_codes(
+        "quantization",
+        quant_config_mismatch=(
+            (BLOCK,),
+            "Configuration and tensors disagree about quantization.",
+            "Use the config.json that belongs to these weights.",
+        ),
+        g_idx_invalid=(
+            (BLOCK,),
+            "A GPTQ column order does not fit its groups.",
+            "Quantize again, or write the order that the scales were made for.",
+        ),
+        g_idx_missing=(
+            (BLOCK,),
+            "desc_act is true, and the column order is not there.",
+            "Fetch the whole checkpoint, or set desc_act to what was used.",
+        ),
+        quant_bits_unsupported=(
+            (BLOCK,),
+            "The engine cannot unpack this number of bits.",
+            "Quantize to a number of bits that it unpacks.",
+        ),
+        quant_method_unsupported=(
+            (BLOCK,),
+            "The engine does not read this method.",
+            "Choose another engine or method.",
+        ),
+        quant_argument_differs=(
+            (BLOCK,),
+            "The launch arguments name another method than the files.",
+            "Leave the argument out, so that the files decide.",
+        ),
+        quant_lib_rejects=(
+            (BLOCK,),
+            "A library in the engine's image refuses the configuration.",
+            "Use an image with a newer library, or take the field out.",
+        ),
+    ),
+    **_codes(
+        "topology",
+        heads_tp=(
+            (BLOCK,),
+            "Attention heads cannot be divided over the devices.",
+            "Choose a tensor parallel degree that divides them.",
+        ),
+        kv_heads_lt_tp=(
+            (BLOCK,),
+            "Key-value heads can be neither divided nor copied over the devices.",
+            "Choose a degree that divides them, or an engine that copies them.",
+        ),
+        kv_replicated=(
+            (INFO,),
+            "Key-value heads are copied, so that the KV cache per GPU shrinks no further.",
+            "Nothing; count the cache as for fewer devices.",
+        ),
+        intermediate_tp=(
+            (BLOCK,),
+            "An inner size cannot be divided over the devices.",
+            "Choose a tensor parallel degree that divides it.",
+        ),
+        layers_pp=(
+            (BLOCK,),
+            "There are fewer layers than pipeline stages.",
+            "Choose a smaller pipeline parallel degree.",
+        ),
+        experts_ep=(
+            (BLOCK,),
+            "Experts cannot be divided over the devices.",
+            "Choose an expert parallel degree that divides them.",
+        ),
+        quant_group_tp=(
+            (BLOCK,),
+            "Quantization groups are cut by tensor parallelism.",
+            "Choose one of the degrees that fit, or quantize with smaller groups.",
+        ),
+        fp8_block_tp=(
+            (BLOCK,),
+            "Blocks of 8-bit scales are cut by tensor parallelism.",
+            "Choose one of the degrees that fit.",
+        ),
+        arch_unsupported=(
+            (BLOCK, WARN),
+            "The GPUs do not compute in the weights' number format.",
+            "Choose newer GPUs, or weights in another format.",
+        ),
+        topology_arguments_differ=(
+            (BLOCK,),
+            "Topology and launch arguments name different degrees.",
+            "Say the same in both.",
+        ),
+        devices_short=(
+            (BLOCK,),
+            "The layout takes more devices than there are.",
+            "Ask for the devices that the layout takes.",
+        ),
+    ),
+    **_codes(
+        "context",
+        context_too_long=(
+            (BLOCK,),
+            "More context is asked for than the model has positions.",
+            "Ask for less, or declare a rotary scaling that the model was made for.",
+        ),
+        config_sources_disagree=(
+            (BLOCK,),
+            "The configuration that the engine reads allows less than the other one.",
+            "Ask for what the source in force allows, or change the format flag.",
+        ),
+        context_per_slot=(
+            (BLOCK,),
+            "A shared context gives each slot less than is promised.",
+            "Ask for slots times the promised context.",
+        ),
+        rope_format=(
+            (BLOCK,),
+            "Rotary settings stand where a library does not look, or in two places with two values.",
+            "State rope_theta where the image's transformers reads it.",
+        ),
+        rope_scaling_invalid=(
+            (BLOCK,),
+            "A rotary scaling has an impossible factor.",
+            "Correct rope_scaling.",
+        ),
+    ),
+    **_codes(
+        "adapters",
+        adapter_incomplete=(
+            (BLOCK,),
+            "An adapter lacks its configuration, weights or rank.",
+            "Fetch the whole adapter.",
+        ),
+        lora_no_match=(
+            (BLOCK, WARN),
+            "Modules of the adapter are not in the base, or a flag keeps them out.",
+            "Rename its modules to the base's, or change the flag.",
+        ),
+        lora_shape=(
+            (BLOCK,),
+            "An adapter's matrices do not fit the base or the rank.",
+            "Use the base that the adapter was trained on.",
+        ),
+        lora_rank_too_large=(
+            (BLOCK,),
+            "The rank is larger than the engine takes.",
+            "Raise the engine's largest rank.",
+        ),
+        lora_scaling=(
+            (BLOCK,),
+            "The engine ignores rank-stabilised scaling.",
+            "Choose an engine that honours use_rslora, or fold the scale into lora_alpha.",
+        ),
+        lora_kind_unsupported=(
+            (BLOCK,),
+            "The engine does not read this kind of adapter.",
+            "Merge the adapter into the base, or choose another engine.",
+        ),
+        adapter_no_effect=(
+            (BLOCK,),
+            "The adapter changes nothing.",
+            "Use the trained adapter.",
+        ),
+        lora_new_tokens=(
+            (BLOCK,),
+            "The adapter's tokenizer has tokens of its own.",
+            "Merge the adapter into a base with these tokens.",
+        ),
+        unsupported_lora_tensor=(
+            (BLOCK,),
+            "The adapter holds rows of the embedding.",
+            "Merge the adapter into the base.",
+        ),
+    ),
+    **_codes(
+        "draft",
+        draft_incomplete=(
+            (BLOCK,),
+            "The draft lacks its configuration.",
+            "Fetch the whole draft model.",
+        ),
+        draft_vocab=(
+            (BLOCK, WARN),
+            "The draft does not speak the target's tokens; padding alone warns.",
+            "Use a draft of the same family.",
+        ),
+    ),
+    **_codes(
+        "serving",
+        served_name_differs=(
+            (BLOCK,),
+            "The served name is not the one that callers are told.",
+            "Say the same name in both.",
+        ),
+        tool_parser_missing=(
+            (BLOCK,),
+            "Tools are declared, and nothing parses the model's calls.",
+            "Name the model's tool parser in the launch arguments, or use a template that writes calls.",
+        ),
+        head_absent_for_feature=(
+            (BLOCK,),
+            "A declared feature needs a language-model head that the class does not have.",
+            "Do not declare the feature, or use the generating class.",
+        ),
+        drain_too_short=(
+            (BLOCK,),
+            "A replica is killed before its streams can end.",
+            "Allow at least pre-stop and draining time together.",
+        ),
+    ),
+}
+
+
+def markdown() -> str:
+    """Return the catalogue as a table, as README.md has it."""
+    lines = ["| code | about | weighs | says | do |", "|---|---|---|---|---|"]
+    for name, code in CODES.items():
+        weights = ", ".join(severity.value for severity in code.severities)
+        lines.append(f"| `{name}` | {code.noun} | {weights} | {code.says} | {code.advice} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,304 @@
+"""The composition that is checked: the model's files, its adapters and draft, and what was declared with them.
+
+Each file is read once, when the first check asks for it, and what it tells is shared by all checks.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gates.files.header import Header
+from gates.files.refusal import FileRefused
+from gates.files.strict_json import load_object
+from gates.static.declared import Adapter, Declared, declared_by
+from gates.static.flaw import Flaw, flaw
+from gates.static.listing import Entry, Listing, list_directory, list_named
+from gates.static.names import InLayer, Needed, embedding, in_layers, needed
+from gates.static.probes import Renderings, render
+from gates.static.quantized import QUANTIZATION_FILES, Quantization, quantization_of
+from gates.static.rules import Rules
+from gates.static.shape import Shape, shape_of
+from gates.static.tensors import Weights, gguf_headers
+from gates.static.words import Tokenizer
+from schemas.bundle import Bundle
+
+MAX_TEXT_BYTES = 8 * 1024 * 1024
+
+_OBJECTS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.json",
+    "params.json",
+    "adapter_config.json",
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quantization_config.json",
+    "quant_config.json",
+)
+
+
+class Part:
+    """One model, adapter or draft: the files that lie directly in one folder."""
+
+    def __init__(self, folder: str, entries: Mapping[str, Entry], *, shown: str | None = None) -> None:
+        self.folder = folder if shown is None else shown
+        self.entries = {entry.name: entry for entry in entries.values() if entry.folder == folder}
+        self._objects: dict[str, dict[str, Any]] = {}
+        self.flaws: list[Flaw] = []
+
+    def path(self, name: str) -> str:
+        """Return a file's path in the composition."""
+        return f"{self.folder}/{name}" if self.folder else name
+
+    def has(self, *names: str) -> bool:
+        """Say whether one of these files is there."""
+        return any(name in self.entries for name in names)
+
+    def object(self, name: str) -> dict[str, Any]:
+        """Return a JSON file's object; empty when there is none, or none that can be read (then a flaw says so)."""
+        if name not in self._objects:
+            self._objects[name] = self._read_object(name)
+        return self._objects[name]
+
+    def _read_object(self, name: str) -> dict[str, Any]:
+        entry = self.entries.get(name)
+        if entry is None or entry.is_stub:
+            return {}
+        try:
+            return load_object(entry.place, entry.path)
+        except FileRefused as refused:
+            where = refused.pointer or (None if refused.offset is None else f"byte {refused.offset}")
+            self.flaws.append(
+                flaw(
+                    "config-unparseable",
+                    f"{entry.path} {refused}.",
+                    file=entry.path,
+                    pointer=where,
+                    found={"reason": refused.code, "offset": refused.offset, "value": refused.found},
+                    expected=refused.expected,
+                )
+            )
+        return {}
+
+    def text(self, name: str) -> str | None:
+        """Return a text file; None when there is none, or it is no text (then a flaw says so)."""
+        entry = self.entries.get(name)
+        if entry is None or entry.is_stub:
+            return None
+        try:
+            with entry.place.open("rb") as file:
+                raw = file.read(MAX_TEXT_BYTES + 1)
+            if len(raw) > MAX_TEXT_BYTES:
+                raise ValueError(f"is larger than {MAX_TEXT_BYTES} bytes")
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            reason = f"is not UTF-8 at byte {error.start}"
+        except ValueError as error:
+            reason = str(error)
+        except OSError as error:
+            reason = f"cannot be read: {error.strerror}"
+        self.flaws.append(flaw("config-unparseable", f"{self.path(name)} {reason}.", file=self.path(name)))
+        return None
+
+    def read_all(self) -> None:
+        """Read every file that is an object, so that `flaws` has each one that cannot be."""
+        for name in _OBJECTS:
+            self.object(name)
+        self.weights.read_all()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """`config.json`."""
+        return self.object("config.json")
+
+    @cached_property
+    def shape(self) -> Shape:
+        """What the configuration says about the language model's sizes."""
+        return shape_of(self.config)
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The tensor files and their index."""
+        index_name = next(
+            (name for name in sorted(self.entries) if name.lower().endswith(".safetensors.index.json")), None
+        )
+        index = {} if index_name is None else self.object(index_name)
+        return Weights(self.folder, self.entries, index_name, index)
+
+    @cached_property
+    def layered(self) -> list[InLayer]:
+        """The tensors of the language model's layers."""
+        return in_layers(self.weights.effective)
+
+    @cached_property
+    def needed(self) -> list[Needed]:
+        """What the architecture needs besides its head, where its family's names are known."""
+        return list(needed(self.shape, self.layered, embedding(self.weights.effective)))
+
+    @cached_property
+    def gguf_files(self) -> dict[str, Header]:
+        """Headers of the GGUF files that can be read, by name."""
+        return gguf_headers(self.entries, self.flaws)
+
+    @property
+    def gguf(self) -> Header | None:
+        """The header of the first GGUF file, which has the metadata; None when there is none."""
+        return next(iter(self.gguf_files.values()), None)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """What tokenizer.json and the files beside it say; None without a tokenizer.json that can be read."""
+        document = self.object("tokenizer.json")
+        if not document:
+            return None
+        return Tokenizer(
+            document,
+            self.object("tokenizer_config.json"),
+            self.object("special_tokens_map.json"),
+            self.object("added_tokens.json"),
+        )
+
+    @cached_property
+    def templates(self) -> list[tuple[str, str]]:
+        """Every default chat template with its file, the one that wins first."""
+        found = []
+        if (text := self.text("chat_template.jinja")) is not None:
+            found.append((text, self.path("chat_template.jinja")))
+        if isinstance(one := self.object("chat_template.json").get("chat_template"), str):
+            found.append((one, self.path("chat_template.json")))
+        told = self.object("tokenizer_config.json").get("chat_template")
+        if isinstance(told, list):  # several, by name
+            named = {one.get("name"): one.get("template") for one in told if isinstance(one, dict)}
+            told = named.get("default")
+        if isinstance(told, str) and told:
+            found.append((told, self.path("tokenizer_config.json")))
+        inside = None if self.gguf is None else self.gguf.metadata.get("tokenizer.chat_template")
+        if isinstance(inside, str) and inside:
+            found.append((inside, self.path(next(iter(self.gguf_files)))))
+        return found
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Everything that the checks look at."""
+
+    listing: Listing
+    declared: Declared
+    model: Part
+    adapters: tuple[tuple[Adapter, Part], ...] = ()
+    draft: Part | None = None
+
+    @property
+    def parts(self) -> Iterator[Part]:
+        """The model, its adapters and its draft."""
+        yield self.model
+        for _, part in self.adapters:
+            yield part
+        if self.draft is not None:
+            yield self.draft
+
+    @property
+    def template(self) -> tuple[str, str] | None:
+        """The chat template in force and its file: the declared one, or else the one that wins by its place."""
+        named = self.declared.template_file
+        if named is not None:
+            inside = named.rpartition("/")
+            text = Part(inside[0], self.listing.entries).text(inside[2])
+            return None if text is None else (text, named)
+        return next(iter(self.model.templates), None)
+
+    @cached_property
+    def engine(self) -> str | None:
+        """The engine's name; for GGUF it is llama.cpp when nobody said another, else None."""
+        return self.declared.engine or ("llamacpp" if self.model.gguf is not None else None)
+
+    @cached_property
+    def rules(self) -> Rules:
+        """What the engine does in its version."""
+        return Rules(self.declared, self.engine)
+
+    @cached_property
+    def renderings(self) -> Renderings | None:
+        """What the template in force makes of each probe; None without a template."""
+        if self.template is None:
+            return None
+        source, file = self.template
+        return render(source, file, self._variables())
+
+    def _variables(self) -> dict[str, Any]:
+        words = self.model.tokenizer
+        told = self.model.object("tokenizer_config.json")
+        names = ("bos_token", "eos_token", "unk_token", "pad_token")
+        found: dict[str, Any] = {}
+        for name in names:
+            value = told.get(name)
+            text = (
+                words.named(name) if words is not None else value.get("content") if isinstance(value, dict) else value
+            )
+            if isinstance(text, str):
+                found[name] = text
+        # A template that writes BOS shall be seen to write it, also where only the tokenizer's own processor names one.
+        if "bos_token" not in found and words is not None and words.prefix:
+            found["bos_token"] = words.texts.get(words.prefix[0], "")
+        return {**dict.fromkeys(names, ""), **found, **self.declared.template_arguments}
+
+    @cached_property
+    def quantization(self) -> Quantization | None:
+        """How the model says that it is quantized; None when it says nothing."""
+        return quantization_of(self.model.config, {name: self.model.object(name) for name in QUANTIZATION_FILES})
+
+
+def of_directory(root: Path, declared: Declared, *, beside: Path | None = None) -> Composition:
+    """Return the composition of a directory.
+
+    Args:
+        root: of the model's files.
+        declared: what the files cannot tell; its folders are looked for in `root`, then in `beside`.
+        beside: where the declaration lies.
+
+    Raises:
+        OSError: a directory cannot be read.
+    """
+    listing = list_directory(root)
+    places = [root, *([beside] if beside is not None else [])]
+    adapters = tuple((one, _part(listing, places, one.folder)) for one in declared.adapters)
+    if not adapters:
+        adapters = tuple(_found_adapters(listing))
+    draft = _part(listing, places, declared.draft_folder) if declared.draft_folder else None
+    return Composition(listing, declared, Part("", listing.entries), adapters, draft)
+
+
+def of_bundle(bundle: Bundle, root: Path) -> Composition:
+    """Return the composition that a bundle names, where the engine reads it."""
+    declared = declared_by(bundle)
+    listing = list_named(root, [file.path for file in bundle.files])
+    folders = sorted({file.path.rpartition("/")[0] for file in bundle.weights()}, key=lambda one: (one.count("/"), one))
+    adapters = tuple((one, Part(one.folder, listing.entries)) for one in declared.adapters)
+    draft = Part(declared.draft_folder, listing.entries) if declared.draft_folder is not None else None
+    return Composition(listing, declared, Part(folders[0], listing.entries), adapters, draft)
+
+
+def _part(listing: Listing, places: list[Path], folder: str) -> Part:
+    inside = folder.strip("/").removeprefix("./")
+    if any(entry.folder == inside for entry in listing.entries.values()):
+        return Part(inside, listing.entries)
+    for place in places:
+        outside = place / folder
+        if outside.is_dir():
+            found = list_directory(outside)
+            part = Part("", found.entries, shown=folder.rstrip("/"))
+            part.flaws += found.flaws
+            return part
+    raise FileNotFoundError(2, "there is no such directory", folder)
+
+
+def _found_adapters(listing: Listing) -> Iterator[tuple[Adapter, Part]]:
+    for path in sorted(listing.entries):
+        folder, _, name = path.rpartition("/")
+        if name == "adapter_config.json":
+            yield Adapter(folder.rpartition("/")[2] or "adapter", folder), Part(folder, listing.entries)

@@ -1,0 +1,189 @@
+"""Checks of the context: what is asked for is what the model has positions for and what each request gets."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from gates.static.composition import Composition, Part
+from gates.static.flaw import Flaw, flaw
+from gates.static.rules import is_within
+from gates.static.shape import Shape, rope_of
+
+MISTRAL_DEFAULT = 128_000
+"""Positions that a params.json without a length means. Source: vllm-project/vllm#17747."""
+_PARAMS_KEYS = ("max_position_embeddings", "max_seq_len", "model_max_length", "max_context_len")
+_LENGTH = ("--max-model-len", "--context-length", "--max-context-length", "--max-seq-len", "--max-total-tokens")
+_OLD_THETA = 10_000
+
+
+def check(c: Composition) -> Iterator[Flaw]:
+    """Check lengths and rotary settings."""
+    part = c.model
+    yield from _slots(c)
+    if part.config:
+        yield from _rope(c)
+    asked = requested(c)
+    yield from _length(c, asked)
+
+
+def requested(c: Composition) -> int | None:
+    """Return the context that the launch arguments ask for, of one request."""
+    return c.declared.arguments.number(*_LENGTH)
+
+
+def derived(shape: Shape) -> int | None:
+    """Return the context that a configuration allows, with its rotary scaling.
+
+    Source: vLLM's `_get_and_verify_max_len`: llama3 and longrope state the scaled length already, yarn scales its
+    original one, and the others multiply.
+    """
+    length = shape.context
+    if length is None:
+        return None
+    rope = rope_of(shape)
+    kind, factor = rope["type"], rope["factor"]
+    if kind in {"default", "su", "longrope", "llama3", "mrope", "proportional"} or factor is None or rope["mrope"]:
+        return length
+    if kind == "yarn" and type(rope["original"]) is int:
+        return max(length, int(rope["original"] * factor)) if rope["original"] != length else int(length * factor)
+    if shape.model_type.startswith("gemma3"):
+        return length
+    return int(length * factor)
+
+
+def _length(c: Composition, asked: int | None) -> Iterator[Flaw]:
+    params = c.declared.arguments.get("--config-format") == "mistral" and c.model.has("params.json")
+    longest, source = derived(c.model.shape), "config.json"
+    if params:
+        told = c.model.object("params.json")
+        said = next((told[key] for key in _PARAMS_KEYS if type(told.get(key)) is int), None)
+        longest, source = said or MISTRAL_DEFAULT, "params.json"
+        by_config = derived(c.model.shape)
+        wanted = asked or c.declared.context_tokens
+        if wanted is not None and wanted > longest and by_config is not None and by_config >= wanted:
+            yield flaw(
+                "config-sources-disagree",
+                f"--config-format mistral reads params.json, which {'says' if said else 'has no length and means'} "
+                f"{longest}; {wanted} are asked for, as config.json allows ({by_config}).",
+                file=c.model.path("params.json"),
+                pointer="--max-model-len",
+                found={"requested": wanted, "effective": longest, "source": source, "config": by_config},
+                expected={"at_most": longest},
+            )
+            return
+    yield from _too_long(c, asked, longest, source)
+
+
+def _too_long(c: Composition, asked: int | None, longest: int | None, source: str) -> Iterator[Flaw]:
+    header = c.model.gguf
+    if header is not None:
+        architecture = header.metadata.get("general.architecture")
+        trained = header.metadata.get(f"{architecture}.context_length")
+        longest, source = (trained if type(trained) is int else None), "the GGUF header"
+    if longest is None:
+        return
+    for wanted, pointer in ((asked, "--max-model-len"), (c.declared.context_tokens, "/runtime/context_tokens")):
+        if wanted is not None and wanted > longest:
+            scaled = _rescaled(c)
+            if scaled is not None and wanted <= scaled:
+                continue
+            switch = c.declared.variables.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
+            also = (
+                "; VLLM_ALLOW_LONG_MAX_MODEL_LEN turns the engine's refusal off and adds no positions" if switch else ""
+            )
+            yield flaw(
+                "context-too-long",
+                f"{wanted} tokens of context are asked for, and {source} has positions for {longest}{also}.",
+                file=c.model.path("config.json") if source == "config.json" else None,
+                pointer=pointer,
+                found={"requested": wanted, "derived": longest},
+                expected={"at_most": longest},
+            )
+            return
+
+
+def _rescaled(c: Composition) -> int | None:
+    """Return the context that rotary settings in the launch arguments make, or None."""
+    arguments = c.declared.arguments
+    over: dict[str, Any] = arguments.json("--hf-overrides", "--json-model-override-args") or {}
+    told = arguments.json("--rope-scaling") or over.get("rope_scaling") or over.get("rope_parameters")
+    if isinstance(told, dict) and type(told.get("factor")) in (int, float):
+        original = told.get("original_max_position_embeddings")
+        base = original if type(original) is int else c.model.shape.context
+        return None if base is None else int(base * told["factor"])
+    if type(over.get("max_position_embeddings")) is int:
+        return int(over["max_position_embeddings"])
+    scale = arguments.number("--rope-scale")
+    trained = None if c.model.gguf is None else derived_of_gguf(c.model)
+    return None if scale is None or trained is None else trained * scale
+
+
+def derived_of_gguf(part: Part) -> int | None:
+    """Return the positions that a GGUF header says."""
+    header = part.gguf
+    if header is None:
+        return None
+    value = header.metadata.get(f"{header.metadata.get('general.architecture')}.context_length")
+    return value if type(value) is int else None
+
+
+def _slots(c: Composition) -> Iterator[Flaw]:
+    """Check that a context which is shared by slots leaves each what is promised."""
+    if not c.rules.get("context_is_shared"):
+        return
+    arguments = c.declared.arguments
+    total, slots = arguments.number("-c", "--ctx-size"), arguments.number("-np", "--parallel")
+    promised = c.declared.context_tokens
+    if total is None or slots is None or promised is None or arguments.has("--kv-unified", "-kvu"):
+        return
+    each = total // slots
+    if each < promised:
+        yield flaw(
+            "context-per-slot",
+            f"{total} tokens over {slots} slots are {each} each, and {promised} are promised.",
+            pointer="--ctx-size",
+            found={"per_slot": each, "total": total, "slots": slots},
+            expected={"per_slot": promised},
+            advice=f"Give the engine -c {promised * slots}.",
+        )
+
+
+# -------------------------------------------------------------------------------------------- rotary embedding
+
+
+def _rope(c: Composition) -> Iterator[Flaw]:
+    shape = c.model.shape
+    rope = rope_of(shape)
+    file = c.model.path("config.json")
+    top, new = rope["theta_top"], rope["theta_new"]
+    if top is not None and new is not None and top != new:
+        yield flaw(
+            "rope-format",
+            f"config.json says rope_theta {top:g} and rope_parameters.rope_theta {new:g}; libraries read one of them.",
+            file=file,
+            pointer=shape.at("rope_theta"),
+            found={"rope_theta": top, "rope_parameters.rope_theta": new},
+            expected="one value",
+        )
+        return
+    version = c.rules.library("transformers")
+    is_old = version is not None and is_within(version, "<5.0.0.dev0")
+    if is_old and new is not None and top is None and new != _OLD_THETA:
+        yield flaw(
+            "rope-format",
+            f"transformers {version} in the engine's image reads rope_theta at the top level only, and would run with "
+            f"{_OLD_THETA} in place of {new:g}.",
+            file=file,
+            pointer=shape.at("rope_parameters/rope_theta"),
+            found={"theta": _OLD_THETA, "transformers": version},
+            expected={"theta": new},
+        )
+    factor = rope["factor"]
+    if factor is not None and factor < 1:
+        yield flaw(
+            "rope-scaling-invalid",
+            f"The rotary scaling has the factor {factor}, and less than 1 is no scaling.",
+            file=file,
+            pointer=shape.at("rope_scaling/factor"),
+            found=factor,
+            expected={"from": 1},
+        )

@@ -1,0 +1,344 @@
+"""What the files cannot tell: engine, topology, hardware, adapters, draft, contract; from a bundle or from `-f`."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.bundle import Bundle, Feature
+
+_ENGINES = {"llama.cpp": "llamacpp", "llama-cpp": "llamacpp", "tensorrt-llm": "trtllm", "trt-llm": "trtllm"}
+_PARALLEL = {
+    "tensor": ("tensor_parallel", "tp", "tensor_parallel_size"),
+    "pipeline": ("pipeline_parallel", "pp", "pipeline_parallel_size"),
+    "expert": ("expert_parallel", "ep", "expert_parallel_size"),
+    "data": ("data_parallel", "dp", "data_parallel_size"),
+    "context": ("context_parallel", "cp", "context_parallel_size"),
+}
+# How each engine spells a degree on its command line.
+_PARALLEL_ARGUMENTS = {
+    "tensor": ("--tensor-parallel-size", "-tp", "--tp-size", "--tp", "--tp_size", "--num-shard"),
+    "pipeline": ("--pipeline-parallel-size", "-pp", "--pp-size", "--pp_size"),
+    "expert": ("--expert-parallel-size", "--ep-size", "--ep", "--ep_size"),
+    "data": ("--data-parallel-size", "-dp", "--dp-size"),
+}
+_SIZES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+
+
+class DeclaredError(ValueError):
+    """What was declared cannot be read. `pointer` says where."""
+
+    def __init__(self, pointer: str, detail: str) -> None:
+        super().__init__(f"{pointer}: {detail}")
+        self.pointer, self.detail = pointer, detail
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Launch arguments as an engine reads them: `--name value` and `--name=value`, dashes and underscores alike."""
+
+    words: tuple[str, ...] = ()
+
+    def has(self, *names: str) -> bool:
+        """Say whether a flag or argument is there under one of its names."""
+        return any(self._is(word, name) for word in self.words for name in names)
+
+    def get(self, *names: str) -> str | None:
+        """Return an argument's last value, or None."""
+        found = None
+        for place, word in enumerate(self.words):
+            for name in names:
+                if self._is(word, name):
+                    after = self.words[place + 1] if place + 1 < len(self.words) else None
+                    found = word.split("=", 1)[1] if "=" in word else after
+        return found
+
+    def all(self, *names: str) -> list[str]:
+        """Return the values after a name, up to the next argument: some take several words."""
+        found: list[str] = []
+        for place, word in enumerate(self.words):
+            if not any(self._is(word, name) for name in names):
+                continue
+            if "=" in word:
+                found.append(word.split("=", 1)[1])
+                continue
+            for following in self.words[place + 1 :]:
+                if following.startswith("--"):
+                    break
+                found.append(following)
+        return found
+
+    def number(self, *names: str) -> int | None:
+        """Return a whole number, also written as 32k or 1M; None when there is none."""
+        text = self.get(*names)
+        match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([kKmMgG]?)", text or "")
+        if match is None:
+            return None
+        return int(float(match[1]) * _SIZES[match[2]]) if match[2] else int(float(match[1]))
+
+    def json(self, *names: str) -> dict[str, Any] | None:
+        """Return an argument that holds a JSON object."""
+        try:
+            value = json.loads(self.get(*names) or "null")
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) else None
+
+    @staticmethod
+    def _is(word: str, name: str) -> bool:
+        given = word.split("=", 1)[0]
+        return given == name or (given.startswith("--") and given.replace("_", "-") == name.replace("_", "-"))
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter by its served name and folder, or by its files."""
+
+    name: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a person or the bundle document says. None means that nothing was said."""
+
+    engine: str | None = None
+    version: str | None = None
+    image: str | None = None
+    arguments: Arguments = field(default_factory=Arguments)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    parallel: Mapping[str, int] = field(default_factory=dict)
+    accelerator: str | None = None
+    devices: int | None = None
+    context_tokens: int | None = None
+    max_sequences: int | None = None
+    adapters: tuple[Adapter, ...] = ()
+    draft_folder: str | None = None
+    draft_method: str | None = None
+    features: frozenset[str] | None = None
+    served_name: str | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    template_file: str | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    termination_seconds: float | None = None
+    pre_stop_seconds: float | None = None
+    shutdown_seconds: float | None = None
+    code: frozenset[str] = frozenset()
+
+    def degree(self, kind: str) -> int:
+        """Return a parallel degree, from the topology or else from the arguments; 1 when neither says one."""
+        return self.parallel.get(kind) or self.argument_degree(kind) or 1
+
+    def argument_degree(self, kind: str) -> int | None:
+        """Return the degree that the launch arguments say, or None."""
+        return self.arguments.number(*_PARALLEL_ARGUMENTS.get(kind, ()))
+
+    def has(self, feature: Feature) -> bool:
+        """Say whether a feature is declared; what nobody said is not."""
+        return self.features is not None and feature.value in self.features
+
+
+def declared_by(bundle: Bundle) -> Declared:
+    """Return what a bundle document declares."""
+    engine, runtime, template, topology = bundle.engine, bundle.runtime, bundle.template, bundle.topology
+    draft = bundle.draft
+    return Declared(
+        engine=engine.name,
+        version=engine.version,
+        image=engine.image,
+        arguments=Arguments(tuple(engine.arguments)),
+        variables=dict(engine.variables or {}),
+        libraries=dict(engine.build or {}),
+        parallel={kind: getattr(topology, f"{kind}_parallel") for kind in _PARALLEL},
+        accelerator=bundle.hardware.accelerator,
+        devices=bundle.hardware.count,
+        context_tokens=runtime.context_tokens,
+        max_sequences=runtime.max_sequences,
+        adapters=tuple(Adapter(one.name, one.files[0].rpartition("/")[0]) for one in bundle.adapters or []),
+        draft_folder=draft.files[0].rpartition("/")[0] if draft is not None and draft.files else None,
+        draft_method=None if draft is None else draft.method,
+        features=frozenset(feature.value for feature in bundle.serving.features),
+        served_name=bundle.serving.served_name,
+        tool_parser=template.tool_parser,
+        reasoning_parser=template.reasoning_parser,
+        template_file=template.file,
+        template_arguments=dict(template.arguments or {}),
+        code=frozenset(engine.remote_code.files if engine.remote_code is not None else ()),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- what -f says
+
+
+def read_declared(document: Mapping[str, Any]) -> Declared:
+    """Return what a file of `-f` declares: a part of a bundle document, in which short names are understood too.
+
+    Raises:
+        DeclaredError: a value is of another kind than its place asks for.
+    """
+    read = _Reader(document)
+    engine = read.section("engine")
+    topology, hardware = read.section("topology"), read.section("hardware")
+    runtime, serving, template = read.section("runtime"), read.section("serving"), read.section("template")
+    drain = read.section("drain")
+    draft = read.draft()
+    arguments = Arguments(tuple(engine.words("arguments", "args", "launch_args")))
+    name = (engine.text("name", "family") or "").lower() or None
+    features = serving.words_or_none("features") or read.top.words_or_none("features", "capabilities")
+    return Declared(
+        engine=None if name is None else _ENGINES.get(name, name),
+        version=engine.text("version"),
+        image=engine.text("image", "image_digest"),
+        arguments=arguments,
+        variables=engine.texts("variables", "env", "environment_variables"),
+        libraries={**engine.texts("build"), **engine.texts("libraries", "rules")},
+        parallel={kind: count for kind, names in _PARALLEL.items() if (count := topology.count(*names))},
+        accelerator=hardware.text("accelerator", "gpu_arch", "arch", "architecture", "gpu")
+        or topology.text("gpu_arch", "arch"),
+        devices=hardware.count("count", "gpus", "devices", allow_zero=True),
+        context_tokens=runtime.count("context_tokens", "context_length")
+        or read.top.count("context_tokens", "context_length", "max_context"),
+        max_sequences=runtime.count("max_sequences"),
+        adapters=read.adapters(),
+        draft_folder=draft.text("directory", "folder", "path", "model"),
+        draft_method=draft.text("method"),
+        features=None if features is None else frozenset(features),
+        served_name=serving.text("served_name", "name") or read.top.text("served_name"),
+        tool_parser=template.text("tool_parser"),
+        reasoning_parser=template.text("reasoning_parser"),
+        template_file=template.text("file"),
+        template_arguments=template.mapping("arguments"),
+        termination_seconds=drain.number("termination_grace_seconds", "termination_grace"),
+        pre_stop_seconds=drain.number("pre_stop_seconds", "pre_stop"),
+        shutdown_seconds=drain.number("shutdown_seconds", "shutdown_timeout"),
+        code=frozenset(read.code()),
+    )
+
+
+class _Section:
+    """One object of the document; every getter takes all the names a value may have there."""
+
+    def __init__(self, pointer: str, values: Mapping[str, Any]) -> None:
+        self.pointer, self.values = pointer, values
+
+    def _find(self, names: Sequence[str]) -> tuple[str, Any]:
+        return next(((name, self.values[name]) for name in names if self.values.get(name) is not None), ("", None))
+
+    def _refuse(self, name: str, wanted: str) -> DeclaredError:
+        return DeclaredError(f"{self.pointer}/{name}", f"must be {wanted}")
+
+    def text(self, *names: str) -> str | None:
+        name, value = self._find(names)
+        if value is None:
+            return None
+        if isinstance(value, bool | list | dict):
+            raise self._refuse(name, "a text")
+        return str(value)
+
+    def number(self, *names: str) -> float | None:
+        name, value = self._find(names)
+        if value is None:
+            return None
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?s?", value):
+            return float(value.rstrip("s"))
+        if type(value) not in (int, float):
+            raise self._refuse(name, "a number")
+        return float(value)
+
+    def count(self, *names: str, allow_zero: bool = False) -> int | None:
+        name, value = self._find(names)
+        if value is None:
+            return None
+        if type(value) is not int or value < (0 if allow_zero else 1):
+            raise self._refuse(name, f"a whole number of {0 if allow_zero else 1} or more")
+        return value
+
+    def words(self, *names: str) -> list[str]:
+        return self.words_or_none(*names) or []
+
+    def words_or_none(self, *names: str) -> list[str] | None:
+        name, value = self._find(names)
+        if value is None:
+            return None
+        if isinstance(value, dict):  # {"tools": true, "reasoning": false}
+            return [str(key) for key, is_on in value.items() if is_on]
+        if not isinstance(value, list) or any(isinstance(item, dict | list) or item is None for item in value):
+            raise self._refuse(name, "a list of texts")
+        return [json.dumps(item) if isinstance(item, bool) else str(item) for item in value]
+
+    def texts(self, *names: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for name in names:
+            value = self.values.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, dict):
+                raise self._refuse(name, "an object of texts")
+            found |= {
+                str(key): str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()
+            }
+        return found
+
+    def mapping(self, *names: str) -> dict[str, Any]:
+        name, value = self._find(names)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self._refuse(name, "an object")
+        return dict(value)
+
+
+class _Reader:
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = document
+        self.top = _Section("", document)
+
+    def section(self, name: str) -> _Section:
+        value = self.document.get(name)
+        if value is None:
+            return _Section(f"/{name}", {})
+        if name == "engine" and isinstance(value, str):
+            return _Section("/engine", {"name": value})
+        if not isinstance(value, dict):
+            raise DeclaredError(f"/{name}", "must be an object")
+        return _Section(f"/{name}", value)
+
+    def code(self) -> list[str]:
+        told = self.section("engine").mapping("remote_code")
+        return _Section("/engine/remote_code", told).words("files")
+
+    def draft(self) -> _Section:
+        for name in ("draft", "draft_model"):
+            value = self.document.get(name)
+            if isinstance(value, str):
+                return _Section(f"/{name}", {"directory": value})
+            if isinstance(value, dict):
+                return _Section(f"/{name}", value)
+            if value is not None:
+                raise DeclaredError(f"/{name}", "must be a directory, or an object with one")
+        return _Section("/draft", {})
+
+    def adapters(self) -> tuple[Adapter, ...]:
+        value = self.document.get("adapters")
+        if value is None:
+            return ()
+        if isinstance(value, dict):
+            items = list(value.items())
+        elif isinstance(value, list) and all(isinstance(one, dict) for one in value):
+            items = [(one.get("name"), _folder(one)) for one in value]
+        else:
+            raise DeclaredError("/adapters", "must map names to directories")
+        for name, folder in items:
+            if not isinstance(name, str) or not isinstance(folder, str):
+                raise DeclaredError(f"/adapters/{name}", "must be a directory")
+        return tuple(Adapter(str(name), str(folder)) for name, folder in sorted(items))
+
+
+def _folder(adapter: Mapping[str, Any]) -> object:
+    files = adapter.get("files")
+    if isinstance(files, list) and files and isinstance(files[0], str):
+        return files[0].rpartition("/")[0]
+    return next((adapter[key] for key in ("directory", "folder", "path") if key in adapter), None)

@@ -1,0 +1,68 @@
+"""Checks of a draft model: it speaks the target's tokens."""
+
+from collections.abc import Iterator
+
+from gates.static.composition import Composition
+from gates.static.flaw import Flaw, flaw
+from gates.static.vocabulary import embedding_rows
+from gates.static.words import first_difference
+from schemas.result import Severity
+
+_OWN_HEADS = frozenset({"eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "deepseek_mtp"})
+
+
+def check(c: Composition) -> Iterator[Flaw]:
+    """Check the draft against the target."""
+    part = c.draft
+    if part is None:
+        return
+    if not part.config and part.gguf is None:
+        yield flaw("draft-incomplete", "The draft has no config.json.", file=part.path("config.json"))
+        return
+    if (c.declared.draft_method or "").lower() in _OWN_HEADS:
+        return  # heads of this kind read the target's own states and tokens
+    target, draft = c.model.tokenizer, part.tokenizer
+    differing = False
+    if target is not None and draft is not None:
+        place = first_difference(target.texts, draft.texts)
+        if place is not None:
+            differing = True
+            yield flaw(
+                "draft-vocab",
+                f"Token {place} is {target.texts[place]!r} in the target and {draft.texts[place]!r} in the draft.",
+                file=part.path("tokenizer.json"),
+                found={"first_difference": place, "draft": draft.texts[place]},
+                expected={"target": target.texts[place]},
+            )
+        elif only := sorted(set(draft.texts) ^ set(target.texts)):
+            differing = True
+            yield flaw(
+                "draft-vocab",
+                f"{len(only)} tokens are in one vocabulary only, from id {only[0]} on: the target has "
+                f"{len(target.texts)}, the draft {len(draft.texts)}.",
+                file=part.path("tokenizer.json"),
+                found={"draft": len(draft.texts), "more": only[:20], "count": len(only)},
+                expected={"target": len(target.texts)},
+            )
+    rows, other = embedding_rows(c.model), embedding_rows(part)
+    if differing or rows is None or other is None or rows == other:
+        return
+    if target is None or draft is None:
+        yield flaw(
+            "draft-vocab",
+            f"The target has {rows} rows of tokens and the draft {other}, and no tokenizers show that this is padding.",
+            file=part.path("config.json"),
+            found={"draft": other},
+            expected={"target": rows},
+        )
+    elif c.rules.get("draft_vocabulary_padding") is not True:
+        yield flaw(
+            "draft-vocab",
+            f"The tokens are the same, but the target has {rows} rows and the draft {other}; "
+            f"{c.engine or 'the engine'} is not known to pad.",
+            severity=Severity.WARN,
+            file=part.path("config.json"),
+            found={"draft": other},
+            expected={"target": rows},
+            advice=f"Pad the smaller embedding to {max(rows, other)} rows, or choose an engine that does.",
+        )

@@ -1,0 +1,139 @@
+"""Runs every check over a composition, and says what was inferred on the way."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gates.static import (
+    adapters,
+    context,
+    draft,
+    files,
+    index,
+    quantization,
+    sampling,
+    serving,
+    stops,
+    template,
+    topology,
+    values,
+    vocabulary,
+    weights,
+)
+from gates.static.composition import Composition
+from gates.static.flaw import Flaw
+from gates.static.listing import changed
+from gates.static.shape import rope_of
+from gates.static.vocabulary import embedding_rows
+from schemas.result import Severity, Verdict
+
+CHECKS: Final[dict[str, Callable[[Composition], Iterator[Flaw]]]] = {
+    "files": files.check,
+    "index": index.check,
+    "weights": weights.check,
+    "values": values.check,
+    "tokenizer": vocabulary.check,
+    "template": template.check,
+    "stops": stops.check,
+    "sampling": sampling.check,
+    "quantization": quantization.check,
+    "topology": topology.check,
+    "context": context.check,
+    "adapters": adapters.check,
+    "draft": draft.check,
+    "serving": serving.check,
+    "stability": lambda c: changed(c.listing),
+}
+"""Every check in the order in which they run. `stability` is last: it sees what the others took time for."""
+
+_ORDER = {Severity.BLOCK: 0, Severity.WARN: 1, Severity.INFO: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What was found, what blocks first, and what was inferred."""
+
+    flaws: tuple[Flaw, ...]
+    inferred: dict[str, Any]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Failed when anything blocks, else passed."""
+        return verdict_of(self.flaws)
+
+
+def verdict_of(flaws: tuple[Flaw, ...]) -> Verdict:
+    """Return the verdict that findings give."""
+    return Verdict.FAILED if any(one.severity is Severity.BLOCK for one in flaws) else Verdict.PASSED
+
+
+def examine(c: Composition, *, progress: Callable[[str], None] = lambda _: None, with_digest: bool = False) -> Examined:
+    """Run every check.
+
+    Args:
+        c: what to look at.
+        progress: takes the name of each check before it runs.
+        with_digest: also hash the tensors that an engine loads.
+
+    Raises:
+        OSError: a file cannot be read any more.
+    """
+    found: list[Flaw] = []
+    for name, check in CHECKS.items():
+        progress(name)
+        found += check(c)
+    once = [one for place, one in enumerate(found) if one not in found[:place]]
+    flaws = sorted(once, key=lambda one: _ORDER[one.severity])
+    return Examined(tuple(flaws), infer(c, with_digest=with_digest))
+
+
+def infer(c: Composition, *, with_digest: bool = False) -> dict[str, Any]:
+    """Return what the files say about the composition, as JSON."""
+    part, shape = c.model, c.model.shape
+    rope = rope_of(shape)
+    tensors = part.weights.effective
+    words = part.tokenizer
+    quantization_told = c.quantization
+    told: dict[str, Any] = {
+        "engine": {"name": c.engine, "version": c.declared.version},
+        "format": "gguf" if part.gguf is not None else "safetensors" if part.weights.shards else None,
+        "architecture": shape.architecture or None,
+        "model_type": shape.model_type or None,
+        "shape": {
+            "layers": shape.layers,
+            "hidden": shape.hidden,
+            "heads": shape.heads,
+            "kv_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "intermediate": shape.intermediate,
+            "experts": shape.experts,
+            "vocabulary": shape.vocabulary,
+            "tied": shape.is_tied,
+        },
+        "context": {"derived": context.derived(shape), "requested": context.requested(c)},
+        "rope": {"theta": rope["theta"], "type": rope["type"], "factor": rope["factor"]},
+        "weights": {
+            "files": part.weights.used_files,
+            "tensors": len(tensors),
+            "effective_bytes": part.weights.effective_bytes,
+            "superseded": len(part.weights.superseded),
+        },
+        "embedding_rows": embedding_rows(part),
+        "tokenizer": None if words is None else {"size": words.size, "prefix": words.prefix},
+        "template": None if c.template is None else c.template[1],
+        "quantization": None
+        if quantization_told is None
+        else {
+            "method": quantization_told.method,
+            "bits": quantization_told.bits,
+            "group_size": quantization_told.group,
+        },
+        "stops": {**stops.sources_of(part), "effective": stops.effective_stops(c, stops.sources_of(part))},
+        "sampling": sampling.effective_defaults(c),
+        "adapters": [adapter.name for adapter, _ in c.adapters],
+        "draft": None if c.draft is None else c.draft.folder or ".",
+        "left_out": list(c.listing.left_out),
+    }
+    if with_digest:
+        told["weights"]["digest"] = part.weights.digest()
+    return told

@@ -1,0 +1,75 @@
+"""The conversations that a chat template is tried with, and what became of each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from gates.files.templates import Case, Rendering, render_all
+
+QUESTION: Final = "ping"
+ANSWER: Final = "Sluicegate answers"
+SYSTEM: Final = "Sluicegate instructs"
+_LATER: Final = datetime(2031, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a template prints a clock on the wall
+_USER: Final = {"role": "user", "content": QUESTION}
+_ASSISTANT: Final = {"role": "assistant", "content": ANSWER}
+
+
+def _tool(properties: Mapping[str, Any], definitions: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"type": "object", "properties": properties, "required": list(properties)}
+    if definitions is not None:
+        parameters = {"$defs": definitions, **parameters}
+    function = {"name": "find", "description": "Finds things.", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+_FLAT: Final = _tool({"filter": {"type": "string", "description": "What to find."}})
+_REFERENCE: Final = _tool(
+    {"filter": {"$ref": "#/$defs/F"}}, {"F": {"type": "object", "properties": {"name": {"type": "string"}}}}
+)
+_CHOICE: Final = _tool({"filter": {"anyOf": [{"type": "string"}, {"type": "null"}], "description": "What to find."}})
+
+CASES: Final[dict[str, dict[str, Any]]] = {
+    "plain": {"messages": [_USER]},
+    "closed": {"messages": [_USER], "add_generation_prompt": False},
+    "answered": {"messages": [_USER, _ASSISTANT], "add_generation_prompt": False},
+    "history": {"messages": [_USER, _ASSISTANT, {"role": "user", "content": "pong"}]},
+    "system": {"messages": [{"role": "system", "content": SYSTEM}, _USER]},
+    "later": {"messages": [_USER], "now": _LATER},
+    "tool": {"messages": [_USER], "tools": [_FLAT]},
+    "tool-reference": {"messages": [_USER], "tools": [_REFERENCE]},
+    "tool-choice": {"messages": [_USER], "tools": [_CHOICE]},
+    "called": {
+        "messages": [
+            _USER,
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {"id": "call00001", "type": "function", "function": {"name": "find", "arguments": {"filter": "x"}}}
+                ],
+            },
+        ],
+        "tools": [_FLAT],
+        "add_generation_prompt": False,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Renderings:
+    """What became of each conversation of CASES, by its name."""
+
+    source: str
+    file: str
+    by_name: Mapping[str, Rendering]
+
+    def text(self, name: str) -> str | None:
+        """Return a rendered text, or None."""
+        return self.by_name[name].text
+
+
+def render(source: str, file: str, variables: Mapping[str, Any]) -> Renderings:
+    """Render every conversation with one template, in one child process."""
+    cases = [Case(**{"variables": variables, **told}) for told in CASES.values()]
+    return Renderings(source, file, dict(zip(CASES, render_all(source, cases), strict=True)))

@@ -1,0 +1,229 @@
+"""Checks of quantization: the declaration fits the tensors, the engine, its libraries and its hardware."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from gates.static import names
+from gates.static.composition import Composition
+from gates.static.flaw import MAX_ITEMS, Flaw, Where, flaw, listed
+from gates.static.quantized import Quantization, weight_schemes
+from gates.static.rules import is_within, table
+from gates.static.tensors import Placed, read_bytes
+
+_PACKED = ("qweight", "qzeros", "weight_packed", "weight.absmax", "weight.quant_state.bitsandbytes__nf4")
+_SCALED = ("weight_scale", "weight_scale_inv")
+# Method → suffixes of which one shows that a module was quantized. Source: the tensor names of published checkpoints.
+_SHOWN = {
+    "gptq": ("qweight",),
+    "awq": ("qweight",),
+    "auto-round": ("qweight", "weight_packed", "weight_scale"),
+    "compressed-tensors": ("weight_packed", "weight_scale"),
+    "fp8": _SCALED,
+    "fbgemm_fp8": _SCALED,
+    "modelopt": _SCALED,
+}
+_G_IDX_BYTES = 16 * 1024 * 1024
+
+
+def check(c: Composition) -> Iterator[Flaw]:
+    """Check how the model is quantized."""
+    told = c.quantization
+    tensors = c.model.weights.effective
+    if told is None:
+        yield from _undeclared(c, tensors)
+        return
+    if tensors:
+        yield from _carried(c, told, tensors)
+        if told.method in {"gptq", "auto-round"}:
+            yield from _order(c, told, tensors)
+    yield from _bits(c, told)
+    yield from _method(c, told)
+    yield from _libraries(c, told)
+
+
+def _where(c: Composition, told: Quantization) -> Where:
+    return {"file": c.model.path(told.file), "pointer": told.pointer}
+
+
+def _undeclared(c: Composition, tensors: Mapping[str, Placed]) -> Iterator[Flaw]:
+    found = [
+        module
+        for module, parts in names.linears(c.model.layered, tensors, c.model.shape.layers).items()
+        if any(suffix in parts for suffix in _PACKED)
+        or (
+            "weight" in parts and parts["weight"].tensor.dtype.startswith("F8") and any(one in parts for one in _SCALED)
+        )
+    ]
+    if not found:
+        loose = [name for name in tensors if name.endswith((".qweight", ".weight_packed"))]
+        found = [name.rpartition(".")[0] for name in loose]
+    if found:
+        yield flaw(
+            "quant-config-mismatch",
+            f"{len(found)} modules hold packed weights, and no file declares a method: {listed(sorted(found))}.",
+            file=c.model.path("config.json"),
+            pointer="/quantization_config",
+            found={"packed": len(found), "modules": sorted(found)[:MAX_ITEMS], "method": None},
+        )
+
+
+def _carried(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) -> Iterator[Flaw]:
+    shown = _SHOWN.get(told.method)
+    modules = names.linears(c.model.layered, tensors, c.model.shape.layers)
+    if told.method == "mxfp4":
+        blocks = [name for name in tensors if name.endswith("_blocks")]
+        experts = [name for name in tensors if ".experts." in name]
+        if experts and not blocks:
+            yield flaw(
+                "quant-config-mismatch",
+                "config.json declares mxfp4, and no expert is stored in blocks.",
+                **_where(c, told),
+                found={"carried": 0, "of": len(experts), "method": "mxfp4"},
+            )
+        return
+    if shown is None or not modules:
+        return
+    meant = {module: parts for module, parts in modules.items() if not told.ignores(module)}
+    bare = [module for module, parts in meant.items() if not _shows(parts, shown)]
+    if not meant or not bare:
+        return
+    some = len(meant) - len(bare)
+    sign = shown[0] if some == 0 or told.method in {"gptq", "awq"} else " or ".join(shown)
+    yield flaw(
+        "quant-config-mismatch",
+        f"{told.file} declares {told.method}, and {some} of {len(meant)} linear layers carry {sign}.",
+        **_where(c, told),
+        found={"carried": some, "of": len(meant), "method": told.method, "bare": sorted(bare)[:MAX_ITEMS]},
+        expected={"carried": len(meant), "suffix": list(shown)},
+    )
+
+
+def _shows(parts: Mapping[str, Placed], shown: tuple[str, ...]) -> bool:
+    if any(suffix in parts for suffix in shown):
+        return True
+    return shown == _SCALED and "weight" in parts and parts["weight"].tensor.dtype.startswith("F8")
+
+
+def _order(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) -> Iterator[Flaw]:
+    """Check that g_idx gives each column the group that its scales were made for."""
+    missing, told_of = [], 0
+    for name in sorted(tensors):
+        if not name.endswith(".qweight"):
+            continue
+        module = name.removesuffix(".qweight")
+        placed = tensors.get(f"{module}.g_idx")
+        if placed is None:
+            if told.desc_act:
+                missing.append(module)
+            continue
+        said = _groups(placed, told, tensors.get(f"{module}.scales"))
+        if said is not None and told_of < MAX_ITEMS:
+            told_of += 1
+            used, wanted = said
+            yield flaw(
+                "g-idx-invalid",
+                f"{module}.g_idx uses the groups {_short(used)}, and there are {_short(wanted)}.",
+                file=placed.entry.path,
+                pointer=f"{module}.g_idx",
+                found={"groups": used[:MAX_ITEMS], "count": len(used), "desc_act": told.desc_act},
+                expected={"groups": wanted[:MAX_ITEMS], "count": len(wanted)},
+            )
+    if missing:
+        yield flaw(
+            "g-idx-missing",
+            f"desc_act is true, and {len(missing)} modules have no g_idx: {listed(missing)}.",
+            **_where(c, told),
+            found={"modules": missing[:MAX_ITEMS], "count": len(missing)},
+        )
+
+
+def _groups(placed: Placed, told: Quantization, scales: Placed | None) -> tuple[list[int], list[int]] | None:
+    """Return the groups used and those there are, when a column has a group that its scales were not made for."""
+    if placed.tensor.dtype != "I32" or placed.size > _G_IDX_BYTES:
+        return None
+    order = np.frombuffer(read_bytes(placed, _G_IDX_BYTES), dtype="<i4")
+    columns = len(order)
+    count = scales.tensor.shape[0] if scales is not None and scales.tensor.shape else None
+    group = told.group or columns
+    count = count or -(-columns // group)
+    used = sorted({int(one) for one in np.unique(order)})
+    wanted = list(range(count))
+    if columns == 0 or used != wanted:
+        return used, wanted
+    if told.desc_act:
+        sizes = np.bincount(order, minlength=count)
+        return (used, wanted) if int(sizes.max()) > group else None
+    in_order = np.arange(columns) // group
+    return None if np.array_equal(order, in_order) else (used, wanted)
+
+
+def _short(groups: list[int]) -> str:
+    shown = ", ".join(str(one) for one in groups[:4])
+    return "{" + shown + (", …" if len(groups) > 4 else "") + "}"
+
+
+def _bits(c: Composition, told: Quantization) -> Iterator[Flaw]:
+    rule = {"gptq": "gptq_bits", "awq": "awq_bits"}.get(told.method)
+    if rule is None and told.method == "compressed-tensors" and told.packed:
+        rule = "gptq_bits"
+    supported = c.rules.get(rule) if rule else None
+    if told.bits is None or supported is None or told.bits in supported:
+        return
+    whole = 32 % told.bits == 0
+    factor = f"{32 / told.bits:.2f}".rstrip("0").rstrip(".")
+    reason = "" if whole else f"; 32 / {told.bits} = {factor} weights in a word is no whole number"
+    yield flaw(
+        "quant-bits-unsupported",
+        f"{c.engine or 'Engines'} cannot unpack {told.bits}-bit {told.method} weights{reason}.",
+        file=c.model.path(told.file),
+        pointer=f"{told.pointer}/bits",
+        found={"bits": told.bits, "pack_factor": float(factor)},
+        expected={"bits": supported},
+    )
+
+
+def _method(c: Composition, told: Quantization) -> Iterator[Flaw]:
+    known = c.rules.get("quantizations")
+    if known is not None and told.method and told.method not in known:
+        yield flaw(
+            "quant-method-unsupported",
+            f"{c.engine} does not read the method {told.method}.",
+            **_where(c, told),
+            found=told.method,
+            expected=sorted(known),
+        )
+    asked = c.declared.arguments.get("--quantization", "-q")
+    families = {"gptq_marlin": "gptq", "awq_marlin": "awq", "marlin": "gptq", "modelopt_fp4": "modelopt"}
+    if asked and told.method and families.get(asked, asked) != told.method and told.method != "auto-round":
+        yield flaw(
+            "quant-argument-differs",
+            f"The launch arguments say {asked}, and {told.file} says {told.method}.",
+            **_where(c, told),
+            found=asked,
+            expected=told.method,
+        )
+
+
+def _libraries(c: Composition, told: Quantization) -> Iterator[Flaw]:
+    for rule in table("libraries")["rules"]:
+        version = c.rules.library(rule["library"])
+        if version is None or told.method != rule["method"] or not is_within(version, rule["versions"]):
+            continue
+        places = weight_schemes(told.told) if rule["within"] == "weights" else [told.told]
+        for place in places:
+            if all(_is_one_of(place.get(key), values) for key, values in rule["when"].items()):
+                yield flaw(
+                    "quant-lib-rejects",
+                    f"{rule['library']} {version} in the engine's image: {rule['says']}.",
+                    **_where(c, told),
+                    found={"library": rule["library"], "version": version}
+                    | {key: place.get(key) for key in rule["when"]},
+                    expected={"library": rule["library"], "not": rule["versions"]},
+                )
+                break
+
+
+def _is_one_of(value: Any, values: list[Any]) -> bool:
+    return any(type(value) is type(one) and value == one for one in values)

@@ -1,0 +1,195 @@
+"""How a model says that it is quantized, in one form for all the ways of saying it.
+
+Source: the quantization configurations of transformers 5.24, AutoAWQ, GPTQModel, compressed-tensors 0.17 and
+TensorRT Model Optimizer, as published checkpoints hold them.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "hf_quant_config.json")
+_PATTERN_LETTERS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """What is declared. `pointer` and `file` say where; `told` is the declaration itself."""
+
+    method: str
+    file: str
+    pointer: str
+    told: Mapping[str, Any]
+    bits: int | None = None
+    group: int | None = None
+    desc_act: bool = False
+    block: tuple[int, int] | None = None
+    ignored: tuple[str, ...] = ()
+    floating: bool = False
+    packed: bool = False
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether weights are 8-bit floating point numbers."""
+        return self.floating and self.bits == 8
+
+    def ignores(self, module: str) -> bool:
+        """Say whether a module was left as it was."""
+        return any(_matches(pattern, module) for pattern in self.ignored)
+
+
+def quantization_of(config: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> Quantization | None:
+    """Return what config.json declares, or else a file of its own."""
+    for pointer, told in _places(config):
+        if isinstance(told, dict) and told:
+            return _read("config.json", pointer, told)
+    for name in QUANTIZATION_FILES:
+        told = files.get(name)
+        if told:
+            inner = told.get("quantization")
+            is_inner = isinstance(inner, dict)
+            return _read(name, "/quantization" if is_inner else "", inner if isinstance(inner, dict) else told)
+    return None
+
+
+def _places(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    places = [(f"/{name}", config.get(name)) for name in ("quantization_config", "compression_config")]
+    for outer in ("text_config", "llm_config", "language_config"):
+        text = config.get(outer)
+        if isinstance(text, dict):
+            places.append((f"/{outer}/quantization_config", text.get("quantization_config")))
+    return places
+
+
+def _read(file: str, pointer: str, told: Mapping[str, Any]) -> Quantization:
+    method = _method(file, told)
+    reader = _READERS.get(method, _read_plain)
+    values = reader(told)
+    return Quantization(method=method, file=file, pointer=pointer, told=told, ignored=_ignored(told), **values)
+
+
+def _method(file: str, told: Mapping[str, Any]) -> str:
+    named = told.get("quant_method", told.get("quant_algo", told.get("quant_type", "")))
+    method = str(named or "").lower()
+    if file == "hf_quant_config.json" or method.startswith(("modelopt", "nvfp4")) or "producer" in told:
+        return "modelopt"
+    if not method and ("w_bit" in told or "zero_point" in told):
+        return "awq"
+    if not method and ("desc_act" in told or "bits" in told):
+        return "gptq"
+    if not method and "config_groups" in told:
+        return "compressed-tensors"
+    return {"auto-round": "auto-round", "auto_round": "auto-round", "intel/auto-round": "auto-round"}.get(
+        method, method
+    )
+
+
+def _read_plain(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "bits": _count(told.get("bits", told.get("w_bit", told.get("weight_bits")))),
+        "group": _group(told.get("group_size", told.get("q_group_size"))),
+        "desc_act": told.get("desc_act") is True,
+        "packed": True,
+    }
+
+
+def _read_fp8(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {"bits": 8, "floating": True, "block": _block(told.get("weight_block_size"))}
+
+
+def _read_compressed(told: Mapping[str, Any]) -> dict[str, Any]:
+    weights = next(iter(weight_schemes(told)), {})
+    groups = told.get("config_groups")
+    formats = {str(told.get("format", ""))}
+    for one in groups.values() if isinstance(groups, dict) else ():
+        formats |= {str(one.get("format", ""))} if isinstance(one, dict) else set()
+    return {
+        "bits": _count(weights.get("num_bits")),
+        "group": _group(weights.get("group_size")),
+        "desc_act": weights.get("actorder") in ("group", "dynamic", True),
+        "block": _block(weights.get("block_structure")),
+        "floating": weights.get("type") == "float",
+        "packed": any("pack" in one for one in formats),
+    }
+
+
+def _read_modelopt(told: Mapping[str, Any]) -> dict[str, Any]:
+    kind = str(told.get("quant_algo", told.get("quant_method", ""))).upper()
+    is_four = "NVFP4" in kind or "FP4" in kind
+    return {
+        "bits": 4 if is_four or "INT4" in kind or "W4" in kind else 8,
+        "group": _group(told.get("group_size")),
+        "floating": is_four or "FP8" in kind,
+    }
+
+
+def _read_bitsandbytes(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {"bits": 4 if told.get("load_in_4bit") or told.get("_load_in_4bit") else 8}
+
+
+def _read_mxfp4(_told: Mapping[str, Any]) -> dict[str, Any]:
+    return {"bits": 4, "group": 32, "floating": True}
+
+
+_READERS = {
+    "fp8": _read_fp8,
+    "fbgemm_fp8": _read_fp8,
+    "compressed-tensors": _read_compressed,
+    "modelopt": _read_modelopt,
+    "bitsandbytes": _read_bitsandbytes,
+    "mxfp4": _read_mxfp4,
+}
+
+
+def weight_schemes(told: Any) -> list[dict[str, Any]]:
+    """Return every object that stands under the key `weights`, wherever it is."""
+    found = []
+    if isinstance(told, dict):
+        for key, value in told.items():
+            if key == "weights" and isinstance(value, dict):
+                found.append(value)
+            found += weight_schemes(value)
+    return found
+
+
+def _ignored(told: Mapping[str, Any]) -> tuple[str, ...]:
+    found: list[str] = []
+    for key in ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "llm_int8_skip_modules"):
+        value = told.get(key)
+        found += [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    dynamic = told.get("dynamic")
+    if isinstance(dynamic, dict):  # GPTQModel: "-:pattern" leaves modules out
+        found += ["re:" + key[2:] for key in dynamic if key.startswith("-:")]
+    return tuple(found)
+
+
+def _matches(pattern: str, module: str) -> bool:
+    if pattern.startswith("re:"):
+        # Only what cannot run for long is used as a pattern: no group is repeated.
+        text = pattern[3:]
+        if len(text) > _PATTERN_LETTERS or re.search(r"\)[*+{?]", text) or text.count("*") + text.count("+") > 6:
+            return False
+        try:
+            return re.match(text, module) is not None
+        except re.error:
+            return False
+    if "*" in pattern:
+        return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), module) is not None and pattern.count("*") <= 4
+    return module == pattern or f".{module}.".find(f".{pattern}.") >= 0
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _group(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _block(value: object) -> tuple[int, int] | None:
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
+        first, second = value
+        if type(first) is int and type(second) is int and first > 0 and second > 0:
+            return first, second
+    return None

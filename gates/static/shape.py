@@ -1,0 +1,194 @@
+"""What a configuration says about the language model inside it, whatever its family calls things.
+
+Source: the configuration classes of transformers 4.57 and 5.24, and the published config.json of each family.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+_NAMES = {
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "n_kv_heads"),
+    "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "hidden_dim"),
+    "vocabulary": ("vocab_size", "padded_vocab_size"),
+    "context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
+    "experts": ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"),
+    "moe_intermediate": ("moe_intermediate_size", "expert_intermediate_size"),
+    "shared_intermediate": ("shared_expert_intermediate_size",),
+    "query_rank": ("q_lora_rank",),
+    "kv_rank": ("kv_lora_rank",),
+    "rope_dim": ("qk_rope_head_dim",),
+    "nope_dim": ("qk_nope_head_dim",),
+    "value_dim": ("v_head_dim",),
+    "sliding_window": ("sliding_window",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a language model; None where neither the configuration nor its family's defaults say one."""
+
+    model_type: str
+    config: Mapping[str, Any]
+    text: Mapping[str, Any]
+    pointer: str
+    family: Mapping[str, Any]
+    hidden: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    intermediate: int | None = None
+    vocabulary: int | None = None
+    context: int | None = None
+    experts: int | None = None
+    moe_intermediate: int | None = None
+    shared_intermediate: int | None = None
+    query_rank: int | None = None
+    kv_rank: int | None = None
+    rope_dim: int | None = None
+    nope_dim: int | None = None
+    value_dim: int | None = None
+    sliding_window: int | None = None
+    is_tied: bool | None = None
+    architecture: str = ""
+
+    @property
+    def is_mla(self) -> bool:
+        """Whether keys and values are kept compressed (multi-head latent attention)."""
+        return self.kv_rank is not None
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether the class that the configuration names has a language-model head."""
+        return not self.architecture or self.architecture.endswith(
+            ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+        )
+
+    def at(self, name: str) -> str:
+        """Return the JSON Pointer of one of the text configuration's values."""
+        return f"{self.pointer}/{name}"
+
+
+@cache
+def families() -> dict[str, Any]:
+    """Return the table of families: model type → defaults, tied head, and names of tensors."""
+    text = resources.files("gates.static").joinpath("architectures.json").read_text("utf-8")
+    table: dict[str, Any] = json.loads(text)
+    return table
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """Return the shape that a config.json describes. What it does not hold is None, never guessed."""
+    inner = next((name for name in _INNER if isinstance(config.get(name), dict)), None)
+    text, pointer = (config[inner], f"/{inner}") if inner else (config, "")
+    if inner == "thinker_config" and isinstance(text.get("text_config"), dict):
+        text, pointer = text["text_config"], f"{pointer}/text_config"
+    types = [one for one in (text.get("model_type"), config.get("model_type")) if isinstance(one, str)]
+    known = families()["families"]
+    model_type = next((one for one in types if one in known), types[0] if types else "")
+    family = known.get(model_type, {})
+    values = {name: _value(name, text, config, family) for name in _NAMES}
+    _derive(values, text, model_type)
+    architectures = config.get("architectures")
+    named = [one for one in architectures if isinstance(one, str)] if isinstance(architectures, list) else []
+    return Shape(
+        model_type=model_type,
+        config=config,
+        text=text,
+        pointer=pointer,
+        family=family,
+        is_tied=_tied(text, config, family),
+        architecture=named[0] if named else "",
+        **values,
+    )
+
+
+def _value(name: str, text: Mapping[str, Any], config: Mapping[str, Any], family: Mapping[str, Any]) -> int | None:
+    defaults = family.get("defaults", {})
+    for source in (text, config, defaults):
+        for key in _NAMES[name]:
+            value = source.get(key)
+            if type(value) is int and value > 0:
+                return value
+            if key in source and name in {"query_rank", "sliding_window"}:
+                return None  # null says that there is none, whatever the default
+    return None
+
+
+def _derive(values: dict[str, int | None], text: Mapping[str, Any], model_type: str) -> None:
+    heads, hidden = values["heads"], values["hidden"]
+    if values["kv_heads"] is None:
+        values["kv_heads"] = 1 if text.get("multi_query") is True else heads
+    if values["head_dim"] is None and heads and hidden and hidden % heads == 0:
+        values["head_dim"] = hidden // heads
+    if values["experts"] and values["moe_intermediate"] is None:
+        values["moe_intermediate"] = values["intermediate"]
+    if model_type == "gpt2" and values["intermediate"] is None and hidden:
+        values["intermediate"] = 4 * hidden
+
+
+def _tied(text: Mapping[str, Any], config: Mapping[str, Any], family: Mapping[str, Any]) -> bool | None:
+    # The outer configuration is asked second: it inherits a default of its own that says nothing about the text model.
+    for source in (text, config, family.get("defaults", {})):
+        value = source.get("tie_word_embeddings")
+        if isinstance(value, bool):
+            return value
+    return None
+
+
+def rope_of(shape: Shape) -> dict[str, Any]:
+    """Return the rotary settings in one form: `theta`, `type`, `factor`, `original`, and where each was found.
+
+    `theta_top` is what stands at the top level (read before transformers 5) and `theta_new` what stands in
+    `rope_parameters` (read since); for layers of several kinds it is that of full attention.
+    """
+    text = shape.text
+    scaling = text.get("rope_scaling")
+    parameters = text.get("rope_parameters")
+    if isinstance(parameters, dict) and isinstance(parameters.get("full_attention"), dict):
+        parameters = parameters["full_attention"]
+    told = parameters if isinstance(parameters, dict) and parameters else scaling if isinstance(scaling, dict) else {}
+    new = parameters.get("rope_theta") if isinstance(parameters, dict) else None
+    top = text.get("rope_theta")
+    kind = told.get("rope_type", told.get("type", "default"))
+    return {
+        "theta_top": top if type(top) in (int, float) else None,
+        "theta_new": new if type(new) in (int, float) else None,
+        "theta": new if type(new) in (int, float) else top,
+        "type": kind if isinstance(kind, str) else "default",
+        "factor": told.get("factor") if type(told.get("factor")) in (int, float) else None,
+        "original": told.get("original_max_position_embeddings"),
+        "in_parameters": isinstance(parameters, dict) and bool(parameters),
+        "mrope": "mrope_section" in told,
+    }
+
+
+def moe_layers(shape: Shape) -> frozenset[int]:
+    """Return the numbers of the layers that hold experts, by the family's rule."""
+    layers, text = shape.layers or 0, shape.text
+    rule = shape.family.get("moe")
+    if not shape.experts or rule is None:
+        return frozenset()
+    if rule == "after_dense":
+        first, every = text.get("first_k_dense_replace", 0), text.get("moe_layer_freq", 1)
+        if type(first) is not int or type(every) is not int or every < 1:
+            return frozenset()
+        return frozenset(layer for layer in range(layers) if layer >= first and layer % every == 0)
+    if rule == "sparse_step":
+        step, dense = text.get("decoder_sparse_step", 1), text.get("mlp_only_layers", [])
+        if type(step) is not int or step < 1 or not isinstance(dense, list):
+            return frozenset()
+        return frozenset(layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0)
+    if rule == "interleaved":
+        step = text.get("interleave_moe_layer_step", 1)
+        return frozenset(layer for layer in range(layers) if type(step) is int and step and (layer + 1) % step == 0)
+    return frozenset(range(layers))

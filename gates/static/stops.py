@@ -1,0 +1,179 @@
+"""Checks of what ends an answer: files agree, the engine reads the one that knows, and the template's end counts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from gates.static.composition import Composition, Part
+from gates.static.flaw import Flaw, flaw
+from gates.static.probes import ANSWER
+from schemas.result import Severity
+
+
+def check(c: Composition) -> Iterator[Flaw]:
+    """Check the stop ids of the model."""
+    part = c.model
+    if part.gguf is not None:
+        yield from _gguf(c)
+        return
+    sources = sources_of(part)
+    if not any(sources[name] for name in ("config", "generation", "tokenizer")):
+        return
+    effective = effective_stops(c, sources)
+    overridden = _override(c, sources)
+    if overridden is not None:
+        yield overridden
+    else:
+        yield from _disagreement(c, sources, effective)
+    yield from _turn_end(c, sources, effective)
+
+
+def sources_of(part: Part) -> dict[str, list[int]]:
+    """Return the stop ids that each file names: config, generation, tokenizer."""
+    words = part.tokenizer
+    named = None
+    if words is not None:
+        named = words.id_of(words.named("eos_token"))
+    elif isinstance(told := part.object("tokenizer_config.json").get("eos_token"), str | dict):
+        named = _by_decoder(part, told)
+    config = _ids(part.shape.text.get("eos_token_id")) or _ids(part.config.get("eos_token_id"))
+    return {
+        "config": config,
+        "generation": _ids(part.object("generation_config.json").get("eos_token_id")),
+        "tokenizer": [] if named is None else [named],
+    }
+
+
+def _by_decoder(part: Part, told: str | dict[str, Any]) -> int | None:
+    text = told.get("content") if isinstance(told, dict) else told
+    decoder = part.object("tokenizer_config.json").get("added_tokens_decoder")
+    for number, one in decoder.items() if isinstance(decoder, dict) else ():
+        if isinstance(one, dict) and one.get("content") == text and str(number).isdigit():
+            return int(number)
+    return None
+
+
+def _ids(value: object) -> list[int]:
+    return sorted({one for one in (value if isinstance(value, list) else [value]) if type(one) is int and one >= 0})
+
+
+def effective_stops(c: Composition, sources: dict[str, list[int]]) -> list[int] | None:
+    """Return the ids at which the engine stops, or None when it is not known which files it reads."""
+    rule = c.rules.get("stop_sources")
+    if rule is None:
+        return None
+    found: set[int] = set()
+    has_generation = c.model.has("generation_config.json")
+    if c.declared.arguments.get("--generation-config") == "vllm":
+        rule = [name for name in rule if name != "generation_or_config"]
+    for name in rule:
+        if name == "generation_or_config":
+            found |= set(sources["generation"] if has_generation else sources["config"])
+        else:
+            found |= set(sources[name])
+    return sorted(found)
+
+
+def _disagreement(c: Composition, sources: dict[str, list[int]], effective: list[int] | None) -> Iterator[Flaw]:
+    wanted = set(sources["config"]) | set(sources["generation"]) | set(sources["tokenizer"])
+    lost = sorted(wanted - set(effective)) if effective is not None else []
+    disagree = c.model.has("generation_config.json") and sorted(
+        (set(sources["config"]) | set(sources["tokenizer"])) - set(sources["generation"])
+    )
+    # The tokenizer's own is read by every engine beside the others, so that alone is no disagreement.
+    if disagree and set(disagree) <= set(sources["tokenizer"]) and not lost:
+        disagree = []
+    if not lost and not disagree:
+        return
+    message = (
+        f"The files name different stop ids: config.json {_braced(sources['config'])}, generation_config.json "
+        f"{_braced(sources['generation'])}, tokenizer {_braced(sources['tokenizer'])}"
+    )
+    if effective is not None:
+        message += f"; {c.engine} stops at {_braced(effective)}"
+    if lost:
+        message += f" and so never at {_braced(lost)}"
+    yield flaw(
+        "eos-sources-disagree",
+        message + ".",
+        severity=Severity.BLOCK if lost else Severity.WARN,
+        file=c.model.path("generation_config.json" if c.model.has("generation_config.json") else "config.json"),
+        pointer="/eos_token_id",
+        found={
+            "config": sources["config"],
+            "generation_config": sources["generation"],
+            "tokenizer": sources["tokenizer"],
+            "effective": effective,
+            "engine": c.engine,
+        },
+        expected={"stops": sorted(wanted)},
+    )
+
+
+def _braced(ids: list[int]) -> str:
+    return "{" + ", ".join(str(one) for one in ids) + "}"
+
+
+def _override(c: Composition, sources: dict[str, list[int]]) -> Flaw | None:
+    """Find a launch override that takes the generation config's stop ids away."""
+    name = "--override-generation-config"
+    override = c.declared.arguments.json(name)
+    if override is None or "eos_token_id" in override or not c.rules.get("override_drops_stops"):
+        return None
+    kept = set(sources["tokenizer"])
+    lost = sorted(set(sources["generation"] or sources["config"]) - kept)
+    if not lost:
+        return None
+    return flaw(
+        "stop-set-overridden",
+        f"{name} takes the place of the whole generation config, and the stop ids {_braced(lost)} are lost.",
+        pointer=name,
+        found={"override": override, "effective": sorted(kept)},
+        expected={"stops": sorted(kept | set(lost))},
+        advice=f"Say eos_token_id {sorted(kept | set(lost))} in the override too.",
+    )
+
+
+def _turn_end(c: Composition, sources: dict[str, list[int]], effective: list[int] | None) -> Iterator[Flaw]:
+    """Find a token that the template ends an answer with, and at which nothing stops."""
+    seen, words = c.renderings, c.model.tokenizer
+    text = None if seen is None else seen.text("answered")
+    if seen is None or words is None or text is None or ANSWER not in text:
+        return
+    after = text.split(ANSWER, 1)[1].lstrip()
+    ends = [token for token in words.added if after.startswith(token)]
+    if not ends:
+        return
+    end = max(ends, key=len)
+    number = words.added[end].id
+    everywhere = {one for ids in sources.values() for one in ids}
+    stops = everywhere if effective is None else set(effective)
+    if number in everywhere or number in stops:
+        return  # a stop that only some files know is told by itself
+    yield flaw(
+        "turn-end-not-a-stop",
+        f"{seen.file} ends an answer with {end!r} (id {number}), and no file names it as a stop.",
+        file=seen.file,
+        pointer="/eos_token_id",
+        found={"token": end, "id": number, "stops": sorted(everywhere)},
+        expected={"stops": sorted(everywhere | {number})},
+    )
+
+
+def _gguf(c: Composition) -> Iterator[Flaw]:
+    header = c.model.gguf
+    if header is None:
+        return
+    tokens = getattr(header.metadata.get("tokenizer.ggml.tokens"), "count", None)
+    file = c.model.path(next(iter(c.model.gguf_files)))
+    for name in ("bos", "eos", "eot", "eom", "padding", "unknown"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        value = header.metadata.get(key)
+        if type(value) is int and isinstance(tokens, int) and value >= tokens:
+            yield flaw(
+                "token-id-out-of-range",
+                f"{file} says {key} {value}, and there are {tokens} tokens.",
+                file=file,
+                pointer=key,
+                found=value,
+                expected={"below": tokens},
+            )

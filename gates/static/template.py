@@ -1,0 +1,204 @@
+"""Checks of the chat template, by rendering it: it renders, it says what it was told, and it says it alike."""
+
+import re
+from collections.abc import Iterator
+
+from gates.static.composition import Composition
+from gates.static.flaw import Flaw, flaw
+from gates.static.probes import ANSWER, QUESTION, SYSTEM, Renderings
+from schemas.bundle import Feature
+from schemas.result import Severity
+
+_OPENED = re.compile(r"<(think|thinking|reasoning|seed:think)>\s*$", re.IGNORECASE)
+_MARKER = re.compile(r"<\|[^|<>\n]{1,40}\|>|<[｜][^<>\n]{1,40}[｜]>|</?(?:start|end)_of_turn>|\[/?INST\]")
+
+
+def check(c: Composition) -> Iterator[Flaw]:
+    """Check the template in force."""
+    yield from _sources(c)
+    seen = c.renderings
+    if seen is None:
+        yield from _absent(c)
+        return
+    refused = seen.by_name["plain"].refused
+    if refused is not None:
+        yield flaw(
+            "template-fails",
+            f"{seen.file} cannot render a question: {refused}.",
+            file=seen.file,
+            pointer=None if refused.line is None else f"line {refused.line}",
+            found={"reason": refused.code, "detail": refused.detail},
+        )
+        return
+    yield from _clock(seen)
+    yield from _content(c, seen)
+    yield from _generation(seen)
+    yield from _tools(c, seen)
+    yield from _reasoning(c, seen)
+
+
+def _absent(c: Composition) -> Iterator[Flaw]:
+    if not c.declared.has(Feature.CHAT) or c.rules.get("default_template"):
+        return
+    if c.model.has("tekken.json") or any(name.startswith("tokenizer.model.v") for name in c.model.entries):
+        return  # Mistral's own tokenizers hold the format of a conversation
+    yield flaw(
+        "template-missing",
+        "The bundle declares chat, and no file holds a chat template.",
+        pointer="/serving/features",
+        expected="chat_template.jinja, or chat_template in tokenizer_config.json",
+    )
+
+
+def _sources(c: Composition) -> Iterator[Flaw]:
+    templates = c.model.templates
+    if len(templates) > 1 and c.declared.template_file is None:
+        first, file = templates[0]
+        for text, other in templates[1:]:
+            if text.strip() != first.strip():
+                yield flaw(
+                    "template-sources-disagree",
+                    f"{file} and {other} hold different templates; newer engines read the first.",
+                    file=other,
+                    found=[file, other],
+                )
+
+
+def _clock(seen: Renderings) -> Iterator[Flaw]:
+    now, later = seen.text("plain"), seen.text("later")
+    if now is None or later is None or now == later:
+        return
+    place = next((at for at, (a, b) in enumerate(zip(now, later, strict=False)) if a != b), min(len(now), len(later)))
+    yield flaw(
+        "template-clock",
+        f"{seen.file} writes the date: on another day a question is rendered otherwise from character {place} on.",
+        file=seen.file,
+        found={
+            "character": place,
+            "now": now[max(0, place - 20) : place + 20],
+            "later": later[max(0, place - 20) : place + 20],
+        },
+    )
+
+
+def _content(c: Composition, seen: Renderings) -> Iterator[Flaw]:
+    if QUESTION not in (seen.text("plain") or ""):
+        yield flaw("template-drops-message", f"{seen.file} does not write what the user says.", file=seen.file)
+    answered = seen.by_name["answered"]
+    if answered.text is not None and ANSWER not in answered.text:
+        yield flaw("template-drops-message", f"{seen.file} does not write what the assistant said.", file=seen.file)
+    if not c.declared.has(Feature.SYSTEM_ROLE):
+        return
+    system = seen.by_name["system"]
+    if system.text is None or SYSTEM not in system.text:
+        reason = "drops what it says" if system.refused is None else f"refuses it: {system.refused.detail}"
+        yield flaw(
+            "system-role-unsupported",
+            f"The bundle declares system_role, and {seen.file} {reason}.",
+            file=seen.file,
+            pointer="/serving/features",
+            found=None if system.refused is None else system.refused.detail,
+        )
+
+
+def _generation(seen: Renderings) -> Iterator[Flaw]:
+    """Find a template that opens the assistant's turn in a conversation, but not where the model shall begin."""
+    history, plain = seen.text("history"), seen.text("plain")
+    if history is None or plain is None or ANSWER not in history or QUESTION not in history or QUESTION not in plain:
+        return
+    before = history.split(ANSWER, 1)[0].rpartition(QUESTION)[2]
+    tail = plain.rpartition(QUESTION)[2]
+    opening = _MARKER.findall(before)
+    # A template that writes anything for add_generation_prompt knows where the model begins.
+    if opening and len(_MARKER.findall(tail)) < len(opening) and plain == seen.text("closed"):
+        yield flaw(
+            "generation-prompt-missing",
+            f"{seen.file} opens the assistant's turn with {before.strip()!r} in a conversation, and ends a question "
+            f"with {tail.strip()!r}.",
+            file=seen.file,
+            found=tail,
+            expected=before,
+        )
+
+
+def _tools(c: Composition, seen: Renderings) -> Iterator[Flaw]:
+    features = c.declared.features
+    wants = features is None or Feature.TOOLS.value in features
+    writes = "tools" in seen.source
+    flat = seen.by_name["tool"]
+    if features is not None and wants and not (writes and _names_tool(seen)):
+        yield from _no_tools(c, seen)
+    if not writes:
+        return
+    if flat.refused is not None:
+        if wants and features is not None:
+            yield flaw(
+                "template-tool-schema",
+                f"{seen.file} cannot render a tool: {flat.refused}.",
+                file=seen.file,
+                found=flat.refused.detail,
+            )
+        return
+    for name, what in (("tool-reference", "$ref"), ("tool-choice", "anyOf")):
+        nested = seen.by_name[name]
+        lost = sorted(set(nested.printed) - set(flat.printed))
+        if nested.refused is None and not lost:
+            continue
+        reason = (
+            f"fails: {nested.refused}"
+            if nested.refused is not None
+            else f"prints nothing in place of {', '.join(lost)}, and fails under strict undefined"
+        )
+        is_mild = nested.refused is None and what != "$ref"
+        yield flaw(
+            "template-tool-schema",
+            f"For a tool whose parameter is {what}, {seen.file} {reason}.",
+            severity=Severity.BLOCK if wants and not is_mild else Severity.WARN,
+            file=seen.file,
+            found={
+                "reason": None if nested.refused is None else nested.refused.code,
+                "error": None if nested.refused is None else nested.refused.detail,
+                "undefined": lost,
+                "parameter": what,
+            },
+            expected="a tool with plain parameters renders",
+        )
+
+
+def _names_tool(seen: Renderings) -> bool:
+    text = seen.text("tool")
+    return text is None or "find" in text
+
+
+def _no_tools(c: Composition, seen: Renderings) -> Iterator[Flaw]:
+    yield flaw(
+        "tool-parser-missing" if c.rules.get("template_tools") else "template-tools-missing",
+        f"The bundle declares tools, and {seen.file} does not write them.",
+        file=seen.file,
+        pointer="/serving/features",
+        found={"tools": False},
+    )
+
+
+def _reasoning(c: Composition, seen: Renderings) -> Iterator[Flaw]:
+    text = seen.text("plain") or ""
+    opened = _OPENED.search(text)
+    if opened is None:
+        return
+    flag = c.rules.get("reasoning_flag")
+    given = c.declared.arguments.get(flag) if flag else None
+    if given or c.declared.reasoning_parser:
+        return
+    tag = opened[0].strip()
+    if flag is None and c.engine is not None:
+        return  # an engine that finds the reasoning by the template itself
+    yield flaw(
+        "reasoning-parser-missing",
+        f"{seen.file} ends a question inside an open {tag}, and no reasoning parser is named: answers will begin with "
+        "bare reasoning and a closing tag.",
+        severity=Severity.INFO if c.engine is None else Severity.BLOCK,
+        file=seen.file,
+        pointer=flag,
+        found={"generation_prompt": text[-60:], "parser": None},
+        expected={"argument": flag},
+    )

@@ -1,0 +1,231 @@
+"""Checks of the tokenizer: its ids lie inside the embedding, and what must be one token is one."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gates.static import names
+from gates.static.composition import Composition, Part
+from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
+from gates.static.words import SPECIAL_KEYS, Tokenizer, special_texts
+from schemas.bundle import Feature
+from schemas.result import Severity
+
+_MEDIA = re.compile(r"(?i)image|audio|video|vision|speech|media")
+_MARK = re.compile(r"[<\[].{1,80}[>\]]", re.DOTALL)
+_ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+def check(c: Composition) -> Iterator[Flaw]:
+    """Check the model's tokenizer, against the embedding, the configuration and the template."""
+    yield from _presence(c)
+    yield from _id_range(c.model)
+    words = c.model.tokenizer
+    if words is None:
+        return
+    rows = embedding_rows(c.model)
+    if rows is not None:
+        yield from _beyond(c, words, rows)
+    yield from _unknown(c.model, words, rows)
+    yield from _split(c, words)
+    yield from _bos(c, words)
+
+
+def embedding_rows(part: Part) -> int | None:
+    """Return how many tokens the embedding has a row for: by its tensor, or else by the configuration."""
+    tensors = part.weights.effective
+    start = names.embedding(tensors)
+    if start is not None and len(tensors[start].tensor.shape) == 2:
+        return tensors[start].tensor.shape[0]
+    return part.shape.vocabulary
+
+
+def _presence(c: Composition) -> Iterator[Flaw]:
+    part = c.model
+    features = c.declared.features or frozenset()
+    speaks = features & {Feature.CHAT.value, Feature.COMPLETIONS.value, Feature.STREAMING.value}
+    known = {
+        "tokenizer.json",
+        "tokenizer.model",
+        "tekken.json",
+        "vocab.json",
+        "vocab.txt",
+        "spiece.model",
+        "qwen.tiktoken",
+    }
+    if speaks and part.weights.shards and not known & set(part.entries):
+        if any(name.startswith(("tokenizer", "tiktoken")) and not name.endswith(".json") for name in part.entries):
+            return
+        yield flaw("tokenizer-missing", "There is no tokenizer: no tokenizer.json, tokenizer.model or vocabulary.")
+
+
+def _id_range(part: Part) -> Iterator[Flaw]:
+    size = part.shape.vocabulary
+    if size is None:
+        return
+    for file in ("config.json", "generation_config.json"):
+        told = part.object(file)
+        sources: list[tuple[str, Mapping[str, Any]]] = [("", told)]
+        if file == "config.json" and part.shape.pointer:
+            sources.append((part.shape.pointer, part.shape.text))
+        for pointer, source in sources:
+            for key in _ID_KEYS:
+                values = source.get(key)
+                for value in values if isinstance(values, list) else [values]:
+                    if type(value) is int and value >= size:
+                        yield flaw(
+                            "token-id-out-of-range",
+                            f"{part.path(file)} says {key} {value}, and there are {size} tokens.",
+                            file=part.path(file),
+                            pointer=f"{pointer}/{key}",
+                            found=value,
+                            expected={"below": size},
+                        )
+
+
+def _beyond(c: Composition, words: Tokenizer, rows: int) -> Iterator[Flaw]:
+    beyond = {text: number for text, number in words.ids.items() if number >= rows}
+    if not beyond:
+        return
+    texts = sorted(beyond, key=lambda text: beyond[text])
+    harmless = all(text in words.added and _MEDIA.search(text) for text in texts) and not c.model.config.get(
+        "vision_config"
+    )
+    yield flaw(
+        "vocabulary-exceeds-embedding",
+        f"{len(beyond)} tokens have ids from {beyond[texts[0]]} on, and there are {rows} rows: {listed(texts)}.",
+        severity=Severity.INFO if harmless else Severity.BLOCK,
+        file=c.model.path("tokenizer.json"),
+        found={"tokens": {text: beyond[text] for text in texts[:MAX_ITEMS]}, "count": len(beyond), "size": words.size},
+        expected={"rows": rows},
+        advice="The model has no media; keep this text out of prompts." if harmless else None,
+    )
+
+
+def _unknown(part: Part, words: Tokenizer, rows: int | None) -> Iterator[Flaw]:
+    """Find special tokens that loading would append after the last id."""
+    following = words.size
+    for file, told in (("special_tokens_map.json", words.special_map), ("tokenizer_config.json", words.config)):
+        for text in special_texts(told):
+            if words.id_of(text) is not None or text in words.added_file:
+                continue
+            number = following
+            following += 1
+            outside = rows is not None and number >= rows
+            unused = text not in special_texts({key: told.get(key) for key in SPECIAL_KEYS[:2]})
+            yield flaw(
+                "special-token-unknown",
+                f"{part.path(file)} lists {text!r}, which the tokenizer lacks; loading would append it as id {number}"
+                + (f", and {number} >= {rows}." if outside else ", for which the model was not trained."),
+                severity=Severity.BLOCK if outside or not unused else Severity.WARN,
+                file=part.path(file),
+                found={"token": text, "id": number},
+                expected={"rows": rows},
+            )
+    for text, number in words.added_file.items():
+        if type(number) is int and rows is not None and number >= rows:
+            yield flaw(
+                "special-token-unknown",
+                f"{part.path('added_tokens.json')} gives {text!r} the id {number}, and the embedding has {rows} rows.",
+                file=part.path("added_tokens.json"),
+                found={"token": text, "id": number},
+                expected={"rows": rows},
+            )
+
+
+# ------------------------------------------------------------------------------------------------- one token
+
+
+def _split(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
+    """Find turn markers and special tokens that are in the vocabulary and would be split into pieces all the same."""
+    rendered = _rendered(c)
+    wanted = {text for text in words.vocabulary if text not in words.added and _MARK.fullmatch(text)}
+    used = {text for text in wanted if text in rendered}
+    used |= {text for key in SPECIAL_KEYS if (text := words.named(key)) in words.vocabulary and text not in words.added}
+    stops = _stop_ids(c.model)
+    used |= {text for text, number in words.vocabulary.items() if number in stops and text not in words.added}
+    for text in sorted(used):
+        pieces = words.encoder.ids(text)
+        number = words.vocabulary[text]
+        if pieces == [number] or (pieces is None and not _MARK.fullmatch(text)):
+            continue
+        restored = words.restored.get(text)
+        counts = _counts(c, words, text)
+        said = "pieces" if pieces is None else f"{len(pieces)} tokens"
+        yield flaw(
+            "marker-split",
+            f"{text!r} has the id {number} and is no added token, so that it becomes {said}"
+            + (f"; the prompt grows from {counts[0]} to {counts[1]} tokens" if counts else "")
+            + (f". Only {restored} names it, which some engines do not read." if restored else "."),
+            severity=Severity.WARN if restored else Severity.BLOCK,
+            file=c.model.path("tokenizer.json"),
+            pointer="/added_tokens",
+            found={
+                "token": text,
+                "id": number,
+                "pieces": None if pieces is None else len(pieces),
+                "prompt_tokens": counts[1] if counts else None,
+                "is_stop": number in stops,
+            },
+            expected={"pieces": 1, "prompt_tokens": counts[0] if counts else None},
+        )
+
+
+def _rendered(c: Composition) -> str:
+    if c.renderings is None:
+        return ""
+    return "\n".join(one.text or "" for one in c.renderings.by_name.values())
+
+
+def _counts(c: Composition, words: Tokenizer, text: str) -> tuple[int, int] | None:
+    """Return the prompt's tokens with the marker whole and with it split."""
+    prompt = None if c.renderings is None else c.renderings.text("plain")
+    if prompt is None or text not in prompt:
+        return None
+    split = words.encoder.ids(prompt)
+    whole = words.encoder.ids(prompt, more={text: words.vocabulary[text]})
+    return None if split is None or whole is None else (len(whole), len(split))
+
+
+def _stop_ids(part: Part) -> set[int]:
+    found: set[int] = set()
+    for told in (part.config, part.shape.text, part.object("generation_config.json")):
+        value = told.get("eos_token_id")
+        found |= {one for one in (value if isinstance(value, list) else [value]) if type(one) is int}
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------- BOS
+
+
+def _bos(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
+    """Find a BOS that template and tokenizer both write, so that it is there twice on some path."""
+    seen = c.renderings
+    prompt = None if seen is None else seen.text("plain")
+    if seen is None or prompt is None or not words.prefix:
+        return
+    first = words.texts.get(words.prefix[0])
+    if first is None or not prompt.startswith(first):
+        return
+    plain = words.encoder.ids(prompt)
+    twice = None if plain is None else words.prefix + plain
+    features = c.declared.features
+    proven = c.rules.get("chat_adds_special_tokens") is False and features is not None
+    quiet = proven and Feature.COMPLETIONS.value not in (features or ())
+    yield flaw(
+        "double-bos",
+        f"{seen.file} writes {first!r}, and the tokenizer puts it before every text"
+        + (
+            f": the question has {len(plain)} tokens, and {len(twice)} when its text is tokenized again."
+            if plain and twice
+            else "."
+        ),
+        severity=Severity.INFO if quiet else Severity.WARN,
+        file=seen.file,
+        found=_tokens(twice),
+        expected=_tokens(plain),
+    )
+
+
+def _tokens(ids: list[int] | None) -> Mapping[str, Any] | None:
+    return None if ids is None else {"tokens": len(ids), "start": ids[:3]}

@@ -1,0 +1,193 @@
+"""Checks of the tensors: all that the architecture needs are there, in the shapes that the configuration says."""
+
+from collections.abc import Iterator
+
+from gates.static import names
+from gates.static.composition import Composition, Part
+from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
+from gates.static.names import Needed
+from schemas.result import Severity
+
+_PLAIN = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+
+
+def check(c: Composition) -> Iterator[Flaw]:
+    """Check the tensors of the model and of its draft."""
+    for part in [c.model, *([c.draft] if c.draft is not None else [])]:
+        if part.weights.effective and part.config:
+            yield from _whole(part)
+            yield from _layers(part)
+            yield from _shapes(part)
+        yield from _gguf(part)
+
+
+def _whole(part: Part) -> Iterator[Flaw]:
+    weights, shape = part.weights, part.shape
+    tensors = weights.effective
+    told = set(weights.weight_map or {})  # in the index: then the check of the index speaks of it
+    held = {name for shard in weights.shards for name in weights.held(shard)}
+    if any(shard.header is None for shard in weights.shards.values()):
+        return  # a file that cannot be read may hold anything
+    known = dict.fromkeys(told | held)
+    missing = [
+        one
+        for one in part.needed
+        if not names.is_carried(one, tensors)
+        and not names.is_carried(one, known)
+        and not names.fused_stand_ins(one, tensors)
+    ]
+    if missing:
+        lost = [one.name for one in missing]
+        yield flaw(
+            "tensor-missing",
+            f"{len(lost)} tensors that {shape.architecture or shape.model_type} needs are in no file: {listed(lost)}.",
+            file=weights.index_path or part.path(next(iter(weights.shards))),
+            found={"count": len(lost), "missing": lost[:MAX_ITEMS]},
+        )
+    yield from _head(part, told | held)
+
+
+def _head(part: Part, held: set[str]) -> Iterator[Flaw]:
+    shape, tensors = part.shape, part.weights.effective
+    if shape.is_tied is not False or not shape.is_generator or names.head(tensors) or names.head(dict.fromkeys(held)):
+        return
+    start = names.embedding(tensors)
+    if start is None:
+        return
+    name = "lm_head.weight"
+    where = shape.at("tie_word_embeddings")
+    is_said = "tie_word_embeddings" in shape.text or "tie_word_embeddings" in shape.config
+    said = "says tie_word_embeddings false" if is_said else f"says nothing, which means untied for {shape.model_type}"
+    yield flaw(
+        "head-missing",
+        f"config.json {said}, and no file holds {name}.",
+        file=part.path("config.json"),
+        pointer=where,
+        found={"missing": [name], "tie_word_embeddings": False},
+        expected={"repairs": ["set tie_word_embeddings to true", f"write {name}"]},
+    )
+
+
+def _layers(part: Part) -> Iterator[Flaw]:
+    """Check by the layers alone, which works for any architecture."""
+    shape, tensors = part.shape, part.weights.effective
+    here = part.layered
+    if not here or not shape.layers or any(shard.header is None for shard in part.weights.shards.values()):
+        return
+    by_layer: dict[int, set[str]] = {}
+    for one in here:
+        by_layer.setdefault(one.number, set()).add(one.rest)
+    absent = [number for number in range(shape.layers) if number not in by_layer]
+    indexed = set(part.weights.weight_map or {}) - set(tensors)
+    known = shape.family.get("tensors") is not None
+    if absent and not known and not indexed:
+        yield flaw(
+            "tensor-missing",
+            f"config.json says {shape.layers} layers, and {len(absent)} of them have no tensors: {absent[:8]}.",
+            file=part.path("config.json"),
+            pointer=shape.at("num_hidden_layers"),
+            found={"layers": absent[:MAX_ITEMS], "count": len(absent)},
+            expected=shape.layers,
+        )
+    elif not known and not indexed:
+        yield from _odd_layer(part, by_layer, shape.layers)
+
+
+def _odd_layer(part: Part, by_layer: dict[int, set[str]], layers: int) -> Iterator[Flaw]:
+    """Find the one layer that lacks what all others have alike."""
+    inner = {number: rests for number, rests in by_layer.items() if number < layers}
+    for number, rests in inner.items():
+        others = [other for key, other in inner.items() if key != number]
+        if len(others) >= 2 and all(other == others[0] for other in others) and rests < others[0]:
+            lost = sorted(others[0] - rests)
+            yield flaw(
+                "tensor-missing",
+                f"Layer {number} lacks {len(lost)} tensors that every other layer has: {listed(lost)}.",
+                file=part.weights.index_path,
+                found={"layer": number, "missing": lost[:MAX_ITEMS], "count": len(lost)},
+            )
+
+
+def _shapes(part: Part) -> Iterator[Flaw]:
+    shape, tensors = part.shape, part.weights.effective
+    wrong: list[tuple[Needed, tuple[int, ...]]] = []
+    for one in part.needed:
+        placed = tensors.get(one.name)
+        if placed is None or placed.tensor.dtype not in _PLAIN:
+            continue
+        found = placed.tensor.shape
+        fits = len(found) == len(one.shape) and all(
+            dim is None or dim == real for dim, real in zip(one.shape, found, strict=True)
+        )
+        if not fits:
+            wrong.append((one, found))
+    start = names.embedding(tensors)
+    if start is not None and shape.family.get("tensors") is None and shape.vocabulary:
+        dims = tensors[start].tensor.shape
+        if len(dims) == 2 and tensors[start].tensor.dtype in _PLAIN and dims[0] < shape.vocabulary:
+            wrong.append((Needed(start, (shape.vocabulary, shape.hidden)), dims))
+    yield from _wrong(part, wrong)
+    head = names.head(tensors)
+    if head is not None and start is not None and head.endswith(".weight") and tensors[head].tensor.dtype in _PLAIN:
+        rows = tensors[head].tensor.shape[:1]
+        if shape.vocabulary and shape.family.get("tensors") and rows != (shape.vocabulary,):
+            yield from _wrong(part, [(Needed(head, (shape.vocabulary, shape.hidden)), tensors[head].tensor.shape)])
+
+
+def _wrong(part: Part, wrong: list[tuple[Needed, tuple[int, ...]]]) -> Iterator[Flaw]:
+    for one, found in wrong[:MAX_ITEMS]:
+        rows = one.name.endswith(names.EMBEDDINGS + names.HEADS) and found[1:] == one.shape[1:]
+        yield flaw(
+            "embedding-rows" if rows else "shape-mismatch",
+            f"{one.name} has the shape {list(found)}, and config.json makes it {list(one.shape)}.",
+            file=part.weights.effective[one.name].entry.path,
+            pointer=one.name,
+            found=list(found),
+            expected=list(one.shape),
+        )
+    if len(wrong) > MAX_ITEMS:
+        yield flaw(
+            "shape-mismatch",
+            f"{len(wrong)} tensors in all have other shapes than config.json makes them.",
+            file=part.path("config.json"),
+            found=len(wrong),
+        )
+
+
+def _gguf(part: Part) -> Iterator[Flaw]:
+    header = part.gguf
+    if header is None:
+        return
+    path = part.path(next(iter(part.gguf_files)))
+    tensors = {tensor.name: tensor for one in part.gguf_files.values() for tensor in one.tensors}
+    architecture = header.metadata.get("general.architecture")
+    count = header.metadata.get(f"{architecture}.block_count")
+    there = {int(name.split(".")[1]) for name in tensors if name.startswith("blk.") and name.split(".")[1].isdigit()}
+    if type(count) is int and tensors and (absent := sorted(set(range(count)) - there)):
+        yield flaw(
+            "tensor-missing",
+            f"The header says {count} blocks, and {len(absent)} of them have no tensors.",
+            file=path,
+            pointer=f"{architecture}.block_count",
+            found={"layers": absent[:MAX_ITEMS], "count": len(absent)},
+            expected=count,
+        )
+    start, tokens = tensors.get("token_embd.weight"), header.metadata.get("tokenizer.ggml.tokens")
+    said = getattr(tokens, "count", None)
+    if start is not None and isinstance(said, int) and start.shape[0] < said:
+        yield flaw(
+            "vocabulary-exceeds-embedding",
+            f"The tokenizer has {said} tokens, and token_embd.weight {start.shape[0]} rows.",
+            file=path,
+            pointer="tokenizer.ggml.tokens",
+            found=said,
+            expected=start.shape[0],
+        )
+    if tensors and "token_embd.weight" not in tensors:
+        yield flaw(
+            "tensor-missing",
+            "No file holds token_embd.weight.",
+            severity=Severity.BLOCK,
+            file=path,
+            found={"count": 1, "missing": ["token_embd.weight"]},
+        )

@@ -1,0 +1,128 @@
+"""`sluicegate bundle validate`: the static gate over a directory, here and without a service."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from registry.cli.documents import read_file
+from registry.cli.failures import Exit, Usage
+from registry.cli.options import Json, examples
+from registry.cli.output import Output, size
+from schemas.problems import InvalidDocument
+
+if TYPE_CHECKING:
+    from gates.static.examine import Examined
+
+EXAMPLES = examples(
+    "sluicegate bundle validate ./gemma",
+    "sluicegate bundle validate ./qwen -f bundle.yaml --json",
+    "sluicegate bundle validate ./qwen -f bundle.yaml --junit report.xml --sarif report.sarif",
+)
+_TONES = {"block": "bad", "warn": "warn", "info": "plain"}
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory with the files.")]
+DeclaredFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--file", "-f", help="YAML, JSON or TOML file: engine, topology, hardware, adapters, draft, features, name."
+    ),
+]
+JUnit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Also write a JUnit report there.")]
+Sarif = Annotated[Path | None, typer.Option("--sarif", metavar="FILE", help="Also write a SARIF log there.")]
+WithDigest = Annotated[
+    bool, typer.Option("--digest", help="Also hash the tensors that an engine would load, whatever files they are in.")
+]
+
+
+def validate(
+    directory: Directory,
+    file: DeclaredFile = None,
+    junit: JUnit = None,
+    sarif: Sarif = None,
+    digest: WithDigest = False,
+    as_json: Json = False,
+) -> int:
+    """Check that a directory's files fit each other, the engine and the layout, without a service.
+
+    Exit status: 0 when nothing blocks, 1 when something does, 2 for usage, 3 when the files cannot be read.
+    With -f comes what the files cannot tell, in the form of a bundle document or a part of one; adapters map names to
+    directories.
+    """
+    # Only where it is asked for: it brings in what reads tensors, and takes a moment.
+    from gates.static import composition, examine, report
+
+    output = Output(as_json=as_json)
+    if not directory.is_dir():
+        raise Usage(f"{directory} is not a directory")
+    declared = _declared(file)
+    try:
+        what = composition.of_directory(directory, declared, beside=None if file is None else file.resolve().parent)
+    except FileNotFoundError as error:
+        raise Usage(f"{file}: {error.strerror}: {error.filename}") from None
+    except OSError as error:
+        return _unread(output, f"{directory} cannot be read: {error.strerror or error}")
+    try:
+        found = examine.examine(what, with_digest=digest)
+    except OSError as error:
+        return _unread(output, f"{error.filename or directory} cannot be read: {error.strerror or error}")
+    if junit is not None:
+        _write(junit, report.as_junit(found, directory.resolve().name))
+    if sarif is not None:
+        _write(sarif, json.dumps(report.as_sarif(found), indent=2, ensure_ascii=False).encode() + b"\n")
+    output.result(report.as_json(found), lambda out: _say(out, directory, found))
+    return Exit.FAILED if found.verdict == "failed" else Exit.DONE
+
+
+def _declared(file: Path | None) -> Any:
+    from gates.static.declared import DeclaredError, read_declared  # as above
+
+    if file is None:
+        return read_declared({})
+    document = read_file(file)
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise InvalidDocument(f"{file} is not an object")
+    try:
+        return read_declared(document)
+    except DeclaredError as error:
+        raise InvalidDocument(
+            f"{file} cannot be read as a declaration", errors=[{"pointer": error.pointer, "detail": error.detail}]
+        ) from None
+
+
+def _unread(output: Output, reason: str) -> int:
+    from gates.static import report  # as above
+
+    output.result(report.errored(reason), lambda out: out.note(f"errored: {reason}", "bad"))
+    return Exit.UNDECIDED
+
+
+def _write(place: Path, raw: bytes) -> None:
+    try:
+        place.write_bytes(raw)
+    except OSError as error:
+        raise Usage(f"{place} cannot be written: {error.strerror}") from None
+
+
+def _say(out: Output, directory: Path, found: "Examined") -> None:
+    for one in found.flaws:
+        out.say(f"{one.severity.value:5} {one.code}  {one.file or ''}", _TONES[one.severity.value])
+        out.say(f"      {one.message}")
+        out.say(f"      → {one.advice}")
+    told = found.inferred
+    out.fields(
+        [
+            ("architecture", told["architecture"] or told["model_type"]),
+            ("weights", f"{told['weights']['tensors']} tensors, {size(told['weights']['effective_bytes'])}"),
+            ("engine", " ".join(one for one in (told["engine"]["name"], told["engine"]["version"]) if one)),
+        ]
+    )
+    counts = {name: sum(1 for one in found.flaws if one.severity.value == name) for name in _TONES}
+    words = f"{counts['block']} block, {counts['warn']} warn, {counts['info']} to know"
+    if found.verdict == "failed":
+        out.say(f"{directory}: failed: {words}", "bad")
+    else:
+        out.say(f"{directory}: passed: {words}", "good")

@@ -1,0 +1,33 @@
+"""What families publish raises no alarm but where what is served really changes."""
+
+import time
+
+import pytest
+
+from gates.static.composition import of_directory
+from gates.static.declared import Declared
+from gates.static.examine import examine
+from tests.support.checkpoints import alarms, validate
+from tests.support.families import FAMILIES
+from tests.support.published import write
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_published_layout_raises_nothing_but_what_is_so(tmp_path, name):
+    family = FAMILIES[name]
+    root = write(tmp_path / name, family)
+    found = validate(root, family.declared)
+    assert alarms(found) == family.expected, [one.message for one in found.flaws]
+    assert found.verdict == "passed"
+    assert found.inferred["weights"]["tensors"] == len(list(family.tensors()))
+    if family.declared and not family.has_whole_vocabulary:
+        assert alarms(examine(of_directory(root, Declared()))) <= family.expected
+
+
+def test_a_thousand_tensors_in_thirty_files_take_less_than_two_seconds(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.support.published.SHARD_BYTES", 550_000_000)
+    root = write(tmp_path / "m", FAMILIES["llama-3.1-8b-fp8-dynamic"])
+    assert len(list(root.glob("*.safetensors"))) >= 17
+    started = time.monotonic()
+    validate(root)
+    assert time.monotonic() - started < 8  # 0.8 s on an idle machine; this bound is for a busy one

@@ -4,6 +4,8 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -332,6 +334,43 @@ def resolve(session: Session, project: UUID, kind: str, named: str) -> str:
     if len(found) > 1:
         raise Conflict(f"more than one {kind} begins with {named}; give more digits", digests=list(found))
     return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """Another bundle of the same family, and the components in which it differs."""
+
+    digest: str
+    created_at: datetime
+    created_by: str
+    differs: list[str]
+
+
+def neighbours(session: Session, project: UUID, bundle: str) -> tuple[Relative | None, Relative | None]:
+    """Return the bundles of a family that were registered just before and just after one of it.
+
+    Raises:
+        NotFound: the project has no such bundle.
+    """
+    selected = _select(project, "bundle")
+    found = session.execute(selected.where(ProjectDocumentRow.digest == bundle)).one_or_none()
+    if found is None:
+        raise NotFound(f"there is no bundle {bundle}", digest=bundle)
+    member, stored = found
+    family = selected.where(ProjectDocumentRow.name == member.name)
+    before = family.where(ProjectDocumentRow.id < member.id).order_by(ProjectDocumentRow.id.desc()).limit(1)
+    after = family.where(ProjectDocumentRow.id > member.id).order_by(ProjectDocumentRow.id).limit(1)
+    return _relative(session, before, stored), _relative(session, after, stored)
+
+
+def _relative(session: Session, query: Select[ProjectDocumentRow, DocumentRow], to: DocumentRow) -> Relative | None:
+    found = session.execute(query).one_or_none()
+    if found is None:
+        return None
+    member, stored = found
+    ours, theirs = to.components or {}, stored.components or {}
+    differs = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+    return Relative(member.digest, member.created_at, member.created_by, differs)
 
 
 def names(session: Session, project: UUID, digests: Sequence[str]) -> dict[str, str]:

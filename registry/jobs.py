@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from sqlalchemy import and_, or_, select
@@ -11,10 +11,10 @@ from uuid6 import uuid7
 
 from registry import db, evidence, targets
 from registry.service import Service
-from registry.tables import JobRow, ReleaseRow, RunnerRow, TargetRow
+from registry.tables import EntryRow, JobRow, ReleaseRow, RunnerRow, TargetRow
 from schemas.api import Complete, Progress, Run
 from schemas.common import format_instant
-from schemas.evidence import BODIES, Attempt, Kind, ReplicaChanged
+from schemas.evidence import BODIES, Attempt, Kind, ReplicaChanged, RunEnded
 from schemas.problems import InvalidDocument, LeaseLost, NotFound
 from schemas.release import TERMINAL, Phase
 from schemas.result import GateResult, Verdict
@@ -106,7 +106,7 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
     if job is None:
         return None
     if job.kind != JobKind.SERVE and job.attempt >= MAX_ATTEMPTS:
-        _finish(session, job, problem="attempts-exhausted", at=at)
+        _finish(session, service, job, problem="attempts-exhausted", at=at)
         return None
     job.state = JobState.CLAIMED
     job.runner_id = runner.id
@@ -245,13 +245,13 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
         detail = "the replica ended, and nobody had asked for it"
         said = Complete(fencing_token=said.fencing_token, problem="ended-unasked", detail=detail)
     if said.problem is None:
-        _finish(session, row, problem=None, at=at)
+        _finish(session, service, row, problem=None, at=at)
         return
     is_last = row.kind != JobKind.SERVE and row.attempt >= MAX_ATTEMPTS
     wait = BACKOFF_SECONDS * min(2 ** (row.attempt - 1), 12)
     _attempt_errored(session, service, row, said, at=at, retry_in=None if is_last else wait)
     if is_last:
-        _finish(session, row, problem=said.problem, at=at)
+        _finish(session, service, row, problem=said.problem, at=at)
         return
     row.state = JobState.PENDING
     row.due_at = at + timedelta(seconds=wait)
@@ -290,7 +290,7 @@ def _attempt_errored(
         evidence.append(session, row.project_id, signed)
 
 
-def _finish(session: Session, row: JobRow, *, problem: str | None, at: datetime) -> None:
+def _finish(session: Session, service: Service, row: JobRow, *, problem: str | None, at: datetime) -> None:
     row.state = JobState.DONE if row.is_wanted or row.kind != JobKind.SERVE else JobState.CANCELLED
     row.finished_at = at
     row.lease_until = None
@@ -300,8 +300,32 @@ def _finish(session: Session, row: JobRow, *, problem: str | None, at: datetime)
         release = session.get(ReleaseRow, row.release_id)
         if release is not None:
             release.due_at = at
+    elif row.kind != JobKind.SERVE:
+        _run_ended(session, service, row, at=at)
     _wake_target(session, row)
     session.flush()
+
+
+def _run_ended(session: Session, service: Service, row: JobRow, *, at: datetime) -> None:
+    """Record that a run without a release is over: who follows its stream need not ask again and again."""
+    ended = RunEnded(outcome=_outcome_of_run(session, row), problem=row.problem)
+    signed = evidence.state(
+        service.signer,
+        f"run/{row.id}",
+        "ended",
+        "runner",
+        Kind.RUN_ENDED,
+        ended,
+        subjects={"bundle": row.bundle},
+        now=at,
+    )
+    evidence.append(session, row.project_id, signed)
+
+
+def _outcome_of_run(session: Session, row: JobRow) -> Literal["passed", "failed", "undecided", "recorded"]:
+    if row.kind == JobKind.RECORD:
+        return "recorded" if row.reference is not None else "undecided"
+    return outcome(session, row) or "undecided"
 
 
 def unwant(session: Session, job: JobRow, *, now: datetime) -> None:
@@ -333,13 +357,16 @@ def serving(session: Session, target: UUID) -> list[JobRow]:
 
 def results(session: Session, job: JobRow) -> list[GateResult]:
     """Return the gate results that a job recorded, oldest first."""
+    entries = _recorded(session, job)
+    return [GateResult.model_validate(evidence.claim_of(row.envelope)["body"]) for row in entries]
+
+
+def _recorded(session: Session, job: JobRow) -> list[EntryRow]:
+    """Return the entries with the gate results that a job recorded, oldest first."""
     stream = evidence.release_stream(job.release_id) if job.release_id else f"run/{job.id}"
     prefix = f"job:{job.id}:"
-    return [
-        GateResult.model_validate(evidence.claim_of(row.envelope)["body"])
-        for row in evidence.read(session, stream)
-        if row.kind == Kind.GATE_RECORDED and row.act.startswith(prefix)
-    ]
+    entries = evidence.read(session, stream)
+    return [row for row in entries if row.kind == Kind.GATE_RECORDED and row.act.startswith(prefix)]
 
 
 def settled_gates(session: Session, job: JobRow) -> set[str]:
@@ -347,7 +374,7 @@ def settled_gates(session: Session, job: JobRow) -> set[str]:
     return {result.gate for result in results(session, job)}
 
 
-def outcome(session: Session, job: JobRow) -> str | None:
+def outcome(session: Session, job: JobRow) -> Literal["passed", "failed", "undecided"] | None:
     """Return passed, failed or undecided for a finished evaluation, None while it goes on."""
     if job.kind != JobKind.EVALUATE or job.state in OPEN:
         return None
@@ -388,6 +415,37 @@ def browse(session: Session, project: UUID, *, release: UUID | None, after: UUID
     if after is not None:
         query = query.where(JobRow.id < after)
     return list(session.scalars(query.order_by(JobRow.id.desc()).limit(limit)))
+
+
+def measured(session: Session, project: UUID, bundle: str, *, limit: int) -> list[tuple[JobRow, EntryRow, GateResult]]:
+    """Return the newest gate results of a bundle, newest first, each with its job and its entry.
+
+    Args:
+        session: of the caller.
+        project: whose.
+        bundle: digest.
+        limit: most jobs that are looked into.
+    """
+    evaluations = session.scalars(
+        select(JobRow)
+        .where(JobRow.bundle == bundle, JobRow.project_id == project, JobRow.kind == JobKind.EVALUATE)
+        .order_by(JobRow.id.desc())
+        .limit(limit)
+    )
+    found = [(row, entry) for row in evaluations for entry in reversed(_recorded(session, row))]
+    return [(row, entry, GateResult.model_validate(evidence.claim_of(entry.envelope)["body"])) for row, entry in found]
+
+
+def of_runner(session: Session, runner: UUID, *, after: UUID | None, limit: int) -> list[tuple[JobRow, str | None]]:
+    """Return the jobs that a runner holds or held last, newest first, before a cursor, each with its target's name."""
+    query = (
+        select(JobRow, TargetRow.name)
+        .join(TargetRow, TargetRow.id == JobRow.target_id, isouter=True)
+        .where(JobRow.runner_id == runner)
+    )
+    if after is not None:
+        query = query.where(JobRow.id < after)
+    return [(row, name) for row, name in session.execute(query.order_by(JobRow.id.desc()).limit(limit))]
 
 
 def held_by(session: Session, runners: Sequence[UUID]) -> list[tuple[JobRow, str | None]]:

@@ -137,13 +137,16 @@ def browse(
     *,
     target: UUID | None,
     phases: Sequence[str],
+    bundle: str | None = None,
     after: UUID | None,
     limit: int,
 ) -> list[ReleaseRow]:
-    """Return a project's releases, newest first, before a cursor; of a target or in phases when asked."""
+    """Return a project's releases, newest first, before a cursor; of target, bundle or phases when asked."""
     query = select(ReleaseRow).where(ReleaseRow.project_id == project)
     if target is not None:
         query = query.where(ReleaseRow.target_id == target)
+    if bundle is not None:
+        query = query.where(ReleaseRow.bundle == bundle)
     if phases:
         query = query.where(ReleaseRow.phase.in_(phases))
     if after is not None:

@@ -334,6 +334,8 @@ class JobRow(Base):
         Index(None, "release_id", "id"),
         Index(None, "target_id", "id"),
         Index(None, "project_id", "id"),
+        Index(None, "bundle", "id"),
+        Index(None, "runner_id", "id"),
     )
 
 

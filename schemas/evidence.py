@@ -50,6 +50,7 @@ class Kind(StrEnum):
     RESUMED = "resumed"
     HELD = "held"
     ATTEMPT_ERRORED = "attempt_errored"
+    RUN_ENDED = "run_ended"
     PROMOTION_REQUESTED = "promotion_requested"
     ROLLBACK_REQUESTED = "rollback_requested"
     RESTORE_OBSERVED = "restore_observed"
@@ -184,6 +185,15 @@ class Attempt(Closed):
     retry_in_seconds: float | None = Field(None, description="When it is tried again; absent when it is not.", ge=0)
 
 
+class RunEnded(Closed):
+    """A run that belongs to no release is over."""
+
+    outcome: Literal["passed", "failed", "undecided", "recorded"] = Field(
+        description="What its gates add up to; recorded for a reference that was put in force."
+    )
+    problem: ShortText | None = Field(None, description="Technical problem that it ended with.")
+
+
 class Note(Closed):
     """A person's act with a reason."""
 
@@ -293,6 +303,7 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.RESUMED: Note,
     Kind.HELD: Reasoned,
     Kind.ATTEMPT_ERRORED: Attempt,
+    Kind.RUN_ENDED: RunEnded,
     Kind.PROMOTION_REQUESTED: Note,
     Kind.ROLLBACK_REQUESTED: Note,
     Kind.RESTORE_OBSERVED: Restored,

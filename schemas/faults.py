@@ -203,13 +203,13 @@ def _described(places: Sequence[Mapping[str, Any]]) -> str:
 def _none_of(value: Any, names: Sequence[str]) -> str:
     if len(names) == 1:
         return f"is {shown(value)}, and has to be {json.dumps(names[0])}"
-    near = _near(str(value), names)
-    return f"is {shown(value)}, which is none of {', '.join(names[:MAX_NAMES])}" + (near and f"; {near}")
+    meant = near(str(value), names)
+    return f"is {shown(value)}, which is none of {', '.join(names[:MAX_NAMES])}" + (meant and f"; {meant}")
 
 
 def _instead(word: str, names: Sequence[str], opening: str) -> str:
-    near = _near(word, names)
-    return f"; {near}" if near else _listed(names, f"; {opening} ")
+    meant = near(word, names)
+    return f"; {meant}" if meant else _listed(names, f"; {opening} ")
 
 
 def _listed(names: Sequence[str], opening: str) -> str:
@@ -219,7 +219,8 @@ def _listed(names: Sequence[str], opening: str) -> str:
     return opening + ", ".join(names[:MAX_NAMES]) + more
 
 
-def _near(word: str, names: Sequence[str]) -> str:
+def near(word: str, names: Sequence[str]) -> str:
+    """Return the question whether the name that is most like a word was meant; nothing when none is like it."""
     plain = {_folded(name): name for name in names}
     found = difflib.get_close_matches(_folded(word), plain, n=1, cutoff=LEAST_LIKENESS)
     return f"did you mean {plain[found[0]]}?" if found else ""

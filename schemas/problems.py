@@ -94,6 +94,12 @@ class UnsupportedMediaType(Problem):
     kind, title, status = "unsupported-media-type", "Unsupported media type", 415
 
 
+class MalformedRequest(Problem):
+    """The bytes received are no HTTP/1.1 request, or its first line and headers are too long. The connection ends."""
+
+    kind, title, status = "malformed-request", "Malformed request", 400
+
+
 class Unauthenticated(Problem):
     """No token, an unknown one, or an expired one. Log in with `sluicegate login`."""
 
@@ -207,6 +213,7 @@ PROBLEMS: dict[str, type[Problem]] = {
         TooLarge,
         TooSlow,
         UnsupportedMediaType,
+        MalformedRequest,
         Unauthenticated,
         NotPermitted,
         NotFound,

@@ -21,6 +21,10 @@ class ReplicaState(StrEnum):
     FAILED = "failed"
 
 
+RUNNING = frozenset(ReplicaState) - {ReplicaState.STOPPED, ReplicaState.FAILED}
+"""States of a replica that runs, or is about to."""
+
+
 class JobKind(StrEnum):
     """What a runner is asked to do."""
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from schemas.evidence import Entry, Kind
+from schemas.release import Phase, Release
 
 Body = dict[str, Any]
 
@@ -18,13 +19,19 @@ def _split(body: Body) -> str:
     return " + ".join(f"{_percent(arm['weight_bp'])} {arm['bundle'][7:19]}" for arm in body["desired"])
 
 
+def _files(body: Body) -> str:
+    count, size = body["files"], body["size"]
+    amount = f"{size} bytes" if size < 100_000 else f"{size / 1e6:,.1f} MB"
+    return f"{count} file{'' if count == 1 else 's'}, {amount}"
+
+
 def _reasons(body: Body) -> str:
     return "; ".join(body.get("reasons") or [])
 
 
 STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     Kind.CREATED: ("plain", lambda b: f"created for {b['target']}" + (f": {b['reason']}" if b.get("reason") else "")),
-    Kind.STAGED: ("plain", lambda b: f"{b['files']} files, {b['size'] / 1e6:,.1f} MB staged in {b['duration_ms']} ms"),
+    Kind.STAGED: ("plain", lambda b: f"{_files(b)} staged in {b['duration_ms']} ms"),
     Kind.ENGINE_BOOTED: (
         "plain",
         lambda b: f"{b['engine']['name']} {b['engine']['version']} ready in {b['ready_ms']} ms on {b['runner']}",
@@ -51,6 +58,7 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     Kind.RESUMED: ("plain", lambda b: b["reason"]),
     Kind.HELD: ("warn", _reasons),
     Kind.ATTEMPT_ERRORED: ("warn", lambda b: f"{b['problem']}: {b['detail']}"),
+    Kind.RUN_ENDED: ("plain", lambda b: b["outcome"] + (f": {b['problem']}" if b.get("problem") else "")),
     Kind.PROMOTION_REQUESTED: ("plain", lambda b: b["reason"]),
     Kind.ROLLBACK_REQUESTED: ("warn", lambda b: b["reason"]),
     Kind.REPLICA_CHANGED: ("plain", lambda b: f"{b['replica']['state']} ({b['purpose']}): {b['replica']['cause']}"),
@@ -72,6 +80,14 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     Kind.EVIDENCE_REVOKED: ("warn", lambda b: f"{b['gate']} result {b['entry'][7:19]} no longer counts: {b['reason']}"),
 }
 """Kind → tone, and what to say of its body."""
+
+REPLACES = {Phase.PROMOTED: "replaces", Phase.SUPERSEDED: "replaced", Phase.REJECTED: None, Phase.ROLLED_BACK: None}
+
+
+def replaces(release: Release) -> str | None:
+    """Return what a release is to the one that was live before it, as a verb; None when it took nothing's place."""
+    return None if release.predecessor is None else REPLACES.get(release.phase, "is to replace")
+
 
 TONES = {"passed": "good", "failed": "bad", "errored": "warn", "inconclusive": "warn", "aborted": "warn"}
 

@@ -12,7 +12,7 @@ from gates.static.catalogue import markdown
 from gates.static.declared import Declared, read_declared
 from registry.auth import PERMISSIONS
 from registry.cli.yaml_files import read_yaml
-from registry.lifecycle import NEXT
+from registry.lifecycle import BEFORE_TRAFFIC, NEXT
 from registry.settings import RunnerSettings, Settings
 from schemas.api import RoleName
 from schemas.problems import PROBLEMS
@@ -37,8 +37,21 @@ def test_every_phase_is_described_and_leads_where_the_table_says() -> None:
     described = table("Life of a release")
     assert list(described) == [str(phase) for phase in Phase]
     for (phase, _), following in NEXT.items():
-        if following not in {phase, Phase.REJECTED} and phase in {Phase.CANDIDATE, Phase.STAGED, Phase.BOOTED}:
-            assert f"`{following}`" in described[phase][1]
+        if following not in {phase, Phase.REJECTED}:
+            assert f"`{following}`" in " ".join(described[phase]), (phase, following)
+        # What leads to everything else than the table of the code is a promise that nobody keeps.
+        led_to = set(re.findall(r"→ `(\w+)`", described[phase][1]))
+        assert led_to <= {after for (before, _), after in NEXT.items() if before is phase}, phase
+    assert {phase for (phase, _), after in NEXT.items() if after is Phase.REJECTED} == set(BEFORE_TRAFFIC)
+    assert "from each phase before `canary`" in described[Phase.REJECTED][0]
+
+
+def test_the_picture_has_every_process_that_the_process_table_has() -> None:
+    picture = README.split("\n## How it fits together\n", 1)[1].split("```", 2)[1]
+    processes = set(table("The stack on one machine")) - {"supervisor"}
+    assert len(processes) > 6
+    assert {name for name in processes if name not in picture} == set()
+    assert max(map(len, picture.splitlines())) <= 100
 
 
 def test_every_gate_and_verdict_is_described() -> None:

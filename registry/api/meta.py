@@ -1,15 +1,16 @@
 """What the service is, whether it works, what its problems mean, and who asks."""
 
-from html import escape
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
-from registry.api.deps import ActorDep, SessionDep
+from registry.api.deps import ActorDep, ServiceDep, SessionDep
 from registry.api.problems import declare, declare_open
+from registry.web.rendering import render
+from registry.web.visitors import perhaps
 from schemas import VERSION
 from schemas.api import Health, Identity, Version
 from schemas.problems import PROBLEMS, InvalidDocument, NotFound, Unavailable
@@ -49,14 +50,6 @@ def get_identity(actor: ActorDep) -> Identity:
     return Identity(project=actor.project, name=actor.name, role=actor.role, targets=targets)
 
 
-PROBLEM_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>
-<body><main><h1>{title}</h1><p>{text}</p>
-<dl><dt>Kind</dt><dd><code>{kind}</code></dd><dt>HTTP status</dt><dd>{status}</dd>
-<dt>Try again?</dt><dd>{retry}</dd></dl></main></body></html>
-"""
-
-
 @router.get(
     "/problems/{kind}",
     openapi_extra=OPEN,
@@ -64,16 +57,17 @@ PROBLEM_PAGE = """<!doctype html>
     responses=declare_open(InvalidDocument, NotFound),
     response_class=HTMLResponse,
 )
-def get_problem(kind: Annotated[str, Path(max_length=63, description="Kind of problem.")]) -> HTMLResponse:
+def get_problem(
+    kind: Annotated[str, Path(max_length=63, description="Kind of problem.")], service: ServiceDep, request: Request
+) -> HTMLResponse:
     """Explain a kind of problem to a person: this is where a problem's `type` leads."""
     problem = PROBLEMS.get(kind)
     if problem is None:
         raise NotFound(f"there is no kind of problem {kind}")
-    page = PROBLEM_PAGE.format(
-        title=escape(problem.title),
-        text=escape(" ".join((problem.__doc__ or "").split())),
-        kind=escape(problem.kind),
-        status=problem.status,
-        retry="Yes, after a pause." if problem.retryable else "No: change something first.",
+    return render(
+        "kind.html",
+        actor=perhaps(service, request),
+        problem=problem,
+        text=" ".join((problem.__doc__ or "").split()),
+        others=list(PROBLEMS.values()),
     )
-    return HTMLResponse(page, headers={"cache-control": "public, max-age=3600"})

@@ -14,6 +14,7 @@ from registry.api.problems import declare
 from registry.auth import Actor
 from registry.tables import ReleaseRow
 from schemas.api import Act, Approve, Page, ReleaseCreate, TargetName, Withdraw
+from schemas.common import Digest
 from schemas.problems import (
     Conflict,
     InvalidDocument,
@@ -66,11 +67,14 @@ def list_releases(
     after: Cursor,
     target: Annotated[TargetName | None, Query(description="Only of this target.")] = None,
     phase: Annotated[list[Phase] | None, Query(description="Only in these phases.")] = None,
+    bundle: Annotated[Digest | None, Query(description="Only of this bundle.")] = None,
     limit: Limit = 50,
 ) -> Page[Release]:
     """List the project's releases, newest first."""
     of = targets.get(session, actor.project_id, target).id if target else None
-    rows = releases.browse(session, actor.project_id, target=of, phases=phase or [], after=after, limit=limit + 1)
+    rows = releases.browse(
+        session, actor.project_id, target=of, phases=phase or [], bundle=bundle, after=after, limit=limit + 1
+    )
     return page(rows, limit, lambda row: releases.wire(session, row), lambda row: row.id)
 
 

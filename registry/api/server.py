@@ -1,10 +1,25 @@
 """The server: what every process and test serves the application with."""
 
+import json
 import socket
+import sys
 from typing import Any
 
+import h11
+import structlog
 import uvicorn
 from fastapi import FastAPI
+from uuid6 import uuid7
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from registry.api.middleware import SECURITY_HEADERS
+from registry.api.problems import MEDIA_TYPE
+from schemas.problems import MalformedRequest
+
+MOST_HEADER_BYTES = 65_536
+"""Of a request's first line and headers together."""
+
+log = structlog.get_logger("registry.api")
 
 
 class Server(uvicorn.Server):
@@ -12,10 +27,54 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, **options: Any) -> None:
         """Serve an application of `create_app`. `options` are Uvicorn's."""
-        super().__init__(uvicorn.Config(app, access_log=False, log_config=None, server_header=False, **options))
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            http=Protocol,
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            **options,
+        )
+        super().__init__(config)
         self._bell = app.state.bell
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End streams, then wait for the other answers."""
         self._bell.close()
         await super().shutdown(sockets)
+
+
+class Protocol(H11Protocol):
+    """HTTP/1.1 over one connection, on which bytes that are no request are answered with a problem as well."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what could not be read, and close. Uvicorn calls it while it handles the parser's error."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._answer(_problem(sys.exception(), msg))
+        # Otherwise another answer is on its way, and nothing can be said beside it.
+        self.transport.close()
+
+    def _answer(self, problem: MalformedRequest) -> None:
+        app: Any = self.config.app
+        identity = str(uuid7())
+        body = problem.body(app.state.service.settings.public_url)
+        raw = json.dumps(body | {"instance": f"urn:uuid:{identity}", "request_id": identity}).encode()
+        headers = {
+            "content-type": MEDIA_TYPE,
+            "content-length": str(len(raw)),
+            "connection": "close",
+            "x-request-id": identity,
+            **SECURITY_HEADERS,
+        }
+        log.warning("request_malformed", request_id=identity, detail=problem.detail)
+        sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+        answer = h11.Response(status_code=problem.status, headers=sent, reason=b"Bad Request")
+        for event in (answer, h11.Data(data=raw), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+
+
+def _problem(error: BaseException | None, said: str) -> MalformedRequest:
+    if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
+        return MalformedRequest(f"the first line and the headers of a request may have {MOST_HEADER_BYTES} bytes")
+    return MalformedRequest(f"the bytes received are no HTTP/1.1 request: {error or said}")

@@ -1,6 +1,5 @@
 """`sluicegate bundle`: make one from a directory, check one, look at one, list them."""
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -399,7 +398,7 @@ def list_(
     output = Output(as_json=as_json)
     asked = _labels(label or [])
     with connect() as client:
-        found = list(itertools.islice(client.bundles.list(name, labels=asked), limit))
+        found = output.most(client.bundles.list(name, labels=asked), limit)
     output.result({"items": found}, lambda out: show_documents(out, found))
     return Exit.DONE
 
@@ -412,4 +411,5 @@ def show_documents(out: Output, found: list[Registered]) -> None:
             [one.name, one.digest, f"{one.created_at:%Y-%m-%d %H:%M:%S}Z", one.created_by, _shown(one.labels)]
             for one in found
         ),
+        spare=("BY", "REGISTERED"),
     )

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -18,6 +18,9 @@ from schemas.common import MAX_DOCUMENT_BYTES, Document, canonical_json, strict_
 from schemas.policy import Policy
 from schemas.problems import Conflict, InvalidDocument
 
+LISTED = {"release": "release", "run": "gate", "token": "token"}
+"""Noun → the group of commands whose `list` shows all of them."""
+MOST_SHOWN = 4
 _DIGEST = re.compile(r"(sha256:)?([0-9a-f]{8,64})")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -92,7 +95,8 @@ def resolve(text: str, registry: Registry, read: Callable[[Path], Document], wha
         try:
             return registry.get(match[2]).digest
         except Conflict as error:
-            raise Usage(f"{what} {text}: {error.detail}") from None
+            digests = ", ".join(str(one) for one in error.members.get("digests") or ())
+            raise Usage(f"{what} {text}: {error.detail}" + (f": {digests}" if digests else "")) from None
     if Path(text).is_file():
         return read(Path(text)).digest
     raise Usage(f"{what} {text!r} is neither a digest, nor 8 or more of its hexadecimal digits, nor a file")
@@ -100,15 +104,41 @@ def resolve(text: str, registry: Registry, read: Callable[[Path], Document], wha
 
 def resolve_release(text: str, client: Client) -> UUID:
     """Return the id that a person means by an id or its first 8 or more characters. Raises Usage."""
+    return resolve_id(text, "release", (release.id for release in client.releases.list()))
+
+
+def is_beginning(text: str) -> bool:
+    """Tell whether a text could be the beginning of an id that is long enough to name one."""
+    return re.fullmatch(r"[0-9a-f-]{8,36}", text.lower()) is not None
+
+
+def resolve_id(text: str, what: str, known: Iterable[UUID]) -> UUID:
+    """Return the id that a person means by an id or its first 8 or more characters.
+
+    Args:
+        text: as written.
+        what: noun, such as release.
+        known: the ids that there are, newest first; read only when `text` is no whole id, and as far as needed.
+
+    Raises:
+        Usage: it is neither, or none or several begin so; those are named.
+    """
     try:
         return UUID(text)
     except ValueError:
         pass
-    short = text.lower()
-    if not re.fullmatch(r"[0-9a-f-]{8,36}", short):
-        raise Usage(f"release {text!r} is neither an id nor the first 8 or more characters of one")
-    found = [release.id for release in client.releases.list() if str(release.id).startswith(short)]
-    if len(found) != 1:
-        said = "no release begins" if not found else f"{len(found)} releases begin"
-        raise Usage(f"{said} with {text}")
-    return found[0]
+    if not is_beginning(text):
+        raise Usage(f"{what} {text!r} is neither an id nor the first 8 or more characters of one")
+    short, found = text.lower(), []
+    for one in known:
+        head = str(one)[: len(short)]
+        if head == short:
+            found.append(one)
+        elif head < short:
+            break  # ids begin with the time: what follows is older still
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise Usage(f"no {what} begins with {text}; `sluicegate {LISTED[what]} list` shows all of them")
+    shown = ", ".join(str(one) for one in found[:MOST_SHOWN]) + (", …" if len(found) > MOST_SHOWN else "")
+    raise Usage(f"{len(found)} {what}s begin with {text}: {shown}; give more characters")

@@ -1,6 +1,5 @@
 """`sluicegate evidence`: read the log, follow it, verify it here or there, seal it, take it away, revoke a result."""
 
-import itertools
 import re
 from pathlib import Path
 from typing import Annotated
@@ -55,7 +54,7 @@ def list_(
         if after is not None and asked is None:
             raise Usage("--after needs --stream or --release: sequences of several streams are not committed in order")
         entries = client.evidence.list(stream=asked, after=after, envelopes=envelopes)
-        found = list(itertools.islice(entries, limit))
+        found = output.most(entries, limit)
 
     def human(out: Output) -> None:
         for entry in found:

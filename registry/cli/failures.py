@@ -36,7 +36,7 @@ class Usage(Problem):
 
 def exit_of(problem: Problem) -> Exit:
     """Return the exit status that a problem means."""
-    if problem.status in (401, 403, 409, 412, 429, 503):
+    if problem.status in (401, 403, 408, 409, 412, 429, 503):
         return Exit.REFUSED
     return Exit.UNDECIDED if problem.status >= 500 else Exit.INVALID
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from registry.cli.failures import Exit
@@ -132,14 +132,18 @@ def waits_for(release: ReleaseDetail, needed: int) -> str:
 
 def line(entry: Entry) -> tuple[str, str]:
     """Return an entry as one line, and its tone."""
-    tone, story = tell(entry)
+    return f"{entry.recorded_at:%H:%M:%S}Z  {told(entry)}", tell(entry)[0]
+
+
+def told(entry: Entry) -> str:
+    """Return what an entry says, without its time."""
     actor = "" if entry.actor in ("controller", "runner") else f" ({entry.actor})"
-    return f"{entry.recorded_at:%H:%M:%S}Z  {entry.kind}{actor}: {story}".rstrip(": "), tone
+    return f"{entry.kind}{actor}: {tell(entry)[1]}".rstrip(": ")
 
 
 def follow_run(client: Client, output: Output, run: Run, *, timeout_seconds: float) -> int:
     """Follow a run, print its progress and each gate's result, and end with the run. Returns the exit status."""
-    told: set[str] = set()
+    clock, told = Clock(), set[str]()
     progress: str | None = None
 
     def look() -> tuple[Run, Decided | None]:
@@ -156,7 +160,30 @@ def follow_run(client: Client, output: Output, run: Run, *, timeout_seconds: flo
             output.note(f"  {progress}")
         return found, run_decided(found)
 
-    found, verdict = _wait(look, output, timeout_seconds, lambda run: f"it is {run.state}")
+    def note(problem: Unavailable) -> None:
+        output.note(f"{problem.detail}; waiting for it", "warn")
+
+    def left() -> float:
+        return max(0.0, timeout_seconds - clock.seconds)
+
+    found, verdict = look()
+
+    def is_over() -> bool:
+        nonlocal found, verdict
+        found, verdict = look()
+        return verdict is not None
+
+    try:
+        if verdict is None:
+            stream = f"run/{run.id}" if run.release is None else f"release/{run.release}"
+            for _ in client.events(stream=stream, seconds=left(), on_away=note, on_quiet=is_over):
+                found, verdict = _patiently(look, note, left)
+                if verdict is not None:
+                    break
+    except KeyboardInterrupt:
+        output.note(f"only the waiting ended; the run goes on: sluicegate gate watch {run.id}", "warn")
+        raise
+    verdict = verdict or Decided(Exit.UNDECIDED, "time-out", f"it is {found.state} after {timeout_seconds:g} s")
     outcome = {**plain(found), "outcome": found.outcome or verdict.outcome, "why": verdict.why}
     output.result(outcome, lambda out: out.say(f"{verdict.outcome}: {verdict.why}", _tone(verdict)))
     return verdict.exit_status
@@ -165,6 +192,7 @@ def follow_run(client: Client, output: Output, run: Run, *, timeout_seconds: flo
 def run_result(output: Output, run: Run) -> int:
     """Print a run that is not followed. Returns the exit status."""
     output.result(run, lambda out: out.fields([("run", run.id), ("kind", run.kind), ("state", run.state)]))
+    output.note(f"follow it: sluicegate gate watch {run.id}")
     return Exit.DONE
 
 
@@ -189,30 +217,3 @@ def run_decided(run: Run) -> Decided | None:
 
 def _tone(verdict: Decided) -> str:
     return {Exit.DONE: "good", Exit.FAILED: "bad"}.get(verdict.exit_status, "warn")
-
-
-def _wait(
-    look: Callable[[], tuple[SeenT, Decided | None]],
-    output: Output,
-    timeout_seconds: float,
-    where: Callable[[SeenT], str],
-) -> tuple[SeenT, Decided]:
-    """Look again and again until it is decided or time is up. A service that is away for a while is waited for."""
-    clock = Clock()
-    found: Any = None
-    is_away = False
-    while True:
-        try:
-            found, verdict = look()
-            is_away = False
-            if verdict is not None:
-                return found, verdict
-        except Unavailable as problem:
-            if found is None or clock.seconds >= timeout_seconds:
-                raise
-            if not is_away:
-                output.note(f"{problem.detail}; waiting for it", "warn")
-            is_away = True
-        if clock.seconds >= timeout_seconds and found is not None:
-            return found, Decided(Exit.UNDECIDED, "time-out", f"{where(found)} after {timeout_seconds:g} s")
-        time.sleep(min(INTERVAL_SECONDS, max(0.0, timeout_seconds - clock.seconds)))

@@ -39,6 +39,6 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def group(help_text: str) -> typer.Typer:
-    """Return an empty group of commands."""
-    return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+def group(help_text: str, *, completes: bool = False) -> typer.Typer:
+    """Return an empty group of commands; with `completes`, one that offers completion to shells."""
+    return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None, add_completion=completes)

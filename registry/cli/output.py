@@ -5,7 +5,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import islice
+from textwrap import wrap
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -14,9 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from registry.cli.failures import Exit, exit_of, places
+from registry.cli.tables import fitted
 from schemas.problems import Problem
 
+ItemT = TypeVar("ItemT")
+
 _TONES = {"good": "green", "bad": "red", "warn": "yellow", "plain": ""}
+LONGEST_WORD = 40
+"""Characters of a word that is not broken to make room for prose beside it."""
 _WIDE = 250
 """Columns when nobody looks: nothing is cut or wrapped for whoever reads a pipe."""
 
@@ -48,26 +55,57 @@ class Output:
         """Print a line of something that happens now; on standard error when a program reads the result."""
         (self.note if self.as_json else self.say)(text, tone)
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "none") -> None:
-        """Print rows under headings; nothing in them is interpreted."""
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        *,
+        empty: str = "none",
+        spare: Sequence[str] = (),
+    ) -> None:
+        """Print rows under headings; nothing in them is interpreted.
+
+        Args:
+            columns: headings.
+            rows: cells.
+            empty: what is said when there are none.
+            spare: headings of columns that a narrow terminal need not show, the first one first.
+        """
+        cells = [[_text(value) for value in row] for row in rows]
+        if not cells:
+            self._out.print(Text(empty))
+            return
+        shown, gone = [*columns], list[str]()
+        if self._out.is_terminal:
+            # Whoever reads a pipe gets everything whole.
+            shown, cells, gone = fitted(columns, cells, self._out.width, spare)
         table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-        for column in columns:
-            table.add_column(column, overflow="fold")
-        count = 0
-        for row in rows:
-            table.add_row(*(_cell(value) for value in row))
-            count += 1
-        self._out.print(table if count else Text(empty))
+        for place, column in enumerate(shown):
+            is_word = all(" " not in row[place] and len(row[place]) <= LONGEST_WORD for row in cells)
+            table.add_column(column, overflow="fold", no_wrap=is_word)
+        for row in cells:
+            table.add_row(*(Text(cell) for cell in row))
+        self._out.print(table)
+        if gone:
+            self.note(f"not shown: {', '.join(gone)}; a wider terminal or --json shows it")
 
     def fields(self, pairs: Iterable[tuple[str, object]]) -> None:
         """Print names and values; those without a value are left out."""
-        table = Table(box=None, pad_edge=False, show_header=False, show_edge=False)
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in pairs:
-            if value is not None and value not in ("", []):
-                table.add_row(name, _cell(value))
-        self._out.print(table)
+        shown = [(name, _text(value)) for name, value in pairs if value is not None and value not in ("", [])]
+        wide = max((len(name) for name, _ in shown), default=0)
+        for name, value in shown:
+            room = max(20, self._out.width - wide - 2)
+            # A digest that is longer than the line stays one word: it is there to be copied.
+            for place, said in enumerate(wrap(value, room, break_long_words=False, break_on_hyphens=False) or [""]):
+                head = name.ljust(wide) if place == 0 else " " * wide
+                self._out.print(Text.assemble((head, "bold"), "  ", said), soft_wrap=True)
+
+    def most(self, items: Iterator[ItemT], limit: int) -> list[ItemT]:
+        """Return the first items of a list, and say when there are more."""
+        found = list(islice(items, limit + 1))
+        if len(found) > limit:
+            self.note(f"the first {limit}; there are more: --limit {2 * limit} shows some of them")
+        return found[:limit]
 
     def refuse(self, problem: Problem) -> Exit:
         """Say what went wrong and where, and return the exit status that it means."""
@@ -117,8 +155,8 @@ def clean(text: str) -> str:
     )
 
 
-def _cell(value: object) -> Text:
-    return Text(clean("" if value is None else str(value)))
+def _text(value: object) -> str:
+    return clean("" if value is None else str(value))
 
 
 def plain(value: Any) -> Any:
@@ -147,6 +185,18 @@ def size(count: int) -> str:
 def percent(basis_points: int | None) -> str:
     """Return a weight for a person."""
     return "" if basis_points is None else f"{basis_points / 100:g} %"
+
+
+def lasted(seconds: float) -> str:
+    """Return how long something took, for a person."""
+    if seconds < 60:
+        return f"{max(0.0, seconds):.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 class Clock:

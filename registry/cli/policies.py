@@ -1,6 +1,5 @@
 """`sluicegate policy`: push one, look at one."""
 
-import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,7 @@ import typer
 
 from registry.cli.documents import read_policy, resolve
 from registry.cli.failures import Exit
-from registry.cli.options import Json, examples, group
+from registry.cli.options import Json, Limit, examples, group
 from registry.cli.output import Output, percent
 from registry.cli.profile import connect
 from registry.client import Client
@@ -76,13 +75,14 @@ def show(
             metavar="[POLICY]", help="Digest, 8 or more of its digits, or a file. All policies when absent."
         ),
     ] = None,
+    limit: Limit = 200,
     as_json: Json = False,
 ) -> int:
     """Show a policy, or list all of them."""
     output = Output(as_json=as_json)
     with connect() as client:
         if policy is None:
-            everything = list(itertools.islice(client.policies.list(), 200))
+            everything = output.most(client.policies.list(), limit)
             output.result({"items": everything}, lambda out: show_list(out, everything))
             return Exit.DONE
         found = client.policies.get(resolve(policy, client.policies, read_policy, "policy"))
@@ -104,6 +104,7 @@ def show_list(out: Output, found: list[Registered]) -> None:
             ]
             for one in found
         ),
+        spare=("BY", "REGISTERED"),
     )
 
 

@@ -50,6 +50,13 @@ def load(environment: Mapping[str, str] = os.environ) -> Profile:
     return Profile(url, None if token is None else str(token))
 
 
+def token_origin(environment: Mapping[str, str] = os.environ) -> str:
+    """Return where the token comes from that commands send, for a person who is not let in with it."""
+    if environment.get(TOKEN_VARIABLE):
+        return f"from {TOKEN_VARIABLE}"
+    return f"from {folder('config', environment) / 'config.json'}" if load(environment).token else "missing"
+
+
 def connect() -> Client:
     """Return a client for the service to speak to. Raises Unauthenticated, Usage."""
     return client_for(load())

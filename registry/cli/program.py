@@ -1,6 +1,7 @@
 """The whole command line, put together, and the one place where a command ends."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -9,31 +10,35 @@ import typer
 from pydantic import ValidationError
 from typer.exceptions import Abort, TyperException
 
-from registry.cli import bundles, evidence, local, policies, releases, runners, runs, suites, targets, tokens
+from registry.cli import bundles, evidence, local, policies, profile, releases, runners, runs, suites, targets, tokens
 from registry.cli.failures import Exit, Usage
 from registry.cli.options import examples, group
 from registry.cli.output import Output
 from schemas import VERSION
-from schemas.problems import InternalError, Problem
+from schemas.faults import near
+from schemas.problems import InternalError, Problem, Unauthenticated, Unavailable
 
 PROGRAM = "sluicegate"
 
-app = group("A registry of immutable serving bundles and a release gate for LLM serving.")
-app.command("up", context_settings=local.PASSED_ON, epilog=local.UP_EXAMPLES)(local.up)
-app.command("demo", context_settings=local.PASSED_ON, epilog=local.DEMO_EXAMPLES)(local.demo)
-app.command("login", epilog=local.LOGIN_EXAMPLES)(local.login)
-for name, commands in {
-    "bundle": bundles.app,
-    "policy": policies.app,
-    "suite": suites.app,
-    "target": targets.app,
-    "release": releases.app,
-    "gate": runs.app,
-    "evidence": evidence.app,
-    "runner": runners.app,
-    "token": tokens.app,
-}.items():
-    app.add_typer(commands, name=name)
+app = group("A registry of immutable serving bundles and a release gate for LLM serving.", completes=True)
+for name, command, epilog, short in (
+    ("up", local.up, local.UP_EXAMPLES, "Start everything on this machine."),
+    ("demo", local.demo, local.DEMO_EXAMPLES, "Show four releases of a real model."),
+):
+    app.command(name, context_settings=local.PASSED_ON, epilog=epilog, short_help=short)(command)
+app.command("login", epilog=local.LOGIN_EXAMPLES, short_help="Keep a service and a token.")(local.login)
+for name, commands, short in (
+    ("bundle", bundles.app, "What is served, named by one digest."),
+    ("policy", policies.app, "Which gates must pass, how traffic moves, who approves."),
+    ("suite", suites.app, "Prompts and arrival plans that gates run."),
+    ("target", targets.app, "Served names, such as chat@prod."),
+    ("release", releases.app, "Attempts to take a bundle live on a target."),
+    ("gate", runs.app, "Measurements with a rule, also without a release."),
+    ("evidence", evidence.app, "The signed log of what happened."),
+    ("runner", runners.app, "The machines that run models."),
+    ("token", tokens.app, "Who may call, as what."),
+):
+    app.add_typer(commands, name=name, short_help=short)
 
 
 def _version(asked: bool) -> None:
@@ -66,7 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = typer.main.get_command(app).main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except Problem as problem:
-        return output.refuse(problem)
+        status = output.refuse(problem)
+        is_login = arguments[:1] == ["login"]
+        if (advice := _advice(problem, is_login=is_login)) and not output.as_json:
+            output.note(f"  {advice}")
+        return status
     except TyperException as error:
         return _misused(error, output)
     except ValidationError as error:
@@ -94,6 +103,26 @@ def _misused(error: TyperException, output: Output) -> Exit:
     if said.startswith("Usage: "):  # a group without a command: what is said is its help
         sys.stderr.write(said + "\n")
         return Exit.INVALID
+    said = said.replace("Value error, ", "")
+    if possible := getattr(error, "possibilities", None):
+        said = f"{said.partition(' (Possible')[0]}; {near(str(getattr(error, 'option_name', '')), possible)}"
+    elif " is not one of " in said:
+        wrong, _, allowed = said.partition(" is not one of ")
+        meant = near(_quoted(wrong)[-1], _quoted(allowed))
+        said = f"{said.rstrip('.')}; {meant}" if meant else said
     if context is not None:
-        said = f"{said.rstrip('.')}; see `{context.command_path} --help`"
+        said = f"{said.rstrip('.?; ')}{'?' if said.endswith('?') else ''}; see `{context.command_path} --help`"
     return output.refuse(Usage(said))
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"'([^']*)'", text) or [""]
+
+
+def _advice(problem: Problem, *, is_login: bool) -> str | None:
+    """Return what a person may look at who cannot reach a service, or is not let in."""
+    if isinstance(problem, Unavailable) and "cannot be reached" in problem.detail:
+        return f"`sluicegate up` starts a service on this machine; {profile.URL_VARIABLE} names another one"
+    if isinstance(problem, Unauthenticated) and "request_id" in problem.members and not is_login:
+        return f"the token is {profile.token_origin()}; `sluicegate login URL --token T` keeps another one"
+    return None

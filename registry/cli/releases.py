@@ -1,6 +1,5 @@
 """`sluicegate release`: start one, follow it, and what people do to it."""
 
-import itertools
 from collections.abc import Callable
 from typing import Annotated
 from uuid import UUID
@@ -10,14 +9,14 @@ from pydantic import ValidationError
 
 from registry.cli.documents import read_bundle, read_policy, resolve, resolve_release
 from registry.cli.failures import Exit, invalid_act, made
-from registry.cli.follow import follow_release, line
+from registry.cli.follow import follow_release, told
 from registry.cli.options import IfMatch, Json, Key, Limit, Reason, ReleaseId, Timeout, Until, Wait, examples, group
-from registry.cli.output import Output, percent
+from registry.cli.output import Output, lasted, percent
 from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import ReleaseCreate
 from schemas.release import TERMINAL, Phase, Release, ReleaseDetail
-from schemas.stories import TONES
+from schemas.stories import TONES, replaces
 
 app = group("Releases: one attempt to take a bundle live on a target under a policy.")
 
@@ -109,7 +108,7 @@ def _head(out: Output, release: Release) -> None:
             ("holds", "; ".join(release.held)),
             ("reason", release.reason),
             ("created", f"{release.created_at:%Y-%m-%d %H:%M:%S}Z by {release.created_by}"),
-            ("replaces", release.predecessor),
+            (replaces(release) or "", release.predecessor if replaces(release) else None),
             ("version", release.version),
         ]
     )
@@ -138,8 +137,17 @@ def _show(out: Output, release: ReleaseDetail) -> None:
         out.say(f"split: {percent(release.weight_bp)} on this release{step}")
     _findings(out, release)
     out.say("")
-    for entry in release.log:
-        out.say(*line(entry))
+    out.table(
+        ["AT", "AFTER", "WHAT"],
+        (
+            [
+                f"{entry.recorded_at:%Y-%m-%d %H:%M:%S}Z",
+                lasted((entry.recorded_at - before.recorded_at).total_seconds()) if before else "",
+                told(entry),
+            ]
+            for before, entry in zip([None, *release.log], release.log, strict=False)
+        ),
+    )
 
 
 def _findings(out: Output, release: ReleaseDetail) -> None:
@@ -165,10 +173,14 @@ def _findings(out: Output, release: ReleaseDetail) -> None:
 
 @app.command(
     "list",
-    epilog=examples("sluicegate release list --target chat@prod", "sluicegate release list --phase canary --json"),
+    epilog=examples(
+        "sluicegate release list --target chat@prod",
+        "sluicegate release list --bundle 3c3aff2a --phase canary --phase promoted --json",
+    ),
 )
 def list_(
     target: Annotated[str | None, typer.Option("--target", "-t", help="Only of this target.")] = None,
+    bundle: Annotated[str | None, typer.Option("--bundle", "-b", help="Only of this bundle.")] = None,
     phase: Annotated[list[Phase] | None, typer.Option("--phase", help="Only in this phase; repeatable.")] = None,
     limit: Limit = 50,
     as_json: Json = False,
@@ -176,7 +188,8 @@ def list_(
     """List releases, newest first."""
     output = Output(as_json=as_json)
     with connect() as client:
-        found = list(itertools.islice(client.releases.list(target=target, phases=phase or ()), limit))
+        of = None if bundle is None else resolve(bundle, client.bundles, read_bundle, "bundle")
+        found = output.most(client.releases.list(target=target, phases=phase or (), bundle=of), limit)
 
     def human(out: Output) -> None:
         out.table(
@@ -193,6 +206,7 @@ def list_(
                 ]
                 for one in found
             ),
+            spare=("CREATED", "WEIGHT"),
         )
 
     output.result({"items": found}, human)

@@ -1,6 +1,5 @@
 """`sluicegate runner`: the machines that run models."""
 
-import itertools
 from typing import Annotated
 
 import typer
@@ -29,7 +28,7 @@ def list_(
     output = Output(as_json=as_json)
     with connect() as client:
         everyone = (runner for runner in client.runners.list() if runner.is_alive or not alive)
-        found = list(itertools.islice(everyone, limit))
+        found = output.most(everyone, limit)
 
     def human(out: Output) -> None:
         out.table(
@@ -46,6 +45,7 @@ def list_(
                 ]
                 for one in found
             ),
+            spare=("LAST SEEN", "ENGINES"),
         )
 
     output.result({"items": found}, human)

@@ -1,24 +1,19 @@
-"""`sluicegate gate`: run gates on a bundle without a release."""
+"""`sluicegate gate`: run gates on a bundle without a release, come back to a run, list them."""
 
 from typing import Annotated
 
 import typer
 
-from registry.cli.documents import read_bundle, read_policy, resolve
-from registry.cli.failures import made
+from registry.cli.documents import read_bundle, read_policy, resolve, resolve_id, resolve_release
+from registry.cli.failures import Exit, made
 from registry.cli.follow import follow_run, run_result
-from registry.cli.options import Json, Key, Timeout, Wait, examples, group
+from registry.cli.options import Json, Key, Limit, Timeout, Wait, examples, group
 from registry.cli.output import Output
 from registry.cli.profile import connect
 from registry.cli.targets import only_class
 from schemas.api import RunCreate
 
 app = group("Gates: measurements with a rule.")
-
-
-@app.callback()
-def _gates() -> None:
-    """Gates: measurements with a rule."""
 
 
 @app.command(
@@ -68,3 +63,58 @@ def run(
             return run_result(output, started)
         output.note(f"run {started.id}")
         return follow_run(client, output, started, timeout_seconds=timeout)
+
+
+@app.command(
+    epilog=examples(
+        "sluicegate gate watch 01a2289b-8894-74d9-8d4f-da769c0550b2",
+        "sluicegate gate watch 01a2289b-8894 --timeout 600 --json",
+    )
+)
+def watch(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, or its first 8 or more characters.")],
+    timeout: Timeout = 3600.0,
+    as_json: Json = False,
+) -> int:
+    """Follow a run that was started before, also a recording, until it is over.
+
+    Exit status: 0 all gates passed, or the reference is recorded; 1 a gate failed; 3 undecided, or time is up.
+    """
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = client.runs.get(resolve_id(run, "run", (one.id for one in client.runs.list())))
+        return follow_run(client, output, found, timeout_seconds=timeout)
+
+
+@app.command("list", epilog=examples("sluicegate gate list", "sluicegate gate list --release 01a2289b-8894 --json"))
+def list_(
+    release: Annotated[str | None, typer.Option("--release", help="Only of this release.")] = None,
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> int:
+    """List runs, newest first: of gates, of recordings, and of replicas that serve."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        of = None if release is None else resolve_release(release, client)
+        found = output.most(client.runs.list(release=of), limit)
+
+    def human(out: Output) -> None:
+        out.table(
+            ["RUN", "KIND", "BUNDLE", "STATE", "OUTCOME", "CREATED", "DOING"],
+            (
+                [
+                    one.id,
+                    one.kind,
+                    one.bundle,
+                    one.state,
+                    one.outcome,
+                    f"{one.created_at:%Y-%m-%d %H:%M:%S}Z",
+                    one.problem or one.progress,
+                ]
+                for one in found
+            ),
+            spare=("CREATED",),
+        )
+
+    output.result({"items": found}, human)
+    return Exit.DONE

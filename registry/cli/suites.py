@@ -1,6 +1,5 @@
 """`sluicegate suite`: push one, look at one, record what an accepted bundle answers to it."""
 
-import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ from pydantic import ValidationError
 from registry.cli.documents import read_bundle, read_file, resolve
 from registry.cli.failures import Exit, invalid, made
 from registry.cli.follow import follow_run, run_result
-from registry.cli.options import Json, Reason, Timeout, Wait, examples, group
+from registry.cli.options import Json, Limit, Reason, Timeout, Wait, examples, group
 from registry.cli.output import Output
 from registry.cli.policies import say_pushed, show_list
 from registry.cli.profile import connect
@@ -78,13 +77,14 @@ def show(
         str | None,
         typer.Argument(metavar="[SUITE]", help="Digest, 8 or more of its digits, or a file. All suites when absent."),
     ] = None,
+    limit: Limit = 200,
     as_json: Json = False,
 ) -> int:
     """Show a suite, or list all of them."""
     output = Output(as_json=as_json)
     with connect() as client:
         if suite is None:
-            everything = list(itertools.islice(client.suites.list(), 200))
+            everything = output.most(client.suites.list(), limit)
             output.result({"items": everything}, lambda out: show_list(out, everything))
             return Exit.DONE
         found = client.suites.get(resolve(suite, client.suites, read_suite, "suite"))
@@ -150,4 +150,5 @@ def record(
         run = client.runs.record(body)
         if not wait:
             return run_result(output, run)
+        output.note(f"run {run.id}")
         return follow_run(client, output, run, timeout_seconds=timeout)

@@ -1,6 +1,5 @@
 """`sluicegate target`: make one, look at one, list them."""
 
-import itertools
 from typing import Annotated
 
 import typer
@@ -12,6 +11,7 @@ from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import TargetCreate
 from schemas.release import Target
+from schemas.runner import RUNNING
 
 app = group("Targets: one served name in one environment, such as chat@prod.")
 
@@ -53,19 +53,31 @@ def only_class(client: Client) -> str:
     return classes[0]
 
 
-@app.command(epilog=examples("sluicegate target show chat@prod", "sluicegate target show chat@prod --json"))
-def show(target: TargetArgument, as_json: Json = False) -> int:
+@app.command(
+    epilog=examples(
+        "sluicegate target show chat@prod",
+        "sluicegate target show chat@prod --all",
+        "sluicegate target show chat@prod --json",
+    )
+)
+def show(
+    target: TargetArgument,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also the replicas that ended; --json has them always.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
     """Show what a target serves now, by whom, and what is under way."""
     output = Output(as_json=as_json)
     if "@" not in target:
         raise Usage(f"target {target!r} has no environment: write NAME@ENVIRONMENT, such as {target}@prod")
     with connect() as client:
         found = client.targets.get(target)
-    output.result(found, lambda out: _show(out, found))
+    output.result(found, lambda out: _show(out, found, everything=everything))
     return Exit.DONE
 
 
-def _show(out: Output, target: Target) -> None:
+def _show(out: Output, target: Target, *, everything: bool = False) -> None:
     out.fields(
         [
             ("target", target.name),
@@ -83,12 +95,20 @@ def _show(out: Output, target: Target) -> None:
         ([percent(arm.weight_bp), arm.bundle] for arm in target.applied),
         empty="no traffic is let through",
     )
+    shown = [one for one in target.replicas if everything or one.state in RUNNING]
     if target.replicas:
         out.say("")
         out.table(
-            ["REPLICA", "STATE", "BUNDLE", "ADDRESS", "CAUSE"],
-            ([one.purpose, one.state, one.bundle[7:19], one.address, one.cause] for one in target.replicas),
+            ["REPLICA", "STATE", "SINCE", "BUNDLE", "ADDRESS", "CAUSE"],
+            (
+                [one.purpose, one.state, f"{one.since:%Y-%m-%d %H:%M:%S}Z", one.bundle[7:19], one.address, one.cause]
+                for one in shown
+            ),
+            empty="no replica runs",
+            spare=("REPLICA", "SINCE"),
         )
+    if hidden := len(target.replicas) - len(shown):
+        out.say(f"{hidden} more ended; --all shows {'it' if hidden == 1 else 'them'}")
     if target.references:
         out.say("")
         out.table(["GOLDEN SUITE", "REFERENCE"], target.references.items())
@@ -99,7 +119,7 @@ def list_(limit: Limit = 50, as_json: Json = False) -> int:
     """List targets, newest first."""
     output = Output(as_json=as_json)
     with connect() as client:
-        found = list(itertools.islice(client.targets.list(), limit))
+        found = output.most(client.targets.list(), limit)
 
     def human(out: Output) -> None:
         out.table(
@@ -108,6 +128,7 @@ def list_(limit: Limit = 50, as_json: Json = False) -> int:
                 [one.name, one.runner_class, (one.stable_bundle or "")[7:19], one.candidate_release, one.url]
                 for one in found
             ),
+            spare=("RUNNER CLASS", "URL"),
         )
 
     output.result({"items": found}, human)

@@ -1,6 +1,5 @@
 """`sluicegate token`: who may call, and as what."""
 
-import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, get_args
 from uuid import UUID
@@ -8,6 +7,7 @@ from uuid import UUID
 import typer
 from pydantic import ValidationError
 
+from registry.cli.documents import is_beginning, resolve_id
 from registry.cli.failures import Exit, Usage, invalid_act, made
 from registry.cli.options import Json, Limit, Reason, examples, group
 from registry.cli.output import Output
@@ -61,7 +61,7 @@ def list_(
     output = Output(as_json=as_json)
     with connect() as client:
         everyone = (token for token in client.tokens.list(project) if token.is_valid or not valid)
-        found = list(itertools.islice(everyone, limit))
+        found = output.most(everyone, limit)
 
     def human(out: Output) -> None:
         out.table(
@@ -70,6 +70,7 @@ def list_(
                 [one.id, one.name, one.role, ", ".join(one.targets or ["all"]), _day(one.created_at), _state(one)]
                 for one in found
             ),
+            spare=("MADE",),
         )
 
     output.result({"items": found}, human)
@@ -83,7 +84,12 @@ def list_(
     )
 )
 def revoke(
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Id of the token, or the name of a valid one.")],
+    token: Annotated[
+        str,
+        typer.Argument(
+            metavar="TOKEN", help="Id of the token, its first 8 or more characters, or the name of a valid one."
+        ),
+    ],
     reason: Reason,
     project: Project = None,
     as_json: Json = False,
@@ -104,9 +110,12 @@ def _identity(named: str, client: Client, project: str | None) -> UUID:
         return UUID(named)
     except ValueError:
         pass
-    for token in client.tokens.list(project):
+    everyone = list(client.tokens.list(project))
+    for token in everyone:
         if token.is_valid and token.name == named:
             return token.id
+    if is_beginning(named):
+        return resolve_id(named, "token", (token.id for token in everyone))
     raise Usage(f"no valid token has the name {named}; `sluicegate token list` shows all of them")
 
 

@@ -84,6 +84,7 @@ class Client:
         kinds: Sequence[Kind] = (),
         seconds: float | None = None,
         on_away: Callable[[Unavailable], None] | None = None,
+        on_quiet: Callable[[], bool] | None = None,
     ) -> Iterator[Event]:
         """Follow the log: every entry that is there, then each new one as it happens, without end.
 
@@ -99,6 +100,7 @@ class Client:
             kinds: only of these kinds.
             seconds: end after so long.
             on_away: called once each time that the service is away.
+            on_quiet: called about every 10 s while nothing happens; true ends it.
 
         Raises:
             Unavailable: the service has never answered.
@@ -106,7 +108,8 @@ class Client:
             NotFound, InvalidDocument.
         """
         selection = Selection(stream, release, target, tuple(kinds))
-        return Following(self._transport, selection, on_away or (lambda _: None)).follow(after, seconds)
+        heard = (on_away or (lambda _: None), on_quiet or (lambda: False))
+        return Following(self._transport, selection, *heard).follow(after, seconds)
 
     def close(self) -> None:
         """Give the connections back."""

@@ -34,7 +34,13 @@ class Selection:
 class Following:
     """One reader of the log."""
 
-    def __init__(self, transport: Transport, selection: Selection, on_away: Callable[[Unavailable], None]) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        selection: Selection,
+        on_away: Callable[[Unavailable], None],
+        on_quiet: Callable[[], bool],
+    ) -> None:
         self._transport = transport
         self._parameters = {
             "stream": selection.stream,
@@ -42,7 +48,8 @@ class Following:
             "target": selection.target,
             "kind": [str(kind) for kind in selection.kinds] or None,
         }
-        self._on_away = on_away
+        self._on_away, self._on_quiet = on_away, on_quiet
+        self._is_enough = False
         self._cursor: str | None = None
 
     def follow(self, after: str | None, seconds: float | None) -> Iterator[Event]:
@@ -52,7 +59,7 @@ class Following:
         was_there = is_away = False
         failures = 0
         try:
-            while not cutter.is_over() and not self._transport.is_closed():
+            while not self._is_over(cutter):
                 try:
                     for event in self._connected(cutter):
                         was_there, is_away, failures = True, False, 0
@@ -66,11 +73,14 @@ class Following:
                     if not is_away:
                         self._on_away(problem)
                     is_away = True
-                if not cutter.is_over():
+                if not self._is_over(cutter):
                     cutter.wait(PAUSES_SECONDS[min(failures, len(PAUSES_SECONDS) - 1)])
                     failures += 1
         finally:
             cutter.cancel()
+
+    def _is_over(self, cutter: "_Cutter") -> bool:
+        return self._is_enough or cutter.is_over() or self._transport.is_closed()
 
     def _connected(self, cutter: "_Cutter") -> Iterator[Event | None]:
         """Yield None once there is an answer, then the events of one connection."""
@@ -96,6 +106,9 @@ class Following:
                     self._cursor = event.cursor
                     yield event
                 self._cursor = parser.last_id or self._cursor
+                if not told and self._on_quiet():
+                    self._is_enough = True
+                    return
 
 
 class _Cutter:

@@ -80,9 +80,11 @@ class Releases:
         """Return a release with its log. Raises NotFound."""
         return self._transport.get(ReleaseDetail, f"/v1/releases/{release}")
 
-    def list(self, *, target: str | None = None, phases: Sequence[Phase] = ()) -> Iterator[Release]:
-        """List releases, newest first, of one target and in some phases when they are named."""
-        parameters = {"target": target, "phase": [str(phase) for phase in phases] or None}
+    def list(
+        self, *, target: str | None = None, phases: Sequence[Phase] = (), bundle: str | None = None
+    ) -> Iterator[Release]:
+        """List releases, newest first, of one target, of one bundle and in some phases when they are named."""
+        parameters = {"target": target, "bundle": bundle, "phase": [str(phase) for phase in phases] or None}
         return self._transport.pages(Release, "/v1/releases", parameters)
 
     def approve(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import urlencode
+from uuid import UUID
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
@@ -19,9 +20,13 @@ from registry.web.visitors import VisitorDep
 from schemas.api import TargetName
 from schemas.common import MAX_INTEGER
 from schemas.evidence import Kind, SplitEntry, Traffic
+from schemas.runner import RUNNING
+from schemas.stories import TONES
 
 MOST_FILES = 500
 """Files of a bundle on its page; the rest is counted."""
+MOST_EVALUATIONS = 10
+"""Evaluations of a bundle whose gate results are on its page."""
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -48,12 +53,14 @@ def bundle_page(
     session: SessionDep,
     after: Cursor,
 ) -> Response:
-    """Show a bundle: its components, files and engine, and the releases of it."""
+    """Show a bundle: its components, files, engine and origin, what gates measured, and the releases of it."""
+    source = event_source(session)
     named = documents.resolve(session, actor.project_id, "bundle", digest)
     bundle = documents.load_bundle(session, actor.project_id, named)
     registered = documents.get(session, actor.project_id, "bundle", named)
     rows = releases.lines(session, actor.project_id, bundle=named, after=after, limit=PAGE_SIZE + 1)
     found = page(rows, PAGE_SIZE, lambda line: line.release.id, lambda line: line.release.id)
+    before, later = documents.neighbours(session, actor.project_id, named)
     return render(
         "bundle.html",
         actor=actor,
@@ -64,9 +71,15 @@ def bundle_page(
         facts=_facts(bundle.model_dump(mode="json", by_alias=True, exclude_none=True)),
         files=bundle.files[:MOST_FILES],
         size=sum(file.size for file in bundle.files),
+        measured=jobs.measured(session, actor.project_id, named, limit=MOST_EVALUATIONS),
+        most_evaluations=MOST_EVALUATIONS,
+        tones=TONES,
+        before=before,
+        later=later,
         lines=rows[:PAGE_SIZE],
         is_first=after is None,
         following=f"/bundles/{named}?{urlencode({'cursor': found.next})}" if found.next else None,
+        events=source if after is None else None,
         now=db.now(session),
     )
 
@@ -137,6 +150,8 @@ def target_page(
         actor=actor,
         section="targets",
         target=target,
+        running=[one for one in target.replicas if one.state in RUNNING],
+        ended=[one for one in target.replicas if one.state not in RUNNING],
         stable=stable,
         candidate=candidate,
         served=served,
@@ -192,8 +207,31 @@ def runners_page(actor: VisitorDep, session: SessionDep, after: Cursor) -> Respo
         actor=actor,
         section="runners",
         runners=[(one, [(job, name) for job, name in held if job.runner_id == one.id]) for one in found.items],
+        names=documents.names(session, actor.project_id, [job.bundle for job, _ in held]),
         is_first=after is None,
         following=f"/runners?{urlencode({'cursor': found.next})}" if found.next else None,
         events=source,
+        now=db.now(session),
+    )
+
+
+@router.get("/runners/{runner}")
+def runner_page(runner: UUID, actor: VisitorDep, session: SessionDep, after: Cursor) -> Response:
+    """Show a machine that runs models: what it is, what it does now, and what it did."""
+    source = event_source(session)
+    row = runners.get(session, actor.project_id, runner)
+    rows = jobs.of_runner(session, row.id, after=after, limit=PAGE_SIZE + 1)
+    found = page(rows, PAGE_SIZE, lambda one: one[0].id, lambda one: one[0].id)
+    return render(
+        "runner.html",
+        actor=actor,
+        section="runners",
+        runner=runners.wire(session, row),
+        registered_at=row.registered_at,
+        jobs=rows[:PAGE_SIZE],
+        names=documents.names(session, actor.project_id, [job.bundle for job, _ in rows]),
+        is_first=after is None,
+        following=f"/runners/{runner}?{urlencode({'cursor': found.next})}" if found.next else None,
+        events=source if after is None else None,
         now=db.now(session),
     )

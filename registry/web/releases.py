@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from registry import cursors, db, evidence, releases, targets
+from registry import cursors, db, documents, evidence, releases, targets
 from registry.api.deps import SessionDep
 from registry.api.events import EventStream
 from registry.api.pages import Cursor, page
@@ -16,11 +16,12 @@ from registry.auth import Actor
 from registry.cursors import Cursor as LogCursor
 from registry.evidence import Selection
 from registry.web.chart import split_over_time
+from registry.web.notices import notices
 from registry.web.rendering import PageRoute, render
 from registry.web.visitors import COOKIE, VisitorDep
 from schemas.problems import InvalidDocument
 from schemas.release import LIVE, TERMINAL, Phase, ReleaseDetail
-from schemas.stories import TONES, tell
+from schemas.stories import TONES, replaces, tell
 
 PAGE_SIZE = 25
 MOST_TARGETS = 200
@@ -71,7 +72,8 @@ def release_page(release: UUID, actor: VisitorDep, session: SessionDep) -> Respo
     """Show a release; the page keeps itself up to date."""
     source = event_source(session, release=str(release))
     found = releases.detail(session, releases.get(session, actor.project_id, release))
-    return render("release.html", events=source, **_view(found, actor, db.now(session)))
+    required = documents.load_policy(session, actor.project_id, found.policy).approval.required
+    return render("release.html", events=source, **_view(found, actor, db.now(session), required))
 
 
 @router.get("/events")
@@ -98,12 +100,14 @@ def event_source(session: SessionDep, **selection: str) -> str:
     return f"/events?{urlencode({**selection, 'after': str(at)})}"
 
 
-def _view(found: ReleaseDetail, actor: Actor, now: datetime) -> dict[str, Any]:
+def _view(found: ReleaseDetail, actor: Actor, now: datetime, required: int) -> dict[str, Any]:
     is_over = found.phase in TERMINAL
     return {
         "release": found,
         "actor": actor,
         "section": "releases",
+        "notices": notices(found, required=required),
+        "replaces": replaces(found),
         "chart": split_over_time(found.log, now=now, is_over=is_over),
         "log": [(entry, *tell(entry)) for entry in reversed(found.log)],
         "tones": TONES,

@@ -65,6 +65,19 @@ def ago(at: datetime, now: datetime) -> str:
     return f"{seconds} s ago"
 
 
+def lasted(start: datetime, end: datetime | None) -> str:
+    """Return how long something took, in the unit that suits it; a dash while it goes on."""
+    if end is None:
+        return "—"
+    seconds = max(0.0, (end - start).total_seconds())
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
 def words(name: object) -> str:
     """Return a name of ours as words."""
     return str(name).replace("_", " ")
@@ -94,6 +107,7 @@ templates.filters.update(
         "percent": percent,
         "instant": instant,
         "ago": ago,
+        "lasted": lasted,
         "words": words,
         "tone": tone,
         "counted": counted,
@@ -130,9 +144,14 @@ class PageRoute(APIRoute):
             except LoginNeededError:
                 return to_login(request)
             except Problem as problem:
-                return render("problem.html", status=problem.status, title=problem.title, detail=problem.detail)
+                return _refused(request, problem)
             except RequestValidationError:
-                detail = "The address is not one of a page here."
-                return render("problem.html", status=404, title=NotFound.title, detail=detail)
+                return _refused(request, NotFound("The address is not one of a page here."))
 
         return handled
+
+
+def _refused(request: Request, problem: Problem) -> Response:
+    """Return a problem as a page, with the way on for whoever is logged in."""
+    visitor = getattr(request.state, "visitor", None)
+    return render("problem.html", status=problem.status, actor=visitor, problem=problem)

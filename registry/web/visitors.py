@@ -5,10 +5,13 @@ from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from registry import auth
 from registry.api.deps import ServiceDep, identify
 from registry.auth import Actor
+from registry.service import Service
 from registry.web.rendering import HEADERS, LoginNeededError, PageRoute, render
 from schemas.problems import Problem
 
@@ -25,7 +28,18 @@ def visitor(service: ServiceDep, request: Request) -> Actor:
         auth.require(actor, "read")
     except Problem:
         raise LoginNeededError from None
+    request.state.visitor = actor
     return actor
+
+
+def perhaps(service: Service, request: Request) -> Actor | None:
+    """Return who is logged in, or None: for pages that anybody may read, also while the database is away."""
+    if COOKIE not in request.cookies:
+        return None
+    try:
+        return visitor(service, request)
+    except (LoginNeededError, DBAPIError, PoolTimeout):
+        return None
 
 
 VisitorDep = Annotated[Actor, Depends(visitor)]
@@ -34,7 +48,7 @@ VisitorDep = Annotated[Actor, Depends(visitor)]
 @router.get("/login")
 def login_form(next: str = "/") -> HTMLResponse:  # noqa: A002 - the field's name in the address
     """Ask for a token."""
-    return render("login.html", next=_local(next), problem=None)
+    return render("login.html", section="login", next=_local(next), problem=None)
 
 
 @router.post("/login")
@@ -45,7 +59,7 @@ async def login(request: Request, service: ServiceDep) -> Response:
     try:
         auth.require(identify(service, token), "read")
     except Problem as problem:
-        return render("login.html", status=401, next=onward, problem=problem.detail)
+        return render("login.html", status=401, section="login", next=onward, problem=problem.detail)
     response = RedirectResponse(onward, status_code=303, headers=HEADERS)
     is_secure = service.settings.public_url.startswith("https:")
     response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=is_secure, max_age=SESSION_SECONDS)

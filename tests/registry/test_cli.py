@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from sqlalchemy import text
 
 from registry.cli import follow, memory, output, profile, program
 from registry.cli.failures import Exit, exit_of
@@ -29,13 +30,14 @@ COMMANDS = {
         "list",
         "watch",
         "approve",
+        "withdraw",
         "reject",
         "pause",
         "resume",
         "promote",
         "rollback",
     },
-    "gate": {"run"},
+    "gate": {"run", "watch", "list"},
     "evidence": {"list", "follow", "verify", "checkpoint", "export", "revoke"},
     "runner": {"list"},
     "token": {"create", "list", "revoke"},
@@ -82,6 +84,9 @@ def test_a_group_alone_shows_its_commands_and_is_a_usage_error(command, path):
     ("arguments", "said"),
     [
         (["nope"], "No such command 'nope'"),
+        (["relese", "list"], "No such command 'relese'. Did you mean 'release'?; see `sluicegate --help`"),
+        (["release", "list", "--phse", "x"], "No such option: --phse; did you mean --phase?; see"),
+        (["release", "list", "--phase", "canari"], "'rolled_back'; did you mean canary?; see"),
         (["bundle", "nope"], "No such command 'nope'"),
         (["release", "list", "--nope"], "No such option"),
         (["release", "watch"], "Missing argument 'RELEASE'"),
@@ -113,8 +118,8 @@ def test_the_version_is_said(command):
 def test_each_problem_has_an_exit_status_and_is_told_once(command, kind):
     problem = PROBLEMS[kind]("because", errors=[{"pointer": "/a", "detail": "is wrong"}])
     expected = {
-        **dict.fromkeys((401, 403, 409, 412, 429, 503), Exit.REFUSED),
-        **dict.fromkeys((404, 405, 413, 415, 422), Exit.INVALID),
+        **dict.fromkeys((401, 403, 408, 409, 412, 429, 503), Exit.REFUSED),
+        **dict.fromkeys((400, 404, 405, 413, 415, 422), Exit.INVALID),
         **dict.fromkeys((500, 502), Exit.UNDECIDED),
     }[problem.status]
     assert exit_of(problem) is expected
@@ -143,6 +148,55 @@ def test_no_service_and_no_answer_are_status_4(command):
     assert ran.json["title"] == "Unavailable"
 
 
+def test_who_cannot_get_in_is_told_what_to_look_at(command, stack):
+    with ScriptedHttp(lambda asked: None) as gone:
+        url = gone.url
+    command.use(url, "token")
+    assert "`sluicegate up` starts a service on this machine" in command("bundle", "list").err
+    command.use(stack.url, "slg_wrong")
+    assert "the token is from SLUICEGATE_TOKEN; `sluicegate login" in command("bundle", "list").err
+    told = command("bundle", "list", "--json")
+    assert (told.err, told.json["title"]) == ("", "Unauthenticated")
+    command.ok("login", stack.url, "--token", stack.tokens["viewer"])
+    command.use(stack.url, None)
+    with stack.service.database.transaction() as session:
+        session.execute(text("UPDATE tokens SET expires_at = now() WHERE name = 'viewer'"))
+    assert "config.json; `sluicegate login" in command("bundle", "list").err
+    command.home.joinpath("config", "sluicegate", "config.json").unlink()
+    assert "the token is missing" in command("bundle", "list").err
+
+
+def test_a_list_that_goes_on_says_so(command, stack):
+    command.be("admin", stack)
+    ran = command.ok("token", "list", "--limit", "2")
+    assert len(ran.out.splitlines()) == 3
+    assert "the first 2; there are more: --limit 4 shows some of them" in ran.err
+    assert command.ok("token", "list", "--limit", "7").err == ""
+    assert len(command.ok("token", "list", "--limit", "2", "--json").json["items"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("sluicegate rel", {"release"}),
+        ("sluicegate release prom", {"promote"}),
+        ("sluicegate release list --ph", {"--phase"}),
+    ],
+)
+def test_a_shell_is_told_what_a_word_can_become(words, expected):
+    environment = {
+        **os.environ,
+        "_SLUICEGATE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    code = "import sys; from registry.cli import main; sys.exit(main([]))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert set(ran.stdout.split()) == expected, ran
+
+
 def test_a_defect_is_one_line_and_no_traceback(command, monkeypatch):
     monkeypatch.setattr(typer.main, "get_command", lambda app: 1 / 0)
     ran = command("bundle", "list")
@@ -164,6 +218,7 @@ def test_what_others_wrote_cannot_move_the_terminal(command):
         "document": None,
         "serving_digest": None,
         "components": None,
+        "labels": None,
     }
     page = json.dumps({"items": [document], "next": None}).encode()
     with ScriptedHttp(lambda asked: answer(200, page)) as http:
@@ -187,6 +242,7 @@ def test_a_document_that_only_a_newer_command_knows_is_said_so(command):
         "document": {"schema": "sluicegate.dev/policy/v2"},
         "serving_digest": None,
         "components": None,
+        "labels": None,
     }
     with ScriptedHttp(lambda asked: answer(200, json.dumps(stored).encode())) as http:
         command.use(http.url, "token")
@@ -369,27 +425,24 @@ def test_what_was_not_used_for_half_a_year_is_forgotten(tmp_path, monkeypatch):
         assert remembered.get("old") is None
 
 
-def test_following_waits_out_a_service_that_is_away(command, monkeypatch):
+def test_following_waits_out_a_service_that_is_away(monkeypatch):
     from schemas.problems import Unavailable  # beside its use
 
     monkeypatch.setattr(follow, "INTERVAL_SECONDS", 0.01)
-    looks = iter(["seen", Unavailable("gone"), Unavailable("gone"), "seen", "end"])
-    done = follow.Decided(Exit.DONE, "done", "because")
+    looks = iter([Unavailable("gone"), Unavailable("gone"), "seen"])
+    notes = []
 
     def look():
         step = next(looks)
         if isinstance(step, Unavailable):
             raise step
-        return step, done if step == "end" else None
+        return step
 
-    out = output.Output(as_json=True)
-    assert follow._wait(look, out, 10, str) == ("end", done)
+    assert follow._patiently(look, notes.append, lambda: 10.0) == "seen"
+    assert [str(one) for one in notes] == ["gone", "gone"]
     looks = iter([Unavailable("gone")])
-    with pytest.raises(Unavailable):  # never seen: it is not there
-        follow._wait(look, out, 10, str)
-    looks = iter(["seen"])
-    found, verdict = follow._wait(look, out, 0, lambda seen: f"it was {seen}")
-    assert (found, verdict.exit_status, verdict.why) == ("seen", Exit.UNDECIDED, "it was seen after 0 s")
+    with pytest.raises(Unavailable):  # time is up
+        follow._patiently(look, notes.append, lambda: 0.0)
 
 
 def test_the_command_line_loads_nothing_of_the_service():

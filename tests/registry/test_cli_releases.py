@@ -126,6 +126,7 @@ def test_a_beginning_that_two_releases_share_is_refused(scene):
     ran = scene.command("release", "show", first[:8])
     assert ran.status == 2
     assert "2 releases begin with" in ran.err
+    assert first in ran.err
 
 
 def test_watch_prints_every_entry_and_ends_as_the_release_does(scene):
@@ -316,6 +317,45 @@ def test_gates_are_run_and_their_verdict_is_the_exit_status(scene, verdicts, sta
     assert (ran.status, ran.json["outcome"]) == (status, outcome)
     assert [result["gate"] for result in ran.json["results"]] == ["integrity", "compatibility"]
     assert "integrity passed: integrity said passed" in ran.err
+    (last,) = scene.command.ok("evidence", "list", "--stream", f"run/{ran.json['id']}", "--json").json["items"][-1:]
+    assert (last["kind"], last["body"]["outcome"]) == ("run_ended", outcome)
+    again = scene.command("gate", "watch", ran.json["id"][:23], "--json")
+    assert (again.status, again.json["outcome"], again.json["why"]) == (status, outcome, ran.json["why"])
+    assert [one["outcome"] for one in scene.command.ok("gate", "list", "--json").json["items"]] == [outcome]
+    assert outcome in scene.command.ok("gate", "list").out
+
+
+def test_who_waits_for_a_run_is_rung_for_and_does_not_ask_again_and_again(scene):
+    def asked() -> int:
+        told = scene.api.clients["manager"].get("/v1/metrics").text
+        route = '{method="GET",route="/v1/runs/{run}",status="2xx"}'
+        return sum(
+            int(float(line.split()[-1])) for line in told.splitlines() if "requests_total" in line and route in line
+        )
+
+    run = ("gate", "run", scene.bundle.digest, "-p", scene.policy.digest, "--wait", "--json")
+    assert scene.command(*run, "--timeout", "2").json["outcome"] == "time-out"
+    assert 1 <= asked() <= 3
+    scene.evaluate()
+
+
+def test_an_interrupted_wait_for_a_run_says_how_to_come_back_to_it(scene):
+    arguments = ["gate", "run", scene.bundle.digest, "-p", scene.policy.digest, "--wait"]
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"from registry.cli import main; sys.exit(main({arguments}))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as ran:
+        identity = ran.stderr.readline().removeprefix("run ").strip()
+        time.sleep(0.3)
+        ran.send_signal(signal.SIGINT)
+        _, err = ran.communicate(timeout=30)
+    assert ran.returncode == Exit.INTERRUPTED
+    assert f"the run goes on: sluicegate gate watch {identity}" in err
+    scene.evaluate()
+    assert scene.command.ok("gate", "watch", identity).out.splitlines()[-1] == "passed: 2 gates passed"
 
 
 def test_only_the_gates_that_are_named_are_run(scene):
@@ -364,6 +404,8 @@ def test_a_reference_is_recorded_and_set_on_the_target(scene, tmp_path):
     player.join()
 
     assert ran.json["outcome"] == "recorded"
+    stream = ("--stream", f"run/{ran.json['id']}")
+    assert "run_ended: recorded" in scene.command.ok("evidence", "list", *stream).out
     references = scene.command.ok("target", "show", "chat@prod", "--json").json["references"]
     assert references == {suite.digest: ran.json["reference"]}
     assert scene.command.ok(*record, "--json").json["kind"] == "record"

@@ -91,10 +91,19 @@ class Browser:
     def wait(self, condition: str, *, seconds: float = 20.0) -> None:
         """Wait until a script gives something true."""
         ends = time.monotonic() + seconds
-        while not self.run(condition):
+        while not self._holds(condition):
             if time.monotonic() > ends:
                 raise RuntimeError(f"it did not happen: {condition}\n{self.run('document.body.innerText')}")
             time.sleep(0.05)
+
+    def _holds(self, condition: str) -> bool:
+        try:
+            return bool(self.run(condition))
+        except RuntimeError as error:
+            # The page that was asked has gone, and the next one is not there yet.
+            if "navigated" in str(error):
+                return False
+            raise
 
     def screenshot(self, path: Path) -> None:
         """Write the whole page as PNG."""

@@ -15,7 +15,9 @@ async function refresh() {
     if (!answer.ok) { throw new Error(String(answer.status)); }
     const made = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("live");
     const focused = live.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    const opened = [...live.querySelectorAll("details[open]")].map((one) => one.id);
     live.replaceChildren(...made.childNodes);
+    for (const id of opened) { document.getElementById(id)?.setAttribute("open", ""); }
     if (focused) { live.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true }); }
     if (made.dataset.status !== live.dataset.status) {
       live.dataset.status = made.dataset.status;

@@ -76,6 +76,9 @@ def release(committed, actor) -> UUID:
 
 def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed, actor, release, browser):
     bundle = registered_bundle(committed, actor).digest
+    registered_bundle(committed, actor, content=b"later weights")
+    with committed.database.transaction() as session:
+        (runner,) = (row.id for row in runners.browse(session, actor.project_id, after=None, limit=1))
     paths = [
         "/",
         f"/releases/{release}",
@@ -84,11 +87,14 @@ def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed,
         "/targets",
         "/targets/chat@prod",
         "/runners",
+        f"/runners/{runner}",
+        "/runners/00000000-0000-7000-8000-000000000000",
+        "/problems/policy-too-weak",
     ]
     with Api(committed) as api:
         log_in(browser, api.url, api.tokens["engineer"])
         for path in paths:
-            for width, dark in ((1000, False), (420, True)):
+            for width, dark in ((1000, False), (700, False), (420, True)):
                 browser.look(width=width, dark=dark)
                 browser.open(api.url + path)
                 where = f"{path} at {width}"

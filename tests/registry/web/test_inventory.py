@@ -85,7 +85,16 @@ def walk(visit: httpx.Client, address: str) -> list[str]:
 def test_nothing_is_shown_to_who_has_not_logged_in(committed, actor):
     release = started_release(committed, actor)
     with Api(committed) as api, httpx.Client(base_url=api.url, trust_env=False) as stranger:
-        for path in ("/", f"/releases/{release}", "/bundles", "/targets", "/targets/chat@prod", "/runners", "/events"):
+        for path in (
+            "/",
+            f"/releases/{release}",
+            "/bundles",
+            "/targets",
+            "/targets/chat@prod",
+            "/runners",
+            f"/runners/{release}",
+            "/events",
+        ):
             for cookie in ({}, {"sluicegate_session": "slg_wrong"}, {"sluicegate_session": api.tokens["runner"]}):
                 headers = {"cookie": "; ".join(f"{name}={value}" for name, value in cookie.items())}
                 sent = stranger.get(path, headers=headers)

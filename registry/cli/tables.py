@@ -1,0 +1,60 @@
+"""Tables for a terminal that is narrower than what is in them. Pure."""
+
+import re
+from collections.abc import Collection, Sequence
+
+from rich.cells import cell_len
+
+GAP = 2
+"""Columns of the terminal between two columns of a table."""
+PROSE = 24
+"""Width that is enough for a cell of several words."""
+DIGEST_DIGITS = 12
+ID_CHARACTERS = 13
+_DIGEST = re.compile(r"(?<![0-9a-f])(?:sha256:)?([0-9a-f]{64})(?![0-9a-f])")
+_ID = re.compile(r"\b([0-9a-f]{8}-[0-9a-f]{4})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
+
+Rows = list[list[str]]
+
+
+def fitted(
+    columns: Sequence[str], rows: Rows, width: int, spare: Sequence[str] = ()
+) -> tuple[list[str], Rows, list[str]]:
+    """Return columns and rows as a terminal of a width can show them, and the columns that were left out.
+
+    What is too wide first gets its digests and ids cut to beginnings that every command takes, then loses columns.
+    What is too wide even so is folded by whoever prints it.
+
+    Args:
+        columns: headings.
+        rows: cells.
+        width: of the terminal.
+        spare: headings of columns that may be left out, the first one first.
+    """
+    shown, left = [*columns], rows
+    if _width(shown, left) > width:
+        left = [[abbreviated(cell) for cell in row] for row in left]
+    gone: list[str] = []
+    for name in spare:
+        if _width(shown, left) <= width:
+            break
+        place = shown.index(name)
+        shown.pop(place)
+        left = [[*row[:place], *row[place + 1 :]] for row in left]
+        gone.append(name)
+    return shown, left, gone
+
+
+def abbreviated(text: str) -> str:
+    """Return a text with digests and ids cut to what the commands need to find them."""
+    return _ID.sub(r"\1", _DIGEST.sub(lambda found: found[1][:DIGEST_DIGITS], text))
+
+
+def _width(columns: Sequence[str], rows: Collection[Sequence[str]]) -> int:
+    widest = [max(map(_least, (name, *(row[place] for row in rows)))) for place, name in enumerate(columns)]
+    return sum(widest) + GAP * (len(columns) - 1)
+
+
+def _least(cell: str) -> int:
+    """Return how wide a cell has to be at least: prose is wrapped, and words are not."""
+    return min(cell_len(cell), max(PROSE, *map(cell_len, cell.split() or [""])))

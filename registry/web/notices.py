@@ -1,0 +1,65 @@
+"""What a release's page says above everything else: all that holds it, or how it ended. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.evidence import Entry, Kind
+from schemas.release import Phase, ReleaseDetail
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One banner: its tone, its opening words and its sentences."""
+
+    tone: str
+    title: str
+    lines: list[str]
+
+
+_ENDS = {
+    Phase.REJECTED: (Kind.REFUSED, "bad", "Rejected."),
+    Phase.ROLLED_BACK: (Kind.TRAFFIC_RESTORED, "bad", "Rolled back."),
+}
+"""Phase → the entry that says why, the tone and the words."""
+
+
+def notices(release: ReleaseDetail, *, required: int) -> list[Notice]:
+    """Return the banners of a release, the most urgent first.
+
+    Args:
+        release: with its log.
+        required: approvals that its policy asks for.
+    """
+    if release.phase in _ENDS:
+        kind, tone, title = _ENDS[release.phase]
+        return [Notice(tone, title, _reasons(_last(release.log, kind)) or _said(release))]
+    found = []
+    if release.is_paused and (paused := _last(release.log, Kind.PAUSED)) is not None:
+        found.append(Notice("warn", f"Paused by {paused.actor}.", [str(paused.body["reason"])]))
+    if release.held:
+        found.append(Notice("warn", "Held.", list(release.held)))
+    for kind, what in ((Kind.ROLLBACK_REQUESTED, "to take it back"), (Kind.PROMOTION_REQUESTED, "to skip the rest")):
+        asked = _last(release.log, kind)
+        if asked is not None and release.phase in {Phase.CANARY, Phase.PROMOTED}:
+            if kind is Kind.PROMOTION_REQUESTED and release.phase is Phase.PROMOTED:
+                continue
+            found.append(Notice("warn", f"{asked.actor} asked {what}.", [str(asked.body["reason"])]))
+    if release.phase is Phase.GATED and required:
+        people = "One person" if required == 1 else f"{required} people"
+        found.append(Notice("plain", "Waits for approval.", [f"{people} other than {release.created_by} must agree."]))
+    if not found and release.reason:
+        tone = "good" if release.phase is Phase.PROMOTED else "plain"
+        found.append(Notice(tone, "", _said(release)))
+    return found
+
+
+def _last(log: Sequence[Entry], kind: Kind) -> Entry | None:
+    return next((entry for entry in reversed(log) if entry.kind is kind), None)
+
+
+def _reasons(entry: Entry | None) -> list[str]:
+    return [] if entry is None else [str(reason) for reason in entry.body.get("reasons") or ()]
+
+
+def _said(release: ReleaseDetail) -> list[str]:
+    return [release.reason] if release.reason else []

@@ -1,0 +1,93 @@
+"""Tables on a terminal of 80 columns: nothing that is copied is broken, and nothing runs over."""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from registry.cli.output import lasted
+from registry.cli.tables import abbreviated, fitted
+
+ROOT = Path(__file__).parents[2]
+DIGEST = "sha256:" + "3c3aff2a" * 8
+ID = "01a2289b-8894-74d9-8d4f-da769c0550b2"
+
+
+def test_digests_and_ids_are_cut_to_what_commands_take_and_other_words_are_left():
+    assert abbreviated(f"gemma {DIGEST} by {ID}") == "gemma 3c3aff2a3c3a by 01a2289b-8894"
+    assert abbreviated("a" * 64) == "a" * 12
+    for text in ("a" * 65, "chat@prod", "2026-11-29 22:00:00Z", "reason"):
+        assert abbreviated(text) == text
+
+
+def test_a_table_that_fits_is_left_as_it_is():
+    assert fitted(["A", "B"], [[DIGEST, "x"]], 100, ("B",)) == (["A", "B"], [[DIGEST, "x"]], [])
+
+
+def test_columns_go_only_while_it_is_too_wide_and_in_the_order_given():
+    columns, row = ["ID", "NAME", "MADE", "BY", "WHY"], [ID, "n" * 20, "m" * 20, "b" * 10, "many words of prose " * 9]
+    assert fitted(columns, [row], 99, ("MADE", "BY"))[0] == columns
+    shown, cells, gone = fitted(columns, [row], 80, ("MADE", "BY"))
+    assert (shown, gone) == (["ID", "NAME", "BY", "WHY"], ["MADE"])
+    assert cells == [[ID[:13], row[1], row[3], row[4]]]
+    assert fitted(columns, [row], 30, ("MADE", "BY"))[2] == ["MADE", "BY"]
+    assert fitted(columns, [], 10, ("BY",))[2] == ["BY"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(-1, "0.0 s"), (0.04, "0.0 s"), (59.9, "59.9 s"), (75, "1 min 15 s"), (7260, "2 h 1 min"), (100_000, "1 d 3 h")],
+)
+def test_a_duration_is_told_in_units_that_suit_it(seconds, said):
+    assert lasted(seconds) == said
+
+
+def on_a_terminal(*commands: list[str]) -> list[str]:
+    """What commands print on a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    code = f"from registry.cli import main\nfor command in {commands}: main(command); print(end='\\f', flush=True)"
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**environment, "TERM": "dumb"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+    ) as ran:
+        os.close(theirs)
+        said = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                said += chunk
+        except OSError:  # Linux's way to say that nobody writes any more
+            pass
+        assert ran.wait(timeout=30) == 0
+    os.close(ours)
+    return said.decode().replace("\r\n", "\n").split("\f")[:-1]
+
+
+def test_lists_fit_eighty_columns_and_what_they_show_can_be_used(scene):
+    scene.target()
+    release = scene.release("--reason", "a reason of many words that goes on, over the edge of any terminal")["id"]
+    scene.to_canary(release)
+    lists = [["release", "list"], ["bundle", "list"], ["target", "list"], ["runner", "list"], ["policy", "show"]]
+    *listed, shown, bundle = on_a_terminal(
+        *lists, ["release", "show", release], ["bundle", "show", scene.bundle.digest]
+    )
+    for said in (*listed, shown):
+        assert max(map(len, said.splitlines())) <= 80, said
+    named, digest = listed[0].splitlines()[1].split()[0], listed[1].splitlines()[1].split()[1]
+    assert scene.command.ok("release", "show", named, "--json").json["id"] == release
+    assert scene.command.ok("bundle", "show", digest, "--json").json["digest"] == scene.bundle.digest
+    # What is shown alone is whole, over the edge if it must: it is there to be copied.
+    assert release in shown
+    assert "AFTER" in shown
+    assert scene.bundle.digest in bundle.replace("\n", "")

@@ -1,0 +1,92 @@
+"""What stands above a release's page: all that holds it at once, or how it ended."""
+
+from uuid import uuid4
+
+import pytest
+
+from registry.web.notices import notices
+from schemas.evidence import Kind
+from schemas.release import Phase, ReleaseDetail
+from schemas.stories import replaces
+from tests.registry.web.test_pages import START, entry
+
+
+def release(phase: Phase, *log: tuple[Kind, dict[str, object]], **changes: object) -> ReleaseDetail:
+    entries = [entry(kind, body, seconds) for seconds, (kind, body) in enumerate(log)]
+    fields = {
+        "id": uuid4(),
+        "target": "chat@prod",
+        "bundle": "sha256:" + "a" * 64,
+        "bundle_name": "gemma",
+        "policy": "sha256:" + "b" * 64,
+        "phase": phase,
+        "phase_since": START,
+        "is_paused": False,
+        "held": [],
+        "reason": None,
+        "created_at": START,
+        "created_by": "kim",
+        "predecessor": None,
+        "step": None,
+        "weight_bp": None,
+        "version": "x:1",
+        "gates": [],
+        "log": entries,
+    }
+    return ReleaseDetail.model_validate(fields | changes)
+
+
+def told(found: ReleaseDetail, required: int = 0) -> list[tuple[str, str, list[str]]]:
+    return [(one.tone, one.title, one.lines) for one in notices(found, required=required)]
+
+
+def test_a_release_that_is_paused_and_held_and_waits_for_people_says_all_three():
+    paused = (Kind.PAUSED, {"reason": "freeze until Monday"})
+    found = release(Phase.GATED, paused, is_paused=True, held=["load: 3 of 60", "golden: a warning"], reason="last")
+    assert told(found, required=2) == [
+        ("warn", "Paused by maria.", ["freeze until Monday"]),
+        ("warn", "Held.", ["load: 3 of 60", "golden: a warning"]),
+        ("plain", "Waits for approval.", ["2 people other than kim must agree."]),
+    ]
+
+
+def test_a_release_that_has_ended_says_each_reason_of_its_end_and_nothing_that_held_it_before():
+    refused = (Kind.REFUSED, {"reasons": ["golden failed", "load failed"]})
+    found = release(Phase.REJECTED, (Kind.PAUSED, {"reason": "x"}), refused, is_paused=True, reason="golden failed; …")
+    assert told(found, required=1) == [("bad", "Rejected.", ["golden failed", "load failed"])]
+    restored = (Kind.TRAFFIC_RESTORED, {"reasons": None, "cause": "controller_lost"})
+    back = release(Phase.ROLLED_BACK, restored, reason="controller_lost")
+    assert told(back) == [("bad", "Rolled back.", ["controller_lost"])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "title"),
+    [
+        (Kind.PROMOTION_REQUESTED, Phase.CANARY, "maria asked to skip the rest."),
+        (Kind.ROLLBACK_REQUESTED, Phase.CANARY, "maria asked to take it back."),
+        (Kind.ROLLBACK_REQUESTED, Phase.PROMOTED, "maria asked to take it back."),
+    ],
+)
+def test_what_people_have_asked_for_is_shown_until_it_is_done(kind, phase, title):
+    assert told(release(phase, (kind, {"reason": "go"}), reason="go")) == [("warn", title, ["go"])]
+
+
+def test_a_promotion_that_was_asked_for_is_over_once_it_is_promoted():
+    found = release(Phase.PROMOTED, (Kind.PROMOTION_REQUESTED, {"reason": "go"}), reason="every step passed")
+    assert told(found) == [("good", "", ["every step passed"])]
+
+
+def test_a_release_that_nothing_holds_says_the_latest_reason_or_nothing():
+    assert told(release(Phase.CANDIDATE)) == []
+    assert told(release(Phase.BOOTED, reason="another model")) == [("plain", "", ["another model"])]
+
+
+def test_what_took_nobody_s_place_does_not_claim_so():
+    words = {phase: replaces(release(phase, predecessor=uuid4())) for phase in Phase}
+    assert {phase for phase, word in words.items() if word is None} == {Phase.REJECTED, Phase.ROLLED_BACK}
+    assert (words[Phase.CANARY], words[Phase.PROMOTED], words[Phase.SUPERSEDED]) == (
+        "is to replace",
+        "replaces",
+        "replaced",
+    )
+    assert replaces(release(Phase.PROMOTED)) is None

@@ -56,11 +56,12 @@ def _at(part: Part, pointer: str) -> Where:
 
 def _kind(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Flaw]:
     magnitudes = [name for name in part.weights.effective if _MAGNITUDE.search(name)]
-    if (config.get("use_dora") is True or magnitudes) and c.rules.get("dora") is not True and _decides(c, "dora"):
+    if (config.get("use_dora") is True or magnitudes) and (doubt := _doubt(c, "dora")) is not None:
         yield flaw(
             "lora-kind-unsupported",
             f"{_engine(c)} does not read DoRA: use_dora is {config.get('use_dora')}, and there are {len(magnitudes)} "
             "magnitude vectors.",
+            severity=doubt,
             **_at(part, "/use_dora"),
             found={"use_dora": config.get("use_dora"), "tensors": magnitudes[:MAX_ITEMS]},
         )
@@ -92,8 +93,11 @@ def _kind(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Fla
         )
 
 
-def _decides(c: Composition, rule: str) -> bool:
-    return c.engine is None or c.rules.knows(rule)
+def _doubt(c: Composition, rule: str) -> Severity | None:
+    """Return how much it weighs that the engine may lack an ability; None where it has it, or none is declared."""
+    if c.engine is None or c.rules.get(rule) is True:
+        return None
+    return Severity.BLOCK if c.rules.knows(rule) else Severity.WARN
 
 
 def _engine(c: Composition) -> str:
@@ -126,12 +130,14 @@ def _scaling(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if config.get("use_rslora") is not True or type(rank) is not int or rank < 2 or not isinstance(alpha, int | float):
         return
-    if not alpha or c.rules.get("rslora") is True or not _decides(c, "rslora"):
+    doubt = _doubt(c, "rslora")
+    if not alpha or doubt is None:
         return
     wanted, used = alpha / math.sqrt(rank), alpha / rank
     yield flaw(
         "lora-scaling",
         f"use_rslora asks for the scale {wanted:g}, and {_engine(c)} would use {used:g}, {wanted / used:g} times less.",
+        severity=doubt,
         **_at(part, "/use_rslora"),
         found={"scale": round(used, 6), "factor": round(wanted / used, 6)},
         expected={"scale": round(wanted, 6)},

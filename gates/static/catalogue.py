@@ -195,6 +195,11 @@ CODES: Final[Mapping[str, Code]] = {
             "Embedding or head has another number of rows than vocab_size.",
             "Set vocab_size to the rows, or write the rows that are missing.",
         ),
+        size_absurd=(
+            (BLOCK,),
+            "A size in the configuration is none that a model has.",
+            "Use the config.json that belongs to these weights.",
+        ),
         non_finite_weight=(
             (BLOCK,),
             "A weight is NaN or infinite.",
@@ -470,13 +475,13 @@ CODES: Final[Mapping[str, Code]] = {
             "Raise the engine's largest rank.",
         ),
         lora_scaling=(
-            (BLOCK,),
-            "The engine ignores rank-stabilised scaling.",
+            (BLOCK, WARN),
+            "The engine ignores rank-stabilised scaling; it warns when that is not known.",
             "Choose an engine that honours use_rslora, or fold the scale into lora_alpha.",
         ),
         lora_kind_unsupported=(
-            (BLOCK,),
-            "The engine does not read this kind of adapter.",
+            (BLOCK, WARN),
+            "The engine does not read this kind of adapter; it warns when that is not known.",
             "Merge the adapter into the base, or choose another engine.",
         ),
         adapter_no_effect=(

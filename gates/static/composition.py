@@ -173,8 +173,9 @@ class Part:
             found.append((one, self.path("chat_template.json")))
         told = self.object("tokenizer_config.json").get("chat_template")
         if isinstance(told, list):  # several, by name
-            named = {one.get("name"): one.get("template") for one in told if isinstance(one, dict)}
-            told = named.get("default")
+            told = next(
+                (one.get("template") for one in told if isinstance(one, dict) and one.get("name") == "default"), ""
+            )
         if isinstance(told, str) and told:
             found.append((told, self.path("tokenizer_config.json")))
         inside = None if self.gguf is None else self.gguf.metadata.get("tokenizer.chat_template")
@@ -205,8 +206,10 @@ class Composition:
     @property
     def template(self) -> tuple[str, str] | None:
         """The chat template in force and its file: the declared one, or else the one that wins by its place."""
-        named = self.declared.template_file
+        named = self.declared.template_file or self.declared.arguments.get("--chat-template", "--chat-template-file")
         if named is not None:
+            if self.declared.template_file is None:  # a path on the engine's machine
+                named = self.model.path(named.rpartition("/")[2])
             inside = named.rpartition("/")
             text = Part(inside[0], self.listing.entries).text(inside[2])
             return None if text is None else (text, named)

@@ -194,10 +194,16 @@ def read_declared(document: Mapping[str, Any]) -> Declared:
         image=engine.text("image", "image_digest"),
         arguments=arguments,
         variables=engine.texts("variables", "env", "environment_variables"),
-        libraries={**engine.texts("build"), **engine.texts("libraries", "rules")},
+        libraries={
+            **engine.scalars(),
+            **engine.texts("build"),
+            **engine.texts("libraries", "packages", "rules"),
+            **read.top.texts("libraries"),
+        },
         parallel={kind: count for kind, names in _PARALLEL.items() if (count := topology.count(*names))},
         accelerator=hardware.text("accelerator", "gpu_arch", "arch", "architecture", "gpu")
-        or topology.text("gpu_arch", "arch"),
+        or topology.text("gpu_arch", "arch")
+        or read.top.text("gpu_arch", "accelerator"),
         devices=hardware.count("count", "gpus", "devices", allow_zero=True),
         context_tokens=runtime.count("context_tokens", "context_length")
         or read.top.count("context_tokens", "context_length", "max_context"),
@@ -281,6 +287,14 @@ class _Section:
                 str(key): str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()
             }
         return found
+
+    def scalars(self) -> dict[str, str]:
+        """Return the plain values by their names, such as a rule's that stands beside the engine's version."""
+        return {
+            str(key): json.dumps(value) if isinstance(value, bool) else str(value)
+            for key, value in self.values.items()
+            if isinstance(value, bool | int | str) and key not in {"name", "family", "version", "image", "image_digest"}
+        }
 
     def mapping(self, *names: str) -> dict[str, Any]:
         name, value = self._find(names)

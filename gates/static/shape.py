@@ -11,6 +11,9 @@ from importlib import resources
 from typing import Any
 
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+MOST = {"layers": 4096, "heads": 65_536, "kv_heads": 65_536, "experts": 65_536}
+MOST_OF_ALL = 2**31
+"""No model has more of anything; a configuration that says so is not counted through."""
 _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
@@ -34,7 +37,10 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a language model; None where neither the configuration nor its family's defaults say one."""
+    """Sizes of a language model; None where neither the configuration nor its family's defaults say one.
+
+    `absurd` has what the configuration says and no model can be, by key; such a size is None.
+    """
 
     model_type: str
     config: Mapping[str, Any]
@@ -60,6 +66,7 @@ class Shape:
     sliding_window: int | None = None
     is_tied: bool | None = None
     architecture: str = ""
+    absurd: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_mla(self) -> bool:
@@ -97,6 +104,12 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     model_type = next((one for one in types if one in known), types[0] if types else "")
     family = known.get(model_type, {})
     values = {name: _value(name, text, config, family) for name in _NAMES}
+    absurd = tuple(
+        (key, text[key])
+        for name, keys in _NAMES.items()
+        for key in keys
+        if type(text.get(key)) is int and not -1 <= text[key] <= MOST.get(name, MOST_OF_ALL)
+    )
     _derive(values, text, model_type)
     architectures = config.get("architectures")
     named = [one for one in architectures if isinstance(one, str)] if isinstance(architectures, list) else []
@@ -108,6 +121,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         family=family,
         is_tied=_tied(text, config, family),
         architecture=named[0] if named else "",
+        absurd=absurd,
         **values,
     )
 
@@ -117,7 +131,7 @@ def _value(name: str, text: Mapping[str, Any], config: Mapping[str, Any], family
     for source in (text, config, defaults):
         for key in _NAMES[name]:
             value = source.get(key)
-            if type(value) is int and value > 0:
+            if type(value) is int and 0 < value <= MOST.get(name, MOST_OF_ALL):
                 return value
             if key in source and name in {"query_rank", "sliding_window"}:
                 return None  # null says that there is none, whatever the default

@@ -9,7 +9,8 @@ from gates.static.probes import ANSWER, QUESTION, SYSTEM, Renderings
 from schemas.bundle import Feature
 from schemas.result import Severity
 
-_OPENED = re.compile(r"<(think|thinking|reasoning|seed:think)>\s*$", re.IGNORECASE)
+_OPENING = re.compile(r"<(think|thinking|thought|reasoning|seed:think)>|\[THINK\]")
+_CLOSING = re.compile(r"</(think|thinking|thought|reasoning|seed:think)>|\[/THINK\]")
 _MARKER = re.compile(r"<\|[^|<>\n]{1,40}\|>|<[｜][^<>\n]{1,40}[｜]>|</?(?:start|end)_of_turn>|\[/?INST\]")
 
 
@@ -40,6 +41,8 @@ def check(c: Composition) -> Iterator[Flaw]:
 def _absent(c: Composition) -> Iterator[Flaw]:
     if not c.declared.has(Feature.CHAT) or c.rules.get("default_template"):
         return
+    if c.declared.arguments.has("--chat-template"):
+        return  # it lies elsewhere, and cannot be looked at
     if c.model.has("tekken.json") or any(name.startswith("tokenizer.model.v") for name in c.model.entries):
         return  # Mistral's own tokenizers hold the format of a conversation
     yield flaw(
@@ -182,14 +185,15 @@ def _no_tools(c: Composition, seen: Renderings) -> Iterator[Flaw]:
 
 def _reasoning(c: Composition, seen: Renderings) -> Iterator[Flaw]:
     text = seen.text("plain") or ""
-    opened = _OPENED.search(text)
-    if opened is None:
+    tail = text.rpartition(QUESTION)[2]
+    opened = max(_OPENING.finditer(tail), key=lambda one: one.start(), default=None)
+    if opened is None or _CLOSING.search(tail, opened.end()):
         return
     flag = c.rules.get("reasoning_flag")
     given = c.declared.arguments.get(flag) if flag else None
     if given or c.declared.reasoning_parser:
         return
-    tag = opened[0].strip()
+    tag = opened[0]
     if flag is None and c.engine is not None:
         return  # an engine that finds the reasoning by the template itself
     yield flaw(

@@ -14,6 +14,14 @@ _PLAIN = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 def check(c: Composition) -> Iterator[Flaw]:
     """Check the tensors of the model and of its draft."""
     for part in [c.model, *([c.draft] if c.draft is not None else [])]:
+        for key, size in part.shape.absurd:
+            yield flaw(
+                "size-absurd",
+                f"config.json says {key} {size}, which no model has.",
+                file=part.path("config.json"),
+                pointer=part.shape.at(key),
+                found=size,
+            )
         if part.weights.effective and part.config:
             yield from _whole(part)
             yield from _layers(part)

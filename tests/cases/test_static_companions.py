@@ -256,3 +256,11 @@ def test_an_adapter_without_its_parts_is_incomplete(tmp_path):
     root = with_adapter(tmp_path)
     (root / "adapt" / "adapter_model.safetensors").unlink()
     assert "adapter-incomplete" in codes(validate(root, ADAPTERS), "block")
+
+
+@pytest.mark.parametrize(("engine", "severity"), [(None, None), ({"name": "external", "version": "1"}, "warn")])
+def test_what_an_engine_is_not_known_to_read_warns(tmp_path, engine, severity):
+    for place, options in enumerate(({"r": 16, "use_rslora": True}, {"use_dora": True})):
+        root = with_adapter(tmp_path / str(place), **options)
+        found = validate(root, ADAPTERS | ({"engine": engine} if engine else {}))
+        assert {one.severity.value for one in found.flaws} == ({severity} if severity else set())

@@ -336,6 +336,7 @@ def test_c062_every_way_to_say_it_counts(tmp_path, told):
     [
         ({"name": "vllm"}, 2, 4, "kv-replicated"),
         ({"name": "external", "rules": {"kv_replication": False}}, 2, 4, "kv-heads-lt-tp"),
+        ({"name": "external", "kv_replication": False}, 2, 4, "kv-heads-lt-tp"),
         ({"name": "tgi"}, 2, 4, "kv-heads-lt-tp"),
         ({"name": "vllm"}, 3, 4, "kv-heads-lt-tp"),
         ({"name": "external", "build": {"kv_replication": "false"}}, 3, 4, "kv-heads-lt-tp"),

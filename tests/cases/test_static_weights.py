@@ -419,6 +419,14 @@ def test_a_configuration_of_another_model_does_not_fit(tmp_path, change, code):
     assert code in codes(validate(micro(tmp_path / "m", **change)), "block")
 
 
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_attention_heads", "vocab_size", "hidden_size"])
+@pytest.mark.parametrize("value", [2**70, 2**40, -5])
+def test_a_size_that_no_model_has_blocks_at_once(tmp_path, key, value):
+    asked = {"topology": {"tp": 2, "pp": 2, "ep": 2}}
+    found = validate(micro(tmp_path / "m", **{key: value}), asked)
+    assert only(found, "size-absurd").pointer == f"/{key}"
+
+
 def test_pickles_block_where_they_are_the_only_weights_and_not_beside_others(tmp_path):
     root = micro(tmp_path / "m")
     (root / "pytorch_model.bin").write_bytes(b"PK\x03\x04")

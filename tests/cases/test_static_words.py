@@ -112,7 +112,7 @@ def test_c034_a_date_that_somebody_supplies_is_none(tmp_path):
 THINK = T0.replace("assistant\n", "assistant\n<think>\n")
 
 
-@pytest.mark.parametrize("opening", ["<think>\n", "<think>", "<thinking>\n"])
+@pytest.mark.parametrize("opening", ["<think>\n", "<think>", "<thinking>\n", "<think>\nOkay, ", "[THINK]"])
 @pytest.mark.parametrize("engine", [VLLM, {"name": "sglang", "version": "0.5.4"}])
 def test_c036_an_open_think_without_a_parser_blocks(tmp_path, engine, opening):
     template = T0.replace("assistant\n", "assistant\n" + opening)
@@ -133,6 +133,20 @@ def test_c036_an_open_think_without_a_parser_blocks(tmp_path, engine, opening):
 def test_c036_a_parser_or_an_engine_that_needs_none_is_sound(tmp_path, told):
     found = validate(speak(micro(tmp_path / "m"), template=THINK), told)
     assert "reasoning-parser-missing" not in alarms(found)
+
+
+def test_c036_words_about_thinking_open_nothing(tmp_path):
+    template = "<|im_start|>system\nReason inside <think>.<|im_end|>\n" + T0
+    assert alarms(validate(speak(micro(tmp_path / "m"), template=template), {"engine": VLLM})) == set()
+
+
+def test_a_template_that_the_launch_arguments_name_is_the_one_that_counts(tmp_path):
+    root = speak(micro(tmp_path / "m"))
+    (root / "other.jinja").write_text(THINK)
+    engine = VLLM | {"arguments": ["--chat-template", "/models/m/other.jinja"]}
+    assert only(validate(root, {"engine": engine}), "reasoning-parser-missing").file == "other.jinja"
+    engine = VLLM | {"arguments": ["--chat-template", "/elsewhere/x.jinja"]}
+    assert alarms(validate(root, {"engine": engine, "serving": {"features": ["chat"]}})) == set()
 
 
 def test_c036_a_think_that_is_closed_at_once_is_sound(tmp_path):

@@ -20,7 +20,7 @@ COMMANDS = {
     "up": None,
     "demo": None,
     "login": None,
-    "bundle": {"create", "show", "list"},
+    "bundle": {"create", "show", "list", "validate"},
     "policy": {"push", "show"},
     "suite": {"push", "show", "record"},
     "target": {"create", "show", "list"},

@@ -129,6 +129,7 @@ def recompute(record_bytes: bytes, suite: AnySuite | None, reference: Reference 
         measurements=list(judged.measurements),
         findings=list(judged.findings),
         records=sha256_digest(record_bytes),
+        against=judged.against,
         duration_ms=body["duration_ms"],
         source="run",
     )

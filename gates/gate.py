@@ -64,12 +64,16 @@ class JudgeInput:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A verdict with one sentence that says why, and the numbers and findings it stands on."""
+    """A verdict with one sentence that says why, and the numbers and findings it stands on.
+
+    `against` is the accepted bundle that a drill took traffic back to.
+    """
 
     verdict: Verdict
     summary: str
     measurements: Sequence[Measurement] = ()
     findings: Sequence[Finding] = ()
+    against: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

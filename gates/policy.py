@@ -5,10 +5,11 @@ samples are too small to prove what its limits say, since such a policy would ho
 whose limits allow everything, since such a policy proves nothing.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from types import MappingProxyType
 from typing import assert_never
 
 from gates import stats
@@ -58,7 +59,7 @@ class Decision:
 
 
 def decide(
-    required: Sequence[str], verdicts: Mapping[str, Verdict], *, expired: Container[str] = frozenset()
+    required: Sequence[str], verdicts: Mapping[str, Verdict], *, expired: Mapping[str, str] = MappingProxyType({})
 ) -> Decision:
     """Fold the latest verdict of each required gate into one decision.
 
@@ -70,8 +71,8 @@ def decide(
         required: gate names in the order of the policy.
         verdicts: latest verdict by gate name, of this bundle under this policy; the caller leaves out what has
             expired or was revoked.
-        expired: gates whose latest verdict was left out because it is too old; they are told apart from those that
-            never ran.
+        expired: gates whose latest verdict was left out, with why, such as `ran too long ago`; they are told apart
+            from those that never ran.
     """
     if not required:
         return Decision(Outcome.FAILED, ("the policy requires no gate",))
@@ -84,7 +85,7 @@ def decide(
             case Verdict.FAILED:
                 failed.append(f"{gate} failed")
             case None:
-                unsettled.append(f"{gate} ran too long ago" if gate in expired else f"{gate} has not run")
+                unsettled.append(f"{gate} {expired.get(gate, 'has not run')}")
             case verdict:
                 unsettled.append(f"{gate} {verdict}")
     if failed:

@@ -180,10 +180,10 @@ def judge(given: JudgeInput) -> Judged:
         found.append(_lost(lost, drill, rule))
     measured = _measurements(drill, rule, len(lost))
     if found:
-        return Judged(Verdict.FAILED, "; ".join(one.message for one in found), measured, found)
+        return Judged(Verdict.FAILED, "; ".join(one.message for one in found), measured, found, drill.accepted)
     if [each.cause for each in drill.exercises] != list(CAUSES):
         return errored("Not every cause was drilled; run the gate again.", measurements=measured)
-    return Judged(Verdict.PASSED, _passed(drill, len(lost)), measured, _remarks(drill))
+    return Judged(Verdict.PASSED, _passed(drill, len(lost)), measured, _remarks(drill), drill.accepted)
 
 
 def _no_way_back(told: dict[str, Any]) -> Judged:

@@ -220,6 +220,10 @@ def act(
     return row
 
 
+DRILL = "rollback"
+"""The gate whose result is about the bundle that traffic goes back to as well."""
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What a release's evidence says now about its gates."""
@@ -227,18 +231,30 @@ class Standing:
     decision: judgement.Decision
     results: dict[str, tuple[EntryRow, GateResult]]
     """Latest result of each gate, however old."""
-    expired: frozenset[str]
-    """Gates whose latest result is older than the policy lets it count."""
+    expired: dict[str, str]
+    """Gates whose latest result does not count any more, with why."""
 
 
 def standing(session: Session, release: ReleaseRow, policy: Policy, *, now: datetime) -> Standing:
-    """Fold the latest result of each required gate that is neither expired nor revoked. Computed, never stored."""
+    """Fold the latest result of each required gate that is neither expired nor revoked. Computed, never stored.
+
+    A drill expires too when traffic would go back to another bundle than it went back to.
+    """
     entries = log(session, release.id)
     latest, revoked = _results(entries), _revocations(entries)
     # A revoked result uncovers no earlier one: the gate has none until it is measured anew.
     latest = {gate: found for gate, found in latest.items() if found[0].entry_digest not in revoked}
     oldest = now - timedelta(seconds=float(policy.evidence_seconds))
-    expired = frozenset(gate for gate, (entry, _) in latest.items() if entry.recorded_at < oldest)
+    before = targets.way_back(session, release)
+    accepted = before.bundle if before is not None else None
+    expired = {
+        gate: f"went back to {result.against or 'no traffic'}, and now traffic would go back to {accepted or 'none'}"
+        for gate, (_, result) in latest.items()
+        if gate == DRILL and result.verdict is Verdict.PASSED and result.against != accepted
+    }
+    for gate, (entry, _) in latest.items():
+        if entry.recorded_at < oldest:
+            expired[gate] = f"ran too long ago: its result counts for {policy.evidence_seconds} s"
     verdicts: dict[str, Verdict] = {gate: result.verdict for gate, (_, result) in latest.items() if gate not in expired}
     decision = judgement.decide([rule.gate for rule in policy.gates], verdicts, expired=expired)
     return Standing(decision, latest, expired)

@@ -72,5 +72,8 @@ class GateResult(Closed):
     measurements: Annotated[list[Measurement], Field(max_length=500)] = Field(description="What was measured.")
     findings: Annotated[list[Finding], Field(max_length=500)] = Field(description="What was found.")
     records: Digest | None = Field(None, description="Blob of raw records from which the verdict can be recomputed.")
+    against: Digest | None = Field(
+        None, description="Accepted bundle that a drill took traffic back to; absent where there was none."
+    )
     duration_ms: Integer = Field(description="How long the gate took, in ms.")
     source: Literal["run", "reused"] = Field(description="Measured now, or reused evidence.")

@@ -152,7 +152,7 @@ def _decide(
     for gate in unsettled:
         result = standing.results.get(gate)
         if gate in standing.expired:
-            reasons.append(f"{gate} ran too long ago: its result counts for {policy.evidence_seconds} s")
+            reasons.append(f"{gate} {standing.expired[gate]}")
             continue
         reasons.append(f"{gate} {result[1].verdict}: {result[1].summary}" if result else f"{gate} has not run")
     if last.problem:

@@ -271,6 +271,7 @@ def test_the_records_of_a_drill_give_the_same_result_again():
     result, raw = conclude("rollback", context, drill(), duration_ms=7)
     assert result.verdict is Verdict.PASSED
     assert recompute(raw, SUITE, None, context.bundle) == result
+    assert result.against == BUNDLE
     # One bit of one record more, and the verdict is another.
     body = json.loads(raw)
     change(body["records"], CAUSES.index(DURING_SHIFT), 12, outcome="timeout")

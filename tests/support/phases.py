@@ -20,13 +20,13 @@ def gated(service: Service, actor: Actor, target: str = "chat@prod", **policy: A
     return pass_gates(service, started_release(service, actor, target, **policy))
 
 
-def pass_gates(service: Service, release: UUID) -> UUID:
-    """Let a release's gates have passed."""
+def pass_gates(service: Service, release: UUID, *, against: str | None = None) -> UUID:
+    """Let a release's gates have passed; with `against`, a rollback drill too, back to that bundle."""
     engine = {"name": "llamacpp", "version": "t", "arguments": [], "model_ids": ["chat"], "context_tokens": 512}
     booted = {"engine": engine, "fingerprint": FINGERPRINT, "runner": "r1", "ready_ms": 10}
     record_act(service, release, Kind.STAGED, Staged(files=1, size=1, duration_ms=1))
     record_act(service, release, Kind.ENGINE_BOOTED, EngineBooted.model_validate(booted))
-    for gate in ("integrity", "compatibility"):
+    for gate in ("integrity", "compatibility", *(["rollback"] if against else [])):
         body: dict[str, Any] = {
             "gate": gate,
             "definition": "sha256:" + "d" * 64,
@@ -37,6 +37,8 @@ def pass_gates(service: Service, release: UUID) -> UUID:
             "duration_ms": 5,
             "source": "run",
         }
+        if gate == "rollback":
+            body["against"] = against
         record_act(service, release, Kind.GATE_RECORDED, GateResult.model_validate(body), f"gate:{gate}")
     record_act(service, release, Kind.GATES_PASSED, Decision(gates={}))
     return release

@@ -71,6 +71,7 @@ class _Evaluation:
             if before is None:
                 return
         if STATIC in gates and not self._passes_static():
+            self._hash_after_gates(before)
             return
         engine_gates = [gate for gate in gates if gate not in {INTEGRITY, STATIC}]
         if engine_gates:

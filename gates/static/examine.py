@@ -20,7 +20,7 @@ from gates.static import (
     vocabulary,
     weights,
 )
-from gates.static.composition import Composition
+from gates.static.composition import Composition, Part
 from gates.static.flaw import Flaw
 from gates.static.listing import changed
 from gates.static.shape import rope_of
@@ -136,4 +136,57 @@ def infer(c: Composition, *, with_digest: bool = False) -> dict[str, Any]:
     }
     if with_digest:
         told["weights"]["digest"] = part.weights.digest()
-    return told
+    return told | _of_gguf(c, part)
+
+
+_GGUF_SHAPE = {
+    "layers": "block_count",
+    "hidden": "embedding_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "intermediate": "feed_forward_length",
+    "experts": "expert_count",
+}
+_GGUF_SAMPLING = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+
+
+def _of_gguf(c: Composition, part: Part) -> dict[str, Any]:
+    """Return what a GGUF header says where other files do not."""
+    header = part.gguf
+    if header is None:
+        return {}
+    told = header.metadata
+    name = told.get("general.architecture")
+    tensors = [tensor for one in part.gguf_files.values() for tensor in one.tensors]
+    rows = next((tensor.shape[0] for tensor in tensors if tensor.name == "token_embd.weight"), None)
+    shape = {
+        key: value if type(value := told.get(f"{name}.{end}")) is int else None for key, end in _GGUF_SHAPE.items()
+    }
+    has_head = any(tensor.name == "output.weight" for tensor in tensors)
+    sampling_told = {
+        key: told[f"general.sampling.{end}"] for key, end in _GGUF_SAMPLING.items() if f"general.sampling.{end}" in told
+    }
+    return {
+        "architecture": name,
+        "model_type": name,
+        "shape": shape | {"vocabulary": rows, "tied": not has_head},
+        "context": {
+            "derived": context.derived_of_gguf(part),
+            "requested": c.declared.arguments.number("-c", "--ctx-size"),
+        },
+        "weights": {
+            "files": list(part.gguf_files),
+            "tensors": len(tensors),
+            "effective_bytes": sum(tensor.size for tensor in tensors),
+            "superseded": 0,
+        },
+        "embedding_rows": rows,
+        "sampling": {**sampling.NEUTRAL, **sampling_told},
+    }

@@ -5,7 +5,7 @@ import pytest
 
 from registry.storage.local import LocalBlobs
 from tests.support.outage import door
-from tests.support.runners import is_running, result, until
+from tests.support.runners import QUICK_GATES, is_running, result, until
 from workers.engines.drivers import LLAMACPP
 
 
@@ -148,6 +148,28 @@ def test_integrity_alone_boots_nothing(bench):
     bench.start()
     assert bench.done(run).outcome == "passed"
     assert [entry.kind for entry in bench.entries(run)] == ["staged", "gate_recorded"]
+
+
+CHECKED_FIRST = [{"gate": "integrity"}, {"gate": "static"}, QUICK_GATES[-1]]
+
+
+def test_what_does_not_fit_is_told_before_an_engine_is_started(bench):
+    run = bench.evaluate(bench.bundle("bad", template="{% for %}"), bench.policy(CHECKED_FIRST))
+    bench.start()
+    done = bench.done(run)
+    assert done.outcome == "failed"
+    assert [finding["code"] for finding in result(done, "static")["findings"]] == ["template-fails"]
+    assert gates_of(bench, run) == ["static", "integrity"]
+    assert "engine_booted" not in {entry.kind for entry in bench.entries(run)}
+    (entry,) = [one for one in bench.entries(run) if one.kind == "gate_recorded" and one.body["gate"] == "static"]
+    assert bench.client().evidence.recompute(entry.entry_digest).outcome == "same"
+
+
+def test_what_fits_passes_without_an_engine_where_no_gate_needs_one(bench):
+    run = bench.evaluate(bench.bundle(), bench.policy(CHECKED_FIRST), gates=["integrity", "static"])
+    bench.start()
+    assert bench.done(run).outcome == "passed"
+    assert gates_of(bench, run) == ["static", "integrity"]
 
 
 def test_a_gate_that_fails_ends_the_run_and_integrity_is_told_last(bench):

@@ -250,16 +250,39 @@ def export(
     return Exit.DONE
 
 
-@app.command(epilog=examples('sluicegate evidence revoke sha256:41d0… --reason "the runner was throttled"'))
+@app.command(
+    epilog=examples(
+        'sluicegate evidence revoke --release 01a2289b-8894 --gate load --reason "the runner was throttled"',
+        'sluicegate evidence revoke sha256:41d0… --reason "the runner was throttled"',
+    )
+)
 def revoke(
-    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="Digest of a gate result's entry.")],
+    entry: Annotated[
+        str | None, typer.Argument(metavar="[ENTRY]", help="Whole digest of a gate result's entry.")
+    ] = None,
+    release: Annotated[str | None, typer.Option("--release", help="Or the release whose result it is, and")] = None,
+    gate: Annotated[str | None, typer.Option("--gate", "-g", help="the gate, whose latest result it is.")] = None,
+    *,
     reason: Reason,
     as_json: Json = False,
 ) -> int:
     """Let a gate result count no more: a release that stands on it and has no traffic yet holds."""
     output = Output(as_json=as_json)
-    named = _digest(entry)
+    if (entry is None) == (release is None) or (release is None) != (gate is None):
+        raise Usage("name either the entry, or --release and --gate")
     with connect() as client:
+        named = _latest(client, release, gate) if release and gate else _digest(str(entry))
         made = client.evidence.revoke(named, reason)
     output.result(made, lambda out: out.say(line(made)[0], "warn"))
     return Exit.DONE
+
+
+def _latest(client: Client, release: str, gate: str) -> str:
+    """Return the digest of a release's latest result of a gate. Raises Usage when there is none."""
+    found = client.releases.get(resolve_release(release, client))
+    entries = {one.gate: one.entry for one in found.gates}
+    entry = entries.get(gate)
+    if entry is None:
+        what = f"release {found.id} has no result of a gate {gate}"
+        raise Usage(f"{what}; its gates are {', '.join(entries)}" if gate not in entries else what)
+    return entry

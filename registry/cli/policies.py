@@ -90,6 +90,16 @@ def show(
     return Exit.DONE
 
 
+@app.command("list", epilog=examples("sluicegate policy list", "sluicegate policy list --json"))
+def list_(limit: Limit = 50, as_json: Json = False) -> int:
+    """List policies, newest first."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = output.most(client.policies.list(), limit)
+    output.result({"items": found}, lambda out: show_list(out, found))
+    return Exit.DONE
+
+
 def show_list(out: Output, found: list[Registered]) -> None:
     """Print a list of policies or suites."""
     out.table(

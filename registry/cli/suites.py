@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from registry.cli.documents import read_bundle, read_file, resolve
 from registry.cli.failures import Exit, invalid, made
 from registry.cli.follow import follow_run, run_result
-from registry.cli.options import Json, Limit, Reason, Timeout, Wait, examples, group
+from registry.cli.options import Json, Key, Limit, Reason, Timeout, Wait, examples, group
 from registry.cli.output import Output
 from registry.cli.policies import say_pushed, show_list
 from registry.cli.profile import connect
@@ -92,6 +92,16 @@ def show(
     return Exit.DONE
 
 
+@app.command("list", epilog=examples("sluicegate suite list", "sluicegate suite list --json"))
+def list_(limit: Limit = 50, as_json: Json = False) -> int:
+    """List suites, newest first."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = output.most(client.suites.list(), limit)
+    output.result({"items": found}, lambda out: show_list(out, found))
+    return Exit.DONE
+
+
 def _show(out: Output, found: Registered) -> None:
     suite = SUITE.validate_python(found.document)
     pairs: list[tuple[str, object]] = [
@@ -132,6 +142,7 @@ def record(
     bundle: Annotated[str, typer.Option("--bundle", "-b", help="Bundle that shall answer.")],
     target: Annotated[str, typer.Option("--target", "-t", help="Target that gets the reference, as NAME@ENVIRONMENT.")],
     reason: Reason,
+    key: Key = None,
     wait: Wait = False,
     timeout: Timeout = 1800.0,
     as_json: Json = False,
@@ -147,7 +158,7 @@ def record(
             target=target,
             reason=reason,
         )
-        run = client.runs.record(body)
+        run = client.runs.record(body, key=key)
         if not wait:
             return run_result(output, run)
         output.note(f"run {run.id}")

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from registry.cli.failures import Exit, Usage, made
-from registry.cli.options import Json, Limit, examples, group
+from registry.cli.options import Json, Key, Limit, examples, group
 from registry.cli.output import Output, percent
 from registry.cli.profile import connect
 from registry.client import Client
@@ -31,15 +31,15 @@ def create(
         typer.Option("--runner-class", help="Runners that serve it; may be left out when there is one class."),
     ] = None,
     gateway: Annotated[str, typer.Option("--gateway", help="Gateway in front of it.")] = "local",
+    key: Key = None,
     as_json: Json = False,
 ) -> int:
     """Make a target."""
     output = Output(as_json=as_json)
     with connect() as client:
         named = runner_class or only_class(client)
-        found = client.targets.create(
-            made(TargetCreate, "the target", name=target, runner_class=named, gateway=gateway)
-        )
+        body = made(TargetCreate, "the target", name=target, runner_class=named, gateway=gateway)
+        found = client.targets.create(body, key=key)
     output.result(found, lambda out: _show(out, found))
     return Exit.DONE
 

@@ -20,9 +20,9 @@ COMMANDS = {
     "up": None,
     "demo": None,
     "login": None,
-    "bundle": {"create", "show", "list", "validate"},
-    "policy": {"push", "show"},
-    "suite": {"push", "show", "record"},
+    "bundle": {"create", "validate", "show", "list"},
+    "policy": {"push", "show", "list"},
+    "suite": {"push", "show", "list", "record"},
     "target": {"create", "show", "list"},
     "release": {
         "create",

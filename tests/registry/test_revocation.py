@@ -208,3 +208,21 @@ def test_revocation_from_the_command_line(own_api, measured_api, command):
     ran = command.ok("evidence", "revoke", measured_api, "--reason", "wrong model")
     assert "evidence_revoked (manager): integrity result" in ran.out
     assert command("evidence", "revoke", "41d0", "--reason", "x").status == 2
+
+
+def test_a_result_is_revoked_by_its_release_and_gate(own_api, measured_api, command):
+    command.be("manager", own_api)
+    release = command.ok("release", "list", "--json").json["items"][0]["id"]
+    revoke = ("evidence", "revoke", "--reason", "wrong model")
+    for wrong, said in (
+        ((), "name either the entry, or --release and --gate"),
+        (("--release", release), "name either the entry, or --release and --gate"),
+        ((measured_api, "--release", release, "--gate", "integrity"), "name either"),
+        (("--release", release, "--gate", "compatibility"), "has no result of a gate compatibility"),
+        (("--release", release, "--gate", "load"), "its gates are integrity, compatibility"),
+    ):
+        ran = command(*revoke, *wrong)
+        assert (ran.status, ran.out) == (2, "")
+        assert said in ran.err
+    told = command.ok(*revoke, "--release", release[:13], "--gate", "integrity", "--json").json
+    assert (told["kind"], told["body"]["entry"]) == ("evidence_revoked", measured_api)

@@ -88,7 +88,6 @@ def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed,
         "/targets/chat@prod",
         "/runners",
         f"/runners/{runner}",
-        "/runners/00000000-0000-7000-8000-000000000000",
         "/problems/policy-too-weak",
     ]
     with Api(committed) as api:
@@ -108,6 +107,10 @@ def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed,
             assert all(after <= before + 1 for before, after in zip([0, *levels], levels, strict=False)), path
             assert browser.run("document.querySelectorAll('main').length") == 1
         assert browser.console == []
+        # What is not there is a page as well; the browser notes the status of its answer.
+        browser.open(f"{api.url}/runners/00000000-0000-7000-8000-000000000000")
+        assert browser.run("document.querySelector('h1').textContent") == "Not found"
+        assert browser.run("document.querySelectorAll('nav a').length") == 4
 
 
 def test_a_page_follows_what_happens_and_is_itself_again_after_an_outage(committed, release, browser):

@@ -138,7 +138,7 @@ def _tensor(cursor: Cursor) -> _Listed:
         raise FileRefused("dtype-unknown", said, offset=kind_at, pointer=where, found=kind, expected=sorted(BLOCKS))
     label, block, block_bytes = BLOCKS[kind]
     values = math.prod(stored)
-    if not 0 < values < 2**48 or max(stored) >= 2**48:
+    if not 0 < values < 2**48:
         said = f"gives tensor {name} the shape {list(stored)}, which is empty or overflows"
         raise FileRefused("shape", said, offset=at + 4, pointer=where, found=list(stored), expected="1 to 2^48 values")
     if stored[0] % block:

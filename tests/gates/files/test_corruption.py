@@ -278,6 +278,7 @@ GGUF = [
     Form("tokens that are numbers", gguf(numbers(b"tokenizer.ggml.tokens", 4, 1, u32(1))), "value-type"),
     Form("token id that is a text", gguf(pair(b"tokenizer.ggml.eos_token_id", 8, text(b"2"))), "value-type"),
     Form("array of 10^9 bytes that are not there", gguf(numbers(b"a", 0, 10**9, b"")), "array-length", VALUE + 4, "/a"),
+    Form("array of 100 numbers that are not there", gguf(numbers(b"a", 4, 100, b"")), "array-length", VALUE + 4, "/a"),
     Form("array of 2^61 texts", gguf(numbers(b"a", 8, 2**61, b"")), "array-length", VALUE + 4, "/a"),
     Form("array whose size overflows", gguf(numbers(b"a", 10, 2**61 + 1, b"\0" * 64)), "array-length", VALUE + 4, "/a"),
     Form("array of arrays", gguf(pair(b"a", 9, struct.pack("<IQ", 9, 1))), "array-nested", VALUE, "/a"),

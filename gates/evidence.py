@@ -5,7 +5,6 @@ The service verifies its database with it and the command line an archive, so th
 
 import base64
 import hashlib
-import json
 import struct
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -72,8 +71,7 @@ class Record:
             "recorded_at": format_instant(self.recorded_at),
             "stream": self.stream,
         }
-        # For ASCII names, texts and one small integer Python's own writer writes what RFC 8785 asks for, and is faster.
-        return sha256_digest(json.dumps(hashed, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode())
+        return sha256_digest(canonical_json(hashed))
 
 
 @dataclass(frozen=True, slots=True)

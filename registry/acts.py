@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from registry import db
@@ -21,6 +22,7 @@ from schemas.problems import Unavailable
 TRIES = 24
 """Each statement of an act takes one, and each time that others were first."""
 _AHEAD = "signed_ahead"
+_MOMENT = "moment"
 
 ResultT = TypeVar("ResultT")
 
@@ -72,9 +74,19 @@ def is_ahead(session: Session) -> bool:
 
 
 def moment(session: Session) -> datetime:
-    """Return the instant at which an act is stated."""
+    """Return the instant of the act that a unit of work does, by the database's clock: one for all that it states."""
     ahead: Ahead | None = session.info.get(_AHEAD)
-    return ahead.moment(session) if ahead else db.now(session)
+    if ahead is not None:
+        return ahead.moment(session)
+    if _MOMENT not in session.info:
+        session.info[_MOMENT] = db.now(session)
+    at: datetime = session.info[_MOMENT]
+    return at
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _forget(session: Session, _: object) -> None:
+    session.info.pop(_MOMENT, None)
 
 
 def perform(service: Service, work: Callable[[Session], ResultT]) -> ResultT:

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from registry import acts, db, documents, evidence, releases
+from registry import acts, documents, evidence, releases
 from registry.advice import Deed
 from registry.auth import Actor
 from registry.releases import Standing, act, log, require_eligible, standing
@@ -19,10 +19,13 @@ from schemas.release import TERMINAL, Phase
 from schemas.result import Severity
 
 
-def unaccepted(session: Session, release: ReleaseRow, found: Standing) -> dict[str, list[str]]:
-    """Return gate → codes of its `warn` findings that no manager has accepted; gates without any are left out."""
+def unaccepted(entries: Sequence[EntryRow], found: Standing) -> dict[str, list[str]]:
+    """Return gate → codes of its `warn` findings that no manager has accepted; gates without any are left out.
+
+    `entries` is the release's log.
+    """
     accepted: dict[str, set[str]] = {}
-    for entry in log(session, release.id):
+    for entry in entries:
         if entry.kind == Kind.FINDING_ACCEPTED:
             body = Accepted.model_validate(evidence.claim_of(entry.envelope)["body"])
             accepted.setdefault(body.result, set()).update(body.codes)
@@ -42,11 +45,17 @@ def warnings(left: dict[str, list[str]]) -> list[str]:
 
 
 def _accept(
-    session: Session, service: Service, actor: Actor, release: ReleaseRow, policy: Policy, body: Act
+    session: Session,
+    service: Service,
+    actor: Actor,
+    release: ReleaseRow,
+    policy: Policy,
+    body: Act,
+    entries: Sequence[EntryRow],
 ) -> ReleaseRow:
     """Record the acceptance of findings; refuse when a warning is left, or a code is none."""
-    found = require_eligible(session, release, policy, now=db.now(session))
-    left = unaccepted(session, release, found)
+    found = require_eligible(session, release, policy, now=acts.moment(session), entries=entries)
+    left = unaccepted(entries, found)
     wanted = set(body.accept or ()) if isinstance(body, Approve) else set()
     present = {one.code for _, result in found.results.values() for one in result.findings}
     if unknown := sorted(wanted - present):
@@ -83,14 +92,14 @@ def approve(
         NotFound, TransitionRefused.
     """
     release = releases.hold(session, actor, release_id, if_match)
-    policy = documents.load_policy(session, actor.project_id, release.policy)
+    policy = documents.bound_policy(session, release.policy)
     entries = log(session, release.id)
     is_granted = actor.name in in_force(entries)
     if not is_granted or release.phase in TERMINAL:
         releases.require_place(session, release, Deed.APPROVE)
     releases.require_other(release, actor, "approve")
     if release.phase == Phase.GATED:
-        release = _accept(session, service, actor, release, policy, body)
+        release = _accept(session, service, actor, release, policy, body, entries)
     if not is_granted:
         before = sum(entry.kind == Kind.APPROVAL_GRANTED and entry.actor == actor.name for entry in entries)
         name = _numbered(f"approval:{actor.name}", before)
@@ -116,8 +125,8 @@ def _numbered(name: str, before: int) -> str:
 
 def look(session: Session, service: Service, release_id: UUID) -> ReleaseRow:
     """Have a release approved that is so by its log."""
-    release = session.get_one(ReleaseRow, release_id, with_for_update={"key_share": True}, populate_existing=True)
-    return settle(session, service, release, documents.load_policy(session, release.project_id, release.policy))
+    release = evidence.hold(session, release_id)
+    return settle(session, service, release, documents.bound_policy(session, release.policy))
 
 
 def withdraw(
@@ -153,10 +162,10 @@ def settle(session: Session, service: Service, release: ReleaseRow, policy: Poli
     """Record that the approval rule is met, when it is. Zero approvals required is an entry of its own."""
     if release.phase != Phase.GATED:
         return release
-    if unaccepted(session, release, standing(session, release, policy, now=db.now(session))):
+    entries = log(session, release.id)
+    if unaccepted(entries, standing(session, release, policy, now=acts.moment(session), entries=entries)):
         return release
     required = policy.approval.required
-    entries = log(session, release.id)
     granted = in_force(entries)
     if len(granted) < required:
         return release

@@ -138,8 +138,12 @@ def confirm(session: Session, actor: Actor) -> None:
     """
     if actor.token is None:
         return
-    row = session.get(TokenRow, actor.token, with_for_update={"read": True}, populate_existing=True)
-    if row is None or not is_valid(row, db.now(session)):
+    found = session.execute(
+        select(TokenRow.revoked_at, TokenRow.expires_at, func.clock_timestamp())
+        .where(TokenRow.id == actor.token)
+        .with_for_update(read=True)
+    ).one_or_none()
+    if found is None or not _counts(*found):
         raise Unauthenticated("the token is not known, or no longer valid")
 
 

@@ -64,9 +64,3 @@ def horizon(session: Session) -> int:
 def number(transaction: int) -> BindParameter[int]:
     """Return a transaction's number for a query."""
     return literal(transaction, TransactionId())
-
-
-def number_for(session: Session, floor: int) -> int:
-    """Return the number for an entry of the running transaction: not below the one of the entry before it."""
-    own: int = session.scalars(select(func.pg_current_xact_id(type_=TransactionId()))).one()
-    return max(own, floor)

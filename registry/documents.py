@@ -22,7 +22,7 @@ from registry.service import Service
 from registry.tables import DocumentRow, ProjectDocumentRow, ProjectLabelRow
 from schemas.api import Registered
 from schemas.bundle import Bundle
-from schemas.common import strict_json
+from schemas.common import canonical_json, sha256_digest, strict_json
 from schemas.evidence import Kind
 from schemas.evidence import Registered as RegisteredBody
 from schemas.faults import faults_of
@@ -119,7 +119,8 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
     if kind == "policy":
         auth.require_whole_project(actor, "register_policy")
     document = parse(kind, raw)
-    digest = document.digest
+    canonical = document.canonical()
+    digest = sha256_digest(canonical)
     known = _find(session, actor.project_id, kind, digest)
     if known is not None:
         return known, False
@@ -132,64 +133,69 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
             _check_reference(session, actor.project_id, document)
         case _:
             pass
-    is_new = _store(session, service, actor, kind, document)
+    stored = _store(session, service, actor, kind, document, digest=digest, canonical=canonical)
     _recent.put(digest, document)
-    return _get(session, actor.project_id, kind, digest), is_new
+    return (stored, True) if stored is not None else (_get(session, actor.project_id, kind, digest), False)
 
 
-def _store(session: Session, service: Service, actor: Actor, kind: str, document: AnyDocument) -> bool:
+def _store(
+    session: Session, service: Service, actor: Actor, kind: str, document: AnyDocument, *, digest: str, canonical: bytes
+) -> Registered | None:
+    """Store a document with its entry; return None when somebody else has just done so."""
     components = document.components() if isinstance(document, Bundle) else None
     labels = document.labels if isinstance(document, Bundle) else None
-    serving = document.serving_digest if isinstance(document, Bundle) else None
+    serving = sha256_digest(canonical_json(components)) if components is not None else None
     name = document.name if not isinstance(document, Reference) else document.suite
     at, identity = db.now(session), uuid7()
-    session.execute(
-        insert(DocumentRow)
-        .values(
-            digest=document.digest,
-            kind=kind,
-            schema_id=document.schema_id,
-            body=document.canonical(),
-            serving_digest=serving,
-            components=components,
-            labels=labels,
-        )
-        .on_conflict_do_nothing(index_elements=["digest"])
-    )
+    stored = {"digest": digest, "kind": kind, "schema_id": document.schema_id, "body": canonical}
+    derived = {"serving_digest": serving, "components": components, "labels": labels}
+    session.execute(insert(DocumentRow).values(**stored, **derived).on_conflict_do_nothing(index_elements=["digest"]))
+    member = {"project_id": actor.project_id, "digest": digest, "id": identity, "kind": kind, "name": name}
     added = session.execute(
         insert(ProjectDocumentRow)
-        .values(
-            project_id=actor.project_id,
-            digest=document.digest,
-            id=identity,
-            kind=kind,
-            name=name,
-            created_at=at,
-            created_by=actor.name,
-        )
+        .values(**member, created_at=at, created_by=actor.name)
         .on_conflict_do_nothing(index_elements=["project_id", "digest"])
         .returning(ProjectDocumentRow.id)
     )
     if added.first() is None:
-        return False
+        return None
     if labels:
-        member = {"project_id": actor.project_id, "digest": document.digest, "id": identity}
-        session.execute(
-            insert(ProjectLabelRow), [{**member, "name": label, "value": value} for label, value in labels.items()]
-        )
+        _mark(session, actor.project_id, digest, identity, labels)
     if kind in _ENTRY:
         signed = evidence.state(
             service.signer,
-            f"documents/{actor.project_id}/{document.digest}",
+            f"documents/{actor.project_id}/{digest}",
             "registered",
             actor.name,
             _ENTRY[kind],
-            RegisteredBody(digest=document.digest, name=name, serving_digest=serving, components=components),
-            subjects={kind: document.digest},
+            RegisteredBody(digest=digest, name=name, serving_digest=serving, components=components),
+            subjects={kind: digest},
             now=at,
         )
         evidence.append(session, actor.project_id, signed)
-    return True
+    return Registered(
+        digest=digest,
+        name=name,
+        schema_id=document.schema_id,
+        created_at=at,
+        created_by=actor.name,
+        document=json.loads(canonical),
+        serving_digest=serving,
+        components=_as_kept(components),
+        labels=_as_kept(labels),
+    )
+
+
+def _mark(session: Session, project: UUID, digest: str, identity: UUID, labels: Mapping[str, str]) -> None:
+    """Let a bundle be found by its labels, in the order of its membership."""
+    member = {"project_id": project, "digest": digest, "id": identity}
+    marks = [{**member, "name": label, "value": value} for label, value in labels.items()]
+    session.execute(insert(ProjectLabelRow), marks)
+
+
+def _as_kept(value: dict[str, str] | None) -> dict[str, str] | None:
+    """Return an object in the order in which PostgreSQL gives it back, so that every answer has the same bytes."""
+    return None if value is None else dict(sorted(value.items(), key=lambda item: (len(item[0]), item[0])))
 
 
 def _check_files(session: Session, project: UUID, bundle: Bundle) -> None:
@@ -397,9 +403,10 @@ def browse(
 
     `names` are families, any of them; `labels` are name → value, all of them.
     """
+    member = ProjectDocumentRow.__table__.c
     columns = (DocumentRow.schema_id, DocumentRow.serving_digest, DocumentRow.components, DocumentRow.labels)
     query = (
-        select(ProjectDocumentRow, *columns)
+        select(member.id, member.digest, member.name, member.created_at, member.created_by, *columns)
         .join(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
         .where(ProjectDocumentRow.project_id == project, ProjectDocumentRow.kind == kind)
     )
@@ -408,30 +415,37 @@ def browse(
     # Each label's rows lie in the order of the list: whichever of these columns it is read by, nothing is sorted.
     place: ColumnElement[UUID] = ProjectDocumentRow.__table__.c.id
     for label, value in (labels or {}).items():
-        row = ProjectLabelRow.__table__.alias().c
-        is_it = and_(row.project_id == project, row.id == place, row.name == label, row.value == value)
-        query = query.where(is_it, row.digest == ProjectDocumentRow.digest)
-        place = row.id
+        mark = ProjectLabelRow.__table__.alias().c
+        is_it = and_(mark.project_id == project, mark.id == place, mark.name == label, mark.value == value)
+        query = query.where(is_it, mark.digest == ProjectDocumentRow.digest)
+        place = mark.id
     if after is not None:
         query = query.where(place < after)
     rows = session.execute(query.order_by(place.desc()).limit(limit))
     return [
         (
-            member.id,
+            row.id,
             Registered(
-                digest=member.digest,
-                name=member.name,
-                schema_id=schema_id,
-                created_at=member.created_at,
-                created_by=member.created_by,
+                digest=row.digest,
+                name=row.name,
+                schema_id=row.schema_id,
+                created_at=row.created_at,
+                created_by=row.created_by,
                 document=None,
-                serving_digest=serving_digest,
-                components=components,
-                labels=held,
+                serving_digest=row.serving_digest,
+                components=row.components,
+                labels=row.labels,
             ),
         )
-        for member, schema_id, serving_digest, components, held in rows
+        for row in rows
     ]
+
+
+def _read(session: Session, kind: str, digest: str) -> AnyDocument:
+    body = session.scalars(select(DocumentRow.body).where(DocumentRow.digest == digest)).one()
+    document: AnyDocument = _ADAPTERS[kind].validate_python(strict_json(body))
+    _recent.put(digest, document)
+    return document
 
 
 def _load(session: Session, project: UUID, kind: str, digest: str, expected: type[DocumentT]) -> DocumentT:
@@ -444,14 +458,19 @@ def _load(session: Session, project: UUID, kind: str, digest: str, expected: typ
     )
     if is_member is None:
         raise NotFound(f"there is no {kind} {digest}", digest=digest)
-    document = _recent.get(digest)
-    if document is None:
-        document = _ADAPTERS[kind].validate_python(
-            strict_json(session.scalars(select(DocumentRow.body).where(DocumentRow.digest == digest)).one())
-        )
-        _recent.put(digest, document)
+    known = _recent.get(digest)
+    document = known if known is not None else _read(session, kind, digest)
     if not isinstance(document, expected):
         raise TypeError(f"{digest} is a {type(document).__name__}, not a {expected.__name__}")
+    return document
+
+
+def bound_policy(session: Session, digest: str) -> Policy:
+    """Return the policy that something in a project is bound to: it was looked for there when it was bound."""
+    known = _recent.get(digest)
+    document = known if known is not None else _read(session, "policy", digest)
+    if not isinstance(document, Policy):
+        raise TypeError(f"{digest} is a {type(document).__name__}, not a policy")
     return document
 
 

@@ -7,10 +7,11 @@ its place and its link to the entry before. For a release, `record` does both an
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Protocol
 from uuid import UUID
 
-from sqlalchemy import Text, cast, func, literal, or_, select, text, tuple_, update
+from sqlalchemy import Text, cast, event, func, literal, or_, select, text, tuple_, update
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
@@ -34,7 +35,11 @@ from schemas.problems import NotFound
 from schemas.release import Phase
 from schemas.result import GateResult, Verdict
 
-claim_of = proof.claim_of
+KEPT_CLAIMS = 2048
+claim_of = lru_cache(maxsize=KEPT_CLAIMS)(proof.claim_of)
+"""Envelopes never change, and an act or an answer reads those of a log more than once. What it returns is shared."""
+
+_HELD = "held_releases"
 
 MOVES_TRAFFIC = (Kind.TRAFFIC_SHIFTED, Kind.TRAFFIC_RESTORED)
 """Kinds whose body is the split from then on."""
@@ -174,34 +179,90 @@ def append(session: Session, project: UUID, signed: Signed) -> tuple[EntryRow, b
     Raises:
         Unavailable: the key that signed was retired meanwhile; what is signed anew is taken.
     """
-    # The transaction gets its number before it waits, and before the entry gets its sequence: see `registry.cursors`.
-    session.execute(
-        text("SELECT pg_advisory_xact_lock(hashtextextended(:stream, 0)), pg_current_xact_id()"),
-        {"stream": signed.stream},
-    )
-    known = find(session, signed.stream, signed.act)
-    if known is not None:
-        return known, False
-    last = latest(session, signed.stream)
-    position, previous = (last.position + 1, last.entry_digest) if last else (1, GENESIS)
+    place = _end_of(session, signed)
+    if place.known is not None:
+        return session.get_one(EntryRow, place.known), False
+    return _write(session, project, signed, place), True
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The end of a stream that is held, and what an entry needs that is put there."""
+
+    known: int | None
+    """Sequence of the entry that the act has already."""
+    position: int | None
+    digest: str | None
+    transaction: int
+    at: datetime
+    is_known_key: bool
+    key_ends_at: datetime | None
+
+
+# The transaction gets its number before it waits, and before the entry gets its sequence: see `registry.cursors`.
+_HOLD = text("SELECT pg_advisory_xact_lock(hashtextextended(:stream, 0)), CAST(pg_current_xact_id() AS text)")
+# A statement of its own: what it sees was committed before the stream was held.
+_END = text(
+    """
+    SELECT
+        (SELECT sequence FROM entries WHERE stream = :stream AND act = :act),
+        last.position, last.entry_digest, CAST(last.transaction_id AS text),
+        clock_timestamp(), key.key_id, key.valid_until
+    FROM (VALUES (1)) AS one
+    LEFT JOIN LATERAL (
+        SELECT position, entry_digest, transaction_id FROM entries
+        WHERE stream = :stream ORDER BY position DESC LIMIT 1
+    ) AS last ON true
+    LEFT JOIN signing_keys AS key ON key.key_id = :key
+    """
+)
+
+
+def _end_of(session: Session, signed: Signed) -> _Place:
+    """Hold the stream of a statement for the rest of the transaction, and return its end."""
+    own = int(session.execute(_HOLD, {"stream": signed.stream}).one()[1])
+    asked = {"stream": signed.stream, "act": signed.act, "key": signed.key_id}
+    known, position, digest, floor, at, key, ends_at = session.execute(_END, asked).one()
+    return _Place(known, position, digest, max(own, int(floor or 0)), at, key is not None, ends_at)
+
+
+def _write(session: Session, project: UUID, signed: Signed, place: _Place) -> EntryRow:
+    keys.require_in_force(signed.key_id, place.at, is_known=place.is_known_key, ends_at=place.key_ends_at)
     row = EntryRow(
         id=uuid7(),
         project_id=project,
         stream=signed.stream,
-        position=position,
+        position=(place.position or 0) + 1,
         act=signed.act,
         kind=signed.kind,
         actor=signed.actor,
-        recorded_at=keys.signing_time(session, signed.key_id),
+        recorded_at=place.at,
         envelope=signed.envelope,
-        previous=previous,
+        previous=place.digest or GENESIS,
         key_id=signed.key_id,
-        transaction_id=cursors.number_for(session, last.transaction_id if last else 0),
+        # Not below the one of the entry before it.
+        transaction_id=place.transaction,
     )
     row.entry_digest = link(row)
     session.add(row)
     session.flush()
-    return row, True
+    return row
+
+
+def hold(session: Session, release_id: UUID) -> ReleaseRow:
+    """Return a release, locked for the rest of the transaction. Raises NotFound."""
+    held: dict[UUID, ReleaseRow] = session.info.setdefault(_HELD, {})
+    if release_id not in held:
+        release = session.get(ReleaseRow, release_id, with_for_update={"key_share": True}, populate_existing=True)
+        if release is None:
+            raise NotFound(f"there is no release {release_id}")
+        held[release_id] = release
+    return held[release_id]
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _let_go(session: Session, _: object) -> None:
+    session.info.pop(_HELD, None)
 
 
 def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
@@ -215,15 +276,14 @@ def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
         TransitionRefused: the entry has no place in the release's phase.
     """
     release_id = UUID(signed.stream.removeprefix("release/"))
-    release = session.get(ReleaseRow, release_id, with_for_update={"key_share": True}, populate_existing=True)
-    if release is None:
-        raise NotFound(f"there is no release {release_id}")
-    if find(session, signed.stream, signed.act) is not None:
+    release = hold(session, release_id)
+    place = _end_of(session, signed)
+    if place.known is not None:
         return release, False
     # Judged before it is written, so that a refused entry leaves nothing behind.
     before = cached(release)
     lifecycle.step(before.phase, signed.kind)
-    entry, _ = append(session, release.project_id, signed)
+    entry = _write(session, release.project_id, signed, place)
     after = lifecycle.advance(before, signed.kind, signed.body, entry.recorded_at)
     if after.phase is not before.phase:
         _touch(session, release)

@@ -8,7 +8,7 @@ import hashlib
 import os
 import sys
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -166,10 +166,15 @@ def signing_time(session: Session, key_id: str) -> datetime:
     found = session.execute(
         select(func.clock_timestamp(), SigningKeyRow.valid_until).where(SigningKeyRow.key_id == key_id)
     ).one_or_none()
-    if found is None or (found[1] is not None and found[0] > found[1]):
-        raise Unavailable(f"the signing key {key_id[:12]} is not in force; another one has taken its place")
-    instant: datetime = found[0]
+    instant, ends_at = found or (datetime.now(UTC), None)
+    require_in_force(key_id, instant, is_known=found is not None, ends_at=ends_at)
     return instant
+
+
+def require_in_force(key_id: str, at: datetime, *, is_known: bool, ends_at: datetime | None) -> None:
+    """Return when what a key signed may be recorded at an instant. Raises Unavailable."""
+    if not is_known or (ends_at is not None and at > ends_at):
+        raise Unavailable(f"the signing key {key_id[:12]} is not in force; another one has taken its place")
 
 
 def known(session: Session) -> list[Key]:

@@ -235,12 +235,21 @@ class Standing:
     """Gates whose latest result does not count any more, with why."""
 
 
-def standing(session: Session, release: ReleaseRow, policy: Policy, *, now: datetime) -> Standing:
+def standing(
+    session: Session,
+    release: ReleaseRow,
+    policy: Policy,
+    *,
+    now: datetime,
+    entries: Sequence[EntryRow] | None = None,
+) -> Standing:
     """Fold the latest result of each required gate that is neither expired nor revoked. Computed, never stored.
 
     A drill expires too when traffic would go back to another bundle than it went back to.
+
+    `entries` is the release's log, where the caller has read it under the release's lock.
     """
-    entries = log(session, release.id)
+    entries = log(session, release.id) if entries is None else entries
     latest, revoked = _results(entries), _revocations(entries)
     # A revoked result uncovers no earlier one: the gate has none until it is measured anew.
     latest = {gate: found for gate, found in latest.items() if found[0].entry_digest not in revoked}
@@ -260,9 +269,16 @@ def standing(session: Session, release: ReleaseRow, policy: Policy, *, now: date
     return Standing(decision, latest, expired)
 
 
-def require_eligible(session: Session, release: ReleaseRow, policy: Policy, *, now: datetime) -> Standing:
+def require_eligible(
+    session: Session,
+    release: ReleaseRow,
+    policy: Policy,
+    *,
+    now: datetime,
+    entries: Sequence[EntryRow] | None = None,
+) -> Standing:
     """Return the standing of a release whose gates have all passed. Raises NotEligible otherwise."""
-    found = standing(session, release, policy, now=now)
+    found = standing(session, release, policy, now=now, entries=entries)
     if found.decision.outcome is not judgement.Outcome.PASSED:
         reasons = "; ".join(found.decision.reasons)
         raise NotEligible(f"release {release.id} may not move: {reasons}", reasons=list(found.decision.reasons))
@@ -434,9 +450,7 @@ def hold(session: Session, actor: Actor, release: UUID, if_match: str | None) ->
     target = session.get_one(TargetRow, get(session, actor.project_id, release).target_id)
     auth.require_target(actor, target.name)
     auth.confirm(session, actor)
-    row = session.get(ReleaseRow, release, with_for_update={"key_share": True}, populate_existing=True)
-    if row is None:
-        raise NotFound(f"there is no release {release}")
+    row = evidence.hold(session, release)
     conditions.require_release(session, row, if_match)
     return row
 
@@ -459,13 +473,13 @@ def detail(session: Session, release: ReleaseRow) -> ReleaseDetail:
 
 def _fields(session: Session, release: ReleaseRow, entries: Sequence[EntryRow]) -> dict[str, Any]:
     target = session.get_one(TargetRow, release.target_id)
-    policy = documents.load_policy(session, release.project_id, release.policy)
-    bundle = documents.load_bundle(session, release.project_id, release.bundle)
+    policy = documents.bound_policy(session, release.policy)
+    bundle_name = documents.names(session, release.project_id, [release.bundle])[release.bundle]
     return {
         "id": release.id,
         "target": target.name,
         "bundle": release.bundle,
-        "bundle_name": bundle.name,
+        "bundle_name": bundle_name,
         "policy": release.policy,
         "phase": Phase(release.phase),
         "phase_since": release.phase_since,

@@ -6,6 +6,7 @@ never depends on how a language prints a float.
 """
 
 import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -170,11 +171,31 @@ class Document(Closed):
         return cls.model_validate(strict_json(raw))
 
 
+_write_plain = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell whether Python's own writer, which is ten times as fast, writes a value as RFC 8785 asks for.
+
+    The two differ in floats, in the order of names beyond ASCII, and in what they refuse.
+    """
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return True
+    if kind is dict:
+        return all(type(name) is str and name.isascii() and _is_plain(one) for name, one in value.items())
+    if kind is list:
+        return all(map(_is_plain, value))
+    return kind is int and abs(value) < MAX_INTEGER
+
+
 def canonical_json(value: Any) -> bytes:
     """Return RFC 8785 canonical JSON. Raises ValueError for what JSON or I-JSON cannot hold."""
     try:
+        if _is_plain(value):
+            return _write_plain(value).encode()
         return rfc8785.dumps(value)
-    except rfc8785.CanonicalizationError as error:
+    except (rfc8785.CanonicalizationError, UnicodeEncodeError) as error:
         raise ValueError(f"cannot be written as canonical JSON: {error}") from error
 
 

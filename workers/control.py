@@ -22,7 +22,7 @@ from registry.service import Service
 from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.common import Closed
 from schemas.evidence import Kind, Reasoned
-from schemas.problems import LeaseLost, Unavailable
+from schemas.problems import LeaseLost, NotFound, Unavailable
 from schemas.runner import JobState
 from workers.traffic.envoy import EnvoyGateway
 
@@ -99,7 +99,10 @@ class Control:
         return acts.perform(self.service, under_lease)
 
     def _locked(self, session: Session, held: Held) -> ReleaseRow:
-        release = session.get(ReleaseRow, held.id, with_for_update={"key_share": True}, populate_existing=True)
+        try:
+            release = evidence.hold(session, held.id)
+        except NotFound:
+            release = None
         if release is None or release.lease_token != held.token:
             raise LeaseLost(f"release {held.id} is held by another worker")
         return release

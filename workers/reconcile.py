@@ -175,13 +175,14 @@ def _approval(control: Control, session: Session, release: ReleaseRow) -> float 
     if release.is_paused:
         return None
     policy = documents.load_policy(session, release.project_id, release.policy)
+    entries = releases.log(session, release.id)
     try:
-        found = releases.require_eligible(session, release, policy, now=db.now(session))
+        found = releases.require_eligible(session, release, policy, now=db.now(session), entries=entries)
     except NotEligible as problem:
         if not release.held:
             control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
         return None
-    if left := approvals.unaccepted(session, release, found):
+    if left := approvals.unaccepted(entries, found):
         digests = "".join(found.results[gate][0].entry_digest[7:13] for gate in sorted(left))
         control.hold(session, release, f"held:findings:{digests}", approvals.warnings(left), "findings_unaccepted")
         return None

@@ -3,17 +3,19 @@
 import io
 import json
 import random
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from gates import archive
-from gates.evidence import claim_of, key_id_of
+from gates.evidence import ALGORITHM, Key, Record, claim_of, entry_problems, key_id_of
 from registry.keys import Signer
 from schemas.common import canonical_json, sha256_digest
-from schemas.evidence import PREDICATE_BASE, STATEMENT_TYPE, KeyRotated, Kind
+from schemas.evidence import GENESIS, PREDICATE_BASE, STATEMENT_TYPE, KeyRotated, Kind
 from tests.support.archives import PROJECT, Story, ended, small, tiny
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -272,6 +274,35 @@ def test_a_statement_of_another_type_than_its_kind_is_no_claim():
     raw = canonical_json(signer.sign(canonical_json(statement)).model_dump(mode="json", by_alias=True))
     with pytest.raises(ValueError, match="another type"):
         claim_of(raw)
+
+
+@pytest.mark.parametrize(
+    ("respell", "said"),
+    [
+        (lambda raw: raw, None),
+        (lambda raw: raw.replace(b'":', b'": ', 1), "its envelope is not canonical"),
+        (lambda raw: raw + b"\n", "its envelope is not canonical"),
+        (lambda raw: raw.replace(b'"payload":"e', b'"payload":"\\u0065'), "its envelope is not canonical"),
+        (lambda raw: raw.replace(b"application/", b"application\\/"), "its envelope is not canonical"),
+        (lambda raw: b'{"payload":"x",' + raw[1:], "its envelope cannot be read: has the key 'payload' twice"),
+        (lambda raw: raw.replace(b'"signatures"', b'"more":1,"signatures"'), "its envelope cannot be read"),
+    ],
+)
+def test_an_envelope_has_one_spelling_and_no_reader_is_quick_enough_to_take_another(respell, said):
+    signer = Signer(ec.generate_private_key(ec.SECP256R1()))
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    claim = {"stream": "a/b", "act": "1", "kind": "paused", "actor": "m", "stated_at": "x", "body": {"reason": "y"}}
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": "bundle", "digest": {"sha256": "0" * 64}}],
+        "predicateType": f"{PREDICATE_BASE}paused/v1",
+        "predicate": claim,
+    }
+    raw = respell(canonical_json(signer.sign(canonical_json(statement)).model_dump(mode="json", by_alias=True)))
+    record = Record(1, UUID(int=1), UUID(int=2), "a/b", 1, "1", "paused", "m", at, raw, GENESIS, "", signer.key_id)
+    key = Key(signer.key_id, ALGORITHM, signer.public_key_pem, at, None)
+    found = entry_problems(replace(record, entry_digest=record.link()), 1, GENESIS, key)
+    assert found == [] if said is None else found[0].startswith(said)
 
 
 # -------------------------------------------------------------------------------------------------- golden

@@ -1,9 +1,11 @@
 import time
 
 import pytest
+import rfc8785
+from hypothesis import given, strategies
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.common import DecimalString, check_path, strict_json
+from schemas.common import DecimalString, canonical_json, check_path, strict_json
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,35 @@ def test_a_path_that_some_file_system_reads_otherwise_is_refused(path):
 def test_a_decimal_has_one_spelling():
     with pytest.raises(ValidationError):
         TypeAdapter(DecimalString).validate_python("1\n")
+
+
+ANYTHING = strategies.recursive(
+    strategies.none()
+    | strategies.booleans()
+    | strategies.integers(-(2**60), 2**60)
+    | strategies.floats(allow_nan=True)
+    | strategies.text(),
+    lambda inner: strategies.lists(inner) | strategies.dictionaries(strategies.text(), inner),
+)
+
+
+@given(ANYTHING)
+def test_the_quick_writer_writes_what_the_thorough_one_does_and_refuses_what_it_refuses(value):
+    try:
+        expected = rfc8785.dumps(value)
+    except rfc8785.CanonicalizationError:
+        with pytest.raises(ValueError, match="cannot be written"):
+            canonical_json(value)
+    else:
+        assert canonical_json(value) == expected
+
+
+@pytest.mark.parametrize("value", [{1: "a"}, {"a": float("inf")}, {"a": 2**53}, "\ud800", {"\ud800": 1}, {"a": b"x"}])
+def test_what_json_cannot_hold_has_no_canonical_form(value):
+    with pytest.raises((ValueError, TypeError)):
+        canonical_json(value)
+
+
+def test_names_beyond_ascii_are_ordered_as_rfc_8785_asks():
+    # By UTF-16: U+1F600 is a pair that begins below U+FB33.
+    assert canonical_json({"\ufb33": 1, "\U0001f600": 2}) == '{"\U0001f600":2,"\ufb33":1}'.encode()

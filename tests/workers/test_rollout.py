@@ -1,15 +1,16 @@
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
+from gates.router import CANDIDATE, Applied, Split
 from registry import approvals, db, documents, evidence, releases, verification
 from registry.auth import Actor
 from registry.service import Service
-from schemas.api import Act, Approve
+from schemas.api import Act, Approve, Withdraw
 from schemas.evidence import Kind, Traffic
 from schemas.problems import Conflict, InvalidDocument, NotEligible, NotPermitted, TransitionRefused
 from schemas.release import Phase, ReleaseDetail
@@ -18,6 +19,7 @@ from tests.support.streams import Script, stream_engine
 from tests.support.world import QUICK_CANARY, World, world
 from workers.reconcile import reconcile
 from workers.sweep import sweep
+from workers.traffic.envoy import EnvoyGateway
 from workers.traffic.guard import DeadManSwitch
 
 
@@ -238,6 +240,63 @@ def test_what_one_manager_has_accepted_the_next_need_not_and_a_failure_needs_no_
     failing = here.release(here.bundle("two", b"2" * 10), here.policy())
     here.evaluate(compatibility="failed")
     here.until_phase(failing, Phase.REJECTED)
+
+
+class Overtaken(EnvoyGateway):
+    """A gateway that takes a split while somebody else does something."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def apply(self, split: Split) -> Applied:
+        applied = super().apply(split)
+        if self.meanwhile is not None:
+            act, self.meanwhile = self.meanwhile, None
+            act()
+        return applied
+
+
+@pytest.mark.parametrize("deed", ["withdraw", "reject"])
+def test_who_is_first_while_the_gateway_takes_the_first_split_wins_and_traffic_goes_back(
+    here: World, deed: str
+) -> None:
+    before = here.control.gateways["local"]
+    gateway = Overtaken(before.directory, host=before.host, port=before.port)
+    here.control.gateways["local"] = gateway
+    policy = here.policy(approval={"required": 1})
+    manager = Actor(here.actor.project_id, "default", "kim", "manager")
+
+    def overtake() -> None:
+        with here.service.database.transaction() as session:
+            if deed == "reject":
+                releases.reject(session, here.service, manager, second, Act(reason="no"))
+            else:
+                approvals.withdraw(session, here.service, manager, second, Withdraw(reason="one answer is wrong"))
+
+    with stream_engine("one") as one, stream_engine("two") as two:
+        first = here.release(here.bundle("one", b"1" * 10), here.policy("first"))
+        here.evaluate()
+        here.serve(one)
+        with here.traffic():
+            here.until_phase(first, Phase.PROMOTED)
+        here.until(here.is_settled)
+        second = here.release(here.bundle("two", b"2" * 10), policy)
+        here.evaluate()
+        here.until_phase(second, Phase.GATED)
+        gateway.meanwhile = overtake
+        _approved(here, second, "kim")
+        here.serve(two, pid=2000)
+        here.until(lambda: gateway.meanwhile is None)
+        here.turn()
+        split = gateway.desired(here.name)
+        assert split is not None
+        assert [arm.weight_bp for arm in split.arms if arm.name == CANDIDATE] in ([0], [])
+        shown = here.show(second)
+        assert Kind.TRAFFIC_SHIFTED not in kinds(shown)
+        assert shown.phase is (Phase.REJECTED if deed == "reject" else Phase.GATED)
+        if deed == "withdraw":
+            _approved(here, second, "jo")
+            here.until_phase(second, Phase.CANARY)
+    assert_verified(here)
 
 
 def test_no_approval_required_is_itself_an_entry(here: World) -> None:

@@ -138,7 +138,9 @@ def test_a_bundle_s_page_has_everything_that_decides_what_is_served(committed, a
         assert expected in page
     assert walk(visit, f"/bundles/{bundle.digest}") == many
     assert visit.get(f"/bundles/{bundle.digest[7:17]}").status_code == 200
-    assert linked(visit.get("/bundles").text, "/bundles/") == [bundle.digest]
+    labelled = registered_bundle(committed, actor, "labelled", labels={"team": "search"})
+    assert "team=search" in visit.get(f"/bundles/{labelled.digest}").text
+    assert linked(visit.get("/bundles").text, "/bundles/") == [labelled.digest, bundle.digest]
     assert visit.get("/bundles/sha256:" + "0" * 64).status_code == 404
     assert visit.get("/bundles/zzz").status_code == 404
 

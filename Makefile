@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format lock schemas clean
+.PHONY: help install demo test bench-registry lint format lock schemas clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -17,7 +17,7 @@ PACKAGES := schemas gates registry workers
 MYPY_TARGETS := $(addprefix -p ,$(PACKAGES)) $(if $(wildcard tests/support/*.py),-p tests.support)
 
 help: ## Say what each target does
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
 install: $(STAMP) ## Build .venv from the locked requirements; does nothing when it is current
 
@@ -41,6 +41,9 @@ demo: install ## Run the demonstration on a fresh embedded stack: make demo ARGS
 test: install lint ## Lint, check migrations, run every test and look into the built wheel
 	$(BIN)/python -m migrations check
 	$(BIN)/python -m pytest $(ARGS)
+
+bench-registry: install ## Time the API at 1,000 and 100,000 bundles: make bench-registry ARGS="--sizes 1000:10000"
+	$(BIN)/python -m tests.bench.registry $(ARGS)
 
 lint: install ## Check format, style, types and the direction of imports
 	$(BIN)/ruff format --check .

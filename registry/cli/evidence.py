@@ -12,8 +12,10 @@ from registry.cli.failures import Exit, Usage
 from registry.cli.follow import line
 from registry.cli.options import Json, Limit, Reason, examples, group
 from registry.cli.output import Output, size
-from registry.cli.profile import connect
+from registry.cli.profile import connect, folder
+from registry.cli.seen import Seen
 from registry.client import Client
+from schemas.checkpoint import Checkpoint
 from schemas.common import DIGEST_PATTERN
 from schemas.evidence import Agreement, Kind, Recomputation, Verification
 
@@ -139,6 +141,8 @@ def verify(
 ) -> int:
     """Recompute chains, signatures, checkpoints and phases: the service's own, or of an archive.
 
+    The newest checkpoint that these commands have seen of the project must still be there; they remember it.
+
     Exit status: 0 everything is as it was signed; 1 it is not, or there was nothing to verify; 3 with --recompute, a
     verdict cannot be computed again, since its records are gone or another version of the gate made them.
     """
@@ -153,7 +157,14 @@ def verify(
     results: list[Recomputation] = []
     with connect() as client:
         asked = _stream(client, stream, release)
+        seen, whose = Seen(folder("config"), output), client.me().project
+        known = seen.digest(client.url, whose)
+        if kept is None and known is not None:
+            kept = known
+            output.note(f"held against checkpoint {kept[7:19]}, which was seen from here before ({seen.path})")
         found = client.evidence.verify(stream=asked, checkpoint=kept)
+        if found.verified and (last := _last(client, found.checkpoints)) is not None:
+            seen.keep(client.url, whose, digest=last.digest, number=last.number)
         if recompute:
             for entry in client.evidence.list(stream=asked):
                 if entry.kind is Kind.GATE_RECORDED:
@@ -164,6 +175,11 @@ def verify(
     if not found.verified or any(one.outcome is Agreement.DIFFERENT for one in results):
         return Exit.FAILED
     return Exit.UNDECIDED if any(one.outcome is Agreement.IMPOSSIBLE for one in results) else Exit.DONE
+
+
+def _last(client: Client, number: int) -> Checkpoint | None:
+    """Return the last of so many checkpoints."""
+    return next(iter(client.evidence.checkpoints(after=number - 1)), None) if number else None
 
 
 def _tell_archive(output: Output, path: Path, key: Path | None, kept: str | None) -> int:
@@ -219,6 +235,7 @@ def checkpoint(as_json: Json = False) -> int:
     output = Output(as_json=as_json)
     with connect() as client:
         made = client.evidence.checkpoint()
+        Seen(folder("config"), output).keep(client.url, client.me().project, digest=made.digest, number=made.number)
     text = f"checkpoint {made.number}: {made.entries} entries in {made.streams} streams, {made.digest}"
     output.result(made, lambda out: out.say(text, "good"))
     return Exit.DONE
@@ -240,11 +257,13 @@ def export(
     try:
         with connect() as client, part.open("wb") as written:
             made = client.evidence.export(written)
+            whose, url = client.me().project, client.url
         part.replace(file)
     except OSError as error:
         raise Usage(f"{file} cannot be written: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
+    Seen(folder("config"), output).keep(url, whose, digest=made.checkpoint, number=made.checkpoints)
     read = f"{made.entries} entries, {made.documents} documents, {made.checkpoints} checkpoints, {size(made.size)}"
     output.result(made, lambda out: out.say(f"{file}: {read}; last checkpoint {made.checkpoint}", "good"))
     return Exit.DONE

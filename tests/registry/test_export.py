@@ -7,12 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from gates import archive
 from registry import db, keys, verification
 from registry.client import Client
 from schemas.evidence import Kind
 from tests.support.api import Api
+from tests.support.factories import registered_policy
 from tests.support.life import live_through
 
 ROOT = Path(__file__).parents[2]
@@ -116,3 +118,25 @@ def test_a_checkpoint_from_the_command_line(here):
         f"checkpoint 1: {made['entries']} entries in 1 streams, {made['digest']}\n"
     )
     assert here.ok("evidence", "verify", "--checkpoint", made["digest"]).status == 0
+
+
+def test_a_tail_that_was_cut_with_its_checkpoints_shows_where_they_were_seen(here, own_api, actor):
+    here.ok("evidence", "checkpoint")
+    registered_policy(own_api.service, actor)
+    here.ok("evidence", "checkpoint")
+    assert "held against checkpoint" in here.ok("evidence", "verify").err
+    with own_api.service.database.transaction() as session:
+        session.execute(text("SET LOCAL session_replication_role = replica"))
+        session.execute(text("DELETE FROM checkpoints WHERE number = 2"))
+        session.execute(text("DELETE FROM entries WHERE kind = 'policy_registered'"))
+        session.execute(text("DELETE FROM project_documents"))
+        session.execute(text("SET LOCAL session_replication_role = origin"))
+    with Client(own_api.url, own_api.tokens["engineer"]) as client:
+        assert client.evidence.verify().verified  # by itself the service has forgotten it
+    ran = here("evidence", "verify")
+    assert ran.status == 1
+    assert "is not there" in ran.out
+    # Whoever never saw it cannot know; what is verified there is remembered from then on.
+    (here.home / "config" / "sluicegate" / "checkpoints.json").write_text("{}")
+    here.ok("evidence", "verify")
+    assert "held against checkpoint" in here.ok("evidence", "verify").err

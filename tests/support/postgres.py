@@ -55,8 +55,11 @@ class Postgres:
 
     def rename(self, name: str, new: str) -> None:
         """Give a database another name: whoever is connected is thrown out and does not find it again."""
+        # Closed first: whoever comes again at once would be in the way.
+        self._admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
         self._admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
         self._admin.execute(f"ALTER DATABASE {name} RENAME TO {new}")
+        self._admin.execute(f"ALTER DATABASE {new} ALLOW_CONNECTIONS true")
 
     def stop(self) -> None:
         """Stop the server and remove its folder."""

@@ -38,7 +38,7 @@ def test_a_good_bundle_passes_every_gate_with_records_and_ends_without_an_engine
     assert done.outcome == "passed", done
     assert [one["gate"] for one in done.results] == ["compatibility", "integrity"]
     kinds = [entry.kind for entry in bench.entries(run) if entry.kind != "replica_changed"]
-    assert kinds == ["staged", "engine_booted", "gate_recorded", "gate_recorded"]
+    assert kinds == ["staged", "engine_booted", "gate_recorded", "gate_recorded", "run_ended"]
     assert bench.states(run) == ["loading", "warming", "ready", "draining", "stopped"]
     store = LocalBlobs(bench.service.settings.storage_dir)
     assert all(store.exists(one["records"]) for one in done.results)
@@ -86,7 +86,7 @@ def test_a_damaged_blob_in_the_store_fails_integrity_before_anything_boots(bench
     assert done.outcome == "failed"
     assert result(done, "integrity")["verdict"] == "failed"
     assert path in result(done, "integrity")["summary"]
-    assert [entry.kind for entry in bench.entries(run)] == ["staged", "gate_recorded"]
+    assert [entry.kind for entry in bench.entries(run)] == ["staged", "gate_recorded", "run_ended"]
 
 
 def test_a_damaged_blob_is_not_taken_from_the_service(bench):
@@ -147,7 +147,7 @@ def test_integrity_alone_boots_nothing(bench):
     run = bench.evaluate(bench.bundle(), bench.policy(), gates=["integrity"])
     bench.start()
     assert bench.done(run).outcome == "passed"
-    assert [entry.kind for entry in bench.entries(run)] == ["staged", "gate_recorded"]
+    assert [entry.kind for entry in bench.entries(run)] == ["staged", "gate_recorded", "run_ended"]
 
 
 CHECKED_FIRST = [{"gate": "integrity"}, {"gate": "static"}, QUICK_GATES[-1]]

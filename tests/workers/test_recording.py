@@ -42,6 +42,7 @@ def test_a_recorded_reference_passes_its_own_bundle_and_fails_another_template(b
     assert [entry.kind for entry in bench.entries(record) if entry.kind != "replica_changed"] == [
         "staged",
         "engine_booted",
+        "run_ended",
     ]
     same = bench.evaluate(good, policy, target=TARGET)
     assert bench.done(same).outcome == "passed"

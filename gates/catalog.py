@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gates import compatibility, golden, identity, integrity, load, rollback, structured
+from gates import compatibility, consistency, golden, identity, integrity, load, rollback, structured
 from gates.errors import InstrumentError
 from gates.gate import Gate, GateContext, Judged, JudgeInput, Records, Rule, clip, errored
 from gates.pulse import STILL_SECONDS, Pulse
@@ -146,7 +146,7 @@ def _judge(gate: Gate, given: JudgeInput, seen: Any) -> Judged:
     if "instrument" in given.records:
         return errored(str(given.records["instrument"]) or "The measurement failed without a reason.")
     try:
-        judged = gate.judge(given)
+        judged = consistency.held_to_itself(gate.judge(given))
         if seen is None or (gate.watches_process and judged.verdict is Verdict.FAILED):
             return judged
         return identity.held_to(judged, seen)

@@ -144,7 +144,7 @@ def _usage_faults(samples: Sequence[Sample], suite: LoadSuite) -> list[Fault]:
             continue
         if sample.completion_tokens is None:
             missing += 1
-        elif sample.completion_tokens < sample.events:
+        elif sample.completion_tokens < max(1, sample.events):
             too_few += 1
         elif sample.completion_tokens > limits[sample.prompt]:
             too_many += 1

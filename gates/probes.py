@@ -196,6 +196,7 @@ async def _exchange(
         "content_type": headers_seen.get("content-type", ""),
         "seconds": round((reply.done_ns - reply.sent_ns) / 1e9, 6),
         "sent_at": round(sent_at, 3),
+        "ended_at": round(time.time(), 3),
         **_text(reply.body),
     }
 
@@ -252,6 +253,7 @@ async def _hang_up(endpoint: Endpoint, path: str, case: Case, limit_seconds: flo
         "content_type": "",
         "seconds": round(seconds, 6),
         "sent_at": round(sent_at, 3),
+        "ended_at": round(time.time(), 3),
         **_text(_unchunked(rest)),
     }
 

@@ -128,7 +128,7 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
         case Bundle():
             _check_files(session, actor.project_id, document)
         case Policy():
-            _check_policy(session, actor.project_id, document)
+            _check_policy(session, service, actor.project_id, document)
         case Reference():
             _check_reference(session, actor.project_id, document)
         case _:
@@ -223,7 +223,7 @@ def _check_files(session: Session, project: UUID, bundle: Bundle) -> None:
         )
 
 
-def _check_policy(session: Session, project: UUID, policy: Policy) -> None:
+def _check_policy(session: Session, service: Service, project: UUID, policy: Policy) -> None:
     suites: dict[str, AnySuite] = {}
     lacking, wrong = [], []
     for place, rule in enumerate(policy.gates):
@@ -240,6 +240,10 @@ def _check_policy(session: Session, project: UUID, policy: Policy) -> None:
             wrong.append({"pointer": f"/gates/{place}/suite", "detail": detail})
     if lacking:
         raise SuiteMissing.at(lacking)
+    lease = service.settings.release_lease_seconds
+    if policy.canary.dead_man_seconds <= lease:
+        detail = f"must be more than {lease:g}: so long a canary waits for a controller when its own was killed"
+        wrong.append({"pointer": "/canary/dead_man_seconds", "detail": detail})
     if wrong:
         raise InvalidDocument(f"the policy is not valid: {wrong[0]['pointer']} {wrong[0]['detail']}", errors=wrong)
     if problems := plan_problems(policy, suites):

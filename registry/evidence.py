@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 from uuid import UUID
 
-from sqlalchemy import Text, cast, event, func, literal, or_, select, text, tuple_, update
+from sqlalchemy import Select, Text, cast, event, func, literal, or_, select, text, tuple_, update
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
@@ -390,11 +390,47 @@ def browse_stream(session: Session, project: UUID, stream: str, *, after: int, l
 
 def traffic(session: Session, target: UUID, *, upto: int | None, limit: int) -> list[EntryRow]:
     """Return the changes of a target's split, newest first, from a sequence on backwards."""
-    of = select(literal("release/") + cast(ReleaseRow.id, Text)).where(ReleaseRow.target_id == target)
-    query = select(EntryRow).where(EntryRow.stream.in_(of), EntryRow.kind.in_(MOVES_TRAFFIC))
+    return of_target(session, target, MOVES_TRAFFIC, upto=upto, limit=limit)
+
+
+def of_target(
+    session: Session,
+    target: UUID,
+    kinds: Sequence[Kind],
+    *,
+    upto: int | None = None,
+    by: datetime | None = None,
+    limit: int,
+) -> list[EntryRow]:
+    """Return entries of a target's releases, newest first.
+
+    Args:
+        session: of the caller.
+        target: whose releases.
+        kinds: which entries.
+        upto: only from this sequence on backwards.
+        by: only what was recorded by then.
+        limit: most entries.
+    """
+    query = _of_target(target, kinds)
     if upto is not None:
         query = query.where(EntryRow.sequence <= upto)
+    if by is not None:
+        query = query.where(EntryRow.recorded_at <= by)
     return list(session.scalars(query.order_by(EntryRow.sequence.desc()).limit(limit)))
+
+
+def of_target_since(
+    session: Session, target: UUID, kinds: Sequence[Kind], since: datetime, *, limit: int
+) -> list[EntryRow]:
+    """Return entries of a target's releases that were recorded after an instant, oldest first."""
+    query = _of_target(target, kinds).where(EntryRow.recorded_at > since)
+    return list(session.scalars(query.order_by(EntryRow.sequence).limit(limit)))
+
+
+def _of_target(target: UUID, kinds: Sequence[Kind]) -> Select[EntryRow]:
+    of = select(literal("release/") + cast(ReleaseRow.id, Text)).where(ReleaseRow.target_id == target)
+    return select(EntryRow).where(EntryRow.stream.in_(of), EntryRow.kind.in_(kinds))
 
 
 def cursor_of(row: EntryRow) -> Cursor:

@@ -5,11 +5,12 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import ColumnElement, and_, or_, select, true
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import db, evidence, targets
+from gates import consistency
+from registry import db, evidence, runners, targets
 from registry.service import Service
 from registry.tables import EntryRow, JobRow, ReleaseRow, RunnerRow, TargetRow
 from schemas.api import Complete, Progress, Run
@@ -92,6 +93,7 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
             JobRow.project_id == runner.project_id,
             JobRow.runner_class == runner.runner_class,
             JobRow.state.in_(OPEN),
+            _may_take(session, runner),
             or_(
                 and_(JobRow.state == JobState.PENDING, JobRow.due_at <= at),
                 and_(JobRow.state == JobState.CLAIMED, JobRow.lease_until < at),
@@ -116,6 +118,14 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
     job.progress = "claimed"
     session.flush()
     return _claim(session, service, job)
+
+
+def _may_take(session: Session, runner: RunnerRow) -> ColumnElement[bool]:
+    """The last slot of a runner is for what is live or was: a rollback must not wait for a gate to end."""
+    if not runners.has_only_kept_slots(session, runner):
+        return true()
+    accepted = select(ReleaseRow.id).where(ReleaseRow.phase.in_([Phase.PROMOTED, Phase.SUPERSEDED]))
+    return and_(JobRow.kind == JobKind.SERVE, JobRow.release_id.in_(accepted))
 
 
 def _claim(session: Session, service: Service, job: JobRow) -> Claim:
@@ -183,8 +193,8 @@ def report(session: Session, service: Service, project: UUID, job: UUID, said: R
     runner = session.get(RunnerRow, row.runner_id) if row.runner_id else None
     actor = f"runner/{runner.name}" if runner else "runner"
     kind, body = _body(row, said)
-    if isinstance(body, GateResult) and body.gate not in row.gates:
-        raise InvalidDocument(f"job {job} does not run the gate {body.gate}", errors=[])
+    if isinstance(body, GateResult):
+        _check_result(row, body)
     stream = evidence.release_stream(row.release_id) if row.release_id else f"run/{row.id}"
     subjects = {"bundle": row.bundle, **({"policy": row.policy} if row.policy else {})}
     act = f"job:{row.id}:{said.act}"
@@ -204,6 +214,21 @@ def report(session: Session, service: Service, project: UUID, job: UUID, said: R
     if entry is None:  # pragma: no cover - written or known a moment ago, in this transaction
         raise NotFound(f"the entry {act} is gone")
     return entry.entry_digest, is_new
+
+
+def _check_result(row: JobRow, result: GateResult) -> None:
+    """Take no result of a gate that was not asked for, and no pass whose numbers cannot all be true."""
+    if result.gate not in row.gates:
+        raise InvalidDocument(f"job {row.id} does not run the gate {result.gate}", errors=[])
+    if result.verdict is Verdict.PASSED and (found := consistency.contradictions(result.measurements)):
+        raise InvalidDocument(
+            f"the numbers of {result.gate} contradict each other: {'; '.join(one.message for one in found)}",
+            errors=[
+                {"pointer": f"/body/measurements/{place}", "detail": one.message}
+                for one in found
+                for place in dict.fromkeys(one.places)
+            ],
+        )
 
 
 def _body(row: JobRow, said: Report) -> tuple[Kind, Any]:
@@ -248,17 +273,47 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
         _finish(session, service, row, problem=None, at=at)
         return
     is_last = row.kind != JobKind.SERVE and row.attempt >= MAX_ATTEMPTS
-    wait = BACKOFF_SECONDS * min(2 ** (row.attempt - 1), 12)
+    failures = row.attempt
+    if row.kind == JobKind.SERVE and row.release_id:
+        # An engine that served for a month and died is not at its tenth failure because its runner was replaced nine
+        # times; nor does a new job begin at its first.
+        failures = failed_boots(evidence.read(session, evidence.release_stream(row.release_id)))[0] + 1
+    wait = backoff(failures)
     _attempt_errored(session, service, row, said, at=at, retry_in=None if is_last else wait)
+    problem = f"{said.problem}: {said.detail or ''}"[:2000]
     if is_last:
-        _finish(session, service, row, problem=said.problem, at=at)
+        _finish(session, service, row, problem=problem, at=at)
         return
     row.state = JobState.PENDING
     row.due_at = at + timedelta(seconds=wait)
     row.lease_until = None
-    row.problem = f"{said.problem}: {said.detail or ''}"[:2000]
+    row.problem = problem
     row.progress = "waiting to be tried again"
     session.flush()
+
+
+def backoff(failures: int) -> float:
+    """Return the seconds before the next try after so many failures in a row."""
+    return BACKOFF_SECONDS * min(2 ** max(0, failures - 1), 12) if failures else 0.0
+
+
+def failed_boots(log: Sequence[EntryRow]) -> tuple[int, str]:
+    """Return how often a release's live replica failed in a row, in whatever jobs, and why the last time.
+
+    A replica that was ready, an approval, and a person who lets the release go on begin a new count.
+    """
+    count, why = 0, ""
+    for row in log:
+        if row.kind in {Kind.APPROVED, Kind.RESUMED, Kind.REINSTATED}:
+            count = 0
+        elif row.kind == Kind.REPLICA_CHANGED:
+            body = evidence.claim_of(row.envelope)["body"]
+            if body["purpose"] == "live" and body["replica"]["state"] == ReplicaState.READY:
+                count = 0
+        elif row.kind == Kind.ATTEMPT_ERRORED and row.act.startswith("job:"):
+            body = evidence.claim_of(row.envelope)["body"]
+            count, why = count + 1, f"{body['problem']}: {body['detail']}"
+    return count, why
 
 
 def _attempt_errored(

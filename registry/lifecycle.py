@@ -46,9 +46,11 @@ NOTES: dict[Kind, frozenset[Phase]] = {
     Kind.ROLLBACK_REQUESTED: frozenset({Phase.CANARY, Phase.PROMOTED}),
     Kind.RESTORE_OBSERVED: frozenset({Phase.ROLLED_BACK}),
     Kind.PAUSED: frozenset(OPEN),
-    Kind.RESUMED: frozenset(OPEN),
+    # A live release that held because its replica did not come back.
+    Kind.RESUMED: frozenset({*OPEN, Phase.PROMOTED}),
     Kind.HELD: frozenset({*OPEN, Phase.PROMOTED}),
-    Kind.ATTEMPT_ERRORED: frozenset({*OPEN, Phase.PROMOTED, Phase.ROLLED_BACK}),
+    # After an end: traffic that a controller had moved before it could learn of the end.
+    Kind.ATTEMPT_ERRORED: frozenset({*OPEN, Phase.PROMOTED, Phase.ROLLED_BACK, Phase.REJECTED}),
     Kind.REPLICA_CHANGED: frozenset(Phase),
     # Whoever learns that a result was wrong may say so at any time; what has traffic keeps it.
     Kind.EVIDENCE_REVOKED: frozenset(Phase),

@@ -11,12 +11,12 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import policy as judgement
-from registry import acts, advice, auth, conditions, db, documents, evidence, targets
+from registry import acts, advice, auth, conditions, db, documents, evidence, targets, waits
 from registry.advice import Deed
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, TargetRow
-from schemas.api import Act, ReleaseCreate, Revoke
+from schemas.api import Act, ReleaseCreate, Revoke, RollBack
 from schemas.common import Closed
 from schemas.evidence import Created, EvidenceRevoked, Kind, Note, Reasoned
 from schemas.policy import GoldenRule, Policy
@@ -401,10 +401,10 @@ def revoke(session: Session, service: Service, actor: Actor, body: Revoke) -> tu
 def rollback(
     session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
 ) -> ReleaseRow:
-    """Ask that all traffic be taken back from a release. Asking twice changes nothing.
+    """Ask that all traffic be taken back from a release. Asking twice changes nothing; a `RollBack` may leave nothing.
 
     Raises:
-        TransitionRefused: the release has no traffic to take back.
+        TransitionRefused: the release has no traffic to take back, or nothing was live before it.
         Conflict: another release is in canary on the target, and would go back to this one.
     """
     release = hold(session, actor, release_id, if_match)
@@ -412,6 +412,9 @@ def rollback(
     if evidence.find(session, stream, "rollback") is not None:
         return release
     require_place(session, release, Deed.ROLLBACK)
+    if not (isinstance(body, RollBack) and body.to_nothing):
+        policy = documents.load_policy(session, actor.project_id, release.policy)
+        targets.require_way_back(session, release, soak_seconds=float(policy.canary.soak_seconds))
     holder = targets.candidate_release(session, release.target_id)
     if release.phase == Phase.PROMOTED and holder is not None and holder.phase == Phase.CANARY:
         raise Conflict(
@@ -485,6 +488,7 @@ def _fields(session: Session, release: ReleaseRow, entries: Sequence[EntryRow]) 
         "phase_since": release.phase_since,
         "is_paused": release.is_paused,
         "held": release.held,
+        "waits": waits.why(session, release),
         "reason": release.reason,
         "created_at": release.created_at,
         "created_by": release.created_by,

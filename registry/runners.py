@@ -3,7 +3,7 @@
 from datetime import timedelta
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
@@ -24,6 +24,7 @@ def register(session: Session, project: UUID, body: RunnerRegistration) -> Runne
         "fingerprint": body.fingerprint.model_dump(mode="json", exclude_none=True),
         "engines": body.engines,
         "boot_id": body.boot_id,
+        "slots": body.slots,
         "last_seen_at": at,
     }
     runner = session.scalars(
@@ -59,6 +60,27 @@ def browse(session: Session, project: UUID, *, after: UUID | None, limit: int) -
     return list(session.scalars(query.order_by(RunnerRow.id.desc()).limit(limit)))
 
 
+def is_alive(session: Session, row: RunnerRow) -> bool:
+    """Tell whether a runner was heard of lately."""
+    return db.now(session) - row.last_seen_at < timedelta(seconds=ALIVE_SECONDS)
+
+
+def held_count(session: Session, row: RunnerRow) -> int:
+    """Return how many jobs a runner holds."""
+    held = select(func.count()).where(JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED)
+    return session.scalar(held) or 0
+
+
+def kept_slots(row: RunnerRow) -> int:
+    """Return how many of a runner's slots are kept for bundles that are live or were, so that a rollback finds one."""
+    return 1 if row.slots is not None and row.slots > 1 else 0
+
+
+def has_only_kept_slots(session: Session, row: RunnerRow) -> bool:
+    """Tell whether a runner's free slots are those that are kept. One that did not say how many it has keeps none."""
+    return row.slots is not None and kept_slots(row) > 0 and held_count(session, row) >= row.slots - kept_slots(row)
+
+
 def wire(session: Session, row: RunnerRow) -> Runner:
     """Return a runner as the service gives it out."""
     held = session.scalars(
@@ -71,6 +93,7 @@ def wire(session: Session, row: RunnerRow) -> Runner:
         fingerprint=Fingerprint.model_validate(row.fingerprint),
         engines=row.engines,
         last_seen_at=row.last_seen_at,
-        is_alive=db.now(session) - row.last_seen_at < timedelta(seconds=ALIVE_SECONDS),
+        is_alive=is_alive(session, row),
+        slots=row.slots,
         jobs=list(held),
     )

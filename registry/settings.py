@@ -41,7 +41,13 @@ class Settings(BaseSettings):
     upload_seconds: float = Field(
         86400.0, description="How long an upload in pieces may be silent before what is there of it is removed.", gt=0
     )
-    lease_seconds: float = Field(30.0, description="How long a job or release is held without a renewal.", gt=0)
+    lease_seconds: float = Field(30.0, description="How long a runner holds a job without a renewal.", gt=0)
+    release_lease_seconds: float = Field(
+        15.0,
+        description="How long a control worker holds a release without a renewal: what a canary waits for another when "
+        "its own was killed. A policy's `dead_man_seconds` must be more.",
+        gt=0,
+    )
     idempotency_seconds: float = Field(
         86400.0, description="How long an answer is kept for a request that is sent again under its key.", gt=0
     )
@@ -71,7 +77,13 @@ class RunnerSettings(BaseSettings):
     store_dir: Path | None = Field(
         None, description="The blob store, when it is on this machine: files are linked, not fetched."
     )
-    slots: int = Field(16, description="Jobs held at once; each live replica holds one.", ge=1, le=64)
+    slots: int = Field(
+        16,
+        description="Jobs held at once; each live replica holds one. One of several is kept for bundles that are live "
+        "or were, so that a rollback finds one.",
+        ge=1,
+        le=64,
+    )
 
 
 def explain(error: ValidationError, prefix: str = "SLUICEGATE_") -> str:

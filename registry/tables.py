@@ -283,6 +283,8 @@ class RunnerRow(Base):
     fingerprint: Mapped[dict[str, Any]]
     engines: Mapped[list[Any]]
     boot_id: Mapped[str]
+    slots: Mapped[int | None]
+    """Jobs that it holds at once; null for one that did not say."""
     registered_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
     __table_args__ = (UniqueConstraint("project_id", "name"), Index(None, "project_id", "id"))

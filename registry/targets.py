@@ -1,5 +1,6 @@
 """Targets: one served name in one environment, with the references in force on it."""
 
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -14,7 +15,7 @@ from registry.service import Service
 from registry.tables import IN_PROGRESS, JobRow, ReleaseRow, TargetReferenceRow, TargetRow
 from schemas.api import TargetCreate
 from schemas.evidence import Kind, ReferenceSet, SplitEntry, TargetCreated
-from schemas.problems import Conflict, InvalidDocument, NotFound
+from schemas.problems import Conflict, InvalidDocument, NotFound, TransitionRefused
 from schemas.release import Phase, Replica, Target
 from schemas.runner import JobKind
 
@@ -148,6 +149,25 @@ def accepted_bundle(session: Session, job: JobRow) -> str | None:
     else:
         before = stable_release(session, job.target_id) if job.target_id is not None else None
     return before.bundle if before is not None else None
+
+
+def require_way_back(session: Session, release: ReleaseRow, *, soak_seconds: float) -> None:
+    """Return when traffic has somewhere to go back to, or the release is still being rolled out.
+
+    Taking back what is not being rolled out, and nothing was before, would switch the target off.
+
+    Raises:
+        TransitionRefused: it has not.
+    """
+    is_over = release.phase == Phase.PROMOTED and db.now(session) >= release.phase_since + timedelta(
+        seconds=soak_seconds
+    )
+    if is_over and way_back(session, release) is None:
+        raise TransitionRefused(
+            f"release {release.id} is not being rolled out, and there is no earlier version to go back to; "
+            "to let the target serve nothing, say so with --to-nothing",
+            phase=release.phase,
+        )
 
 
 def references(session: Session, target: UUID) -> dict[str, str]:

@@ -200,6 +200,14 @@ class Withdraw(Act):
     approver: Name | None = Field(None, description="Whose it is, for administrators; one's own when absent.")
 
 
+class RollBack(Act):
+    """Take traffic back; where nothing was live before, only who says so leaves the target without any."""
+
+    to_nothing: bool | None = Field(
+        None, description="Let the target serve nothing, when its release is over and none before it can come back."
+    )
+
+
 class Revoke(Closed):
     """Let a gate result count no more."""
 

@@ -151,7 +151,10 @@ class Canary(Closed):
     soak_seconds: Seconds = Field(
         description="How long conditions stay armed, and the old replica warm, after promotion."
     )
-    dead_man_seconds: Seconds = Field(description="Silence of the controller after which traffic goes back by itself.")
+    dead_man_seconds: Seconds = Field(
+        description="Silence of the controller after which traffic goes back by itself; longer than another controller "
+        "needs to take over."
+    )
     drain_seconds: Seconds = Field(description="Longest wait for open streams before a replica is stopped.")
 
     @model_validator(mode="after")

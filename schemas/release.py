@@ -50,6 +50,7 @@ class Release(Wire):
     phase_since: Instant = Field(description="Since when.")
     is_paused: bool = Field(description="Whether a person paused it.")
     held: list[str] = Field(description="Why it holds; empty when it does not.")
+    waits: str | None = Field(description="What keeps its job from being taken by a runner; null when none waits.")
     reason: str | None = Field(description="Why it ended as it did, or the latest decision.")
     created_at: Instant = Field(description="When it was created.")
     created_by: str = Field(description="Its author.")
@@ -94,3 +95,33 @@ class Target(Wire):
     applied: list[SplitEntry] = Field(description="Split that the gateway acknowledged last.")
     replicas: list[Replica] = Field(description="Its replicas.")
     created_at: Instant = Field(description="When it was created.")
+
+
+class ServedAt(Wire):
+    """What a target served at an instant, who let it, and which entries say so."""
+
+    target: str = Field(description="name@environment.")
+    at: Instant = Field(description="The instant asked for.")
+    live_release: UUID | None = Field(description="Release that was promoted and neither replaced nor taken back.")
+    live_bundle: str | None = Field(description="Its bundle; null when nothing was live.")
+    live_since: Instant | None = Field(description="When it became live, the last time before.")
+    live_by: str | None = Field(description="Who asked for that or let it: a person's name, controller or policy.")
+    live_reason: str | None = Field(description="Why.")
+    live_entry: str | None = Field(description="Digest of the entry that made it live.")
+    split: list[SplitEntry] = Field(description="Weights that the gateway had acknowledged; empty when nothing served.")
+    split_since: Instant | None = Field(description="When it acknowledged them.")
+    split_entry: str | None = Field(description="Digest of the entry that says so.")
+
+
+class TargetChange(Wire):
+    """One change of what a target serves."""
+
+    at: Instant = Field(description="When the gateway acknowledged it, or else when it was recorded.")
+    kind: str = Field(description="traffic_shifted, traffic_restored, promoted, replaced or reinstated.")
+    release: UUID = Field(description="Release in whose log it is.")
+    bundle: str = Field(description="That release's bundle.")
+    split: list[SplitEntry] | None = Field(description="Weights from then on; null when none moved.")
+    actor: str = Field(description="Who recorded it.")
+    reason: str | None = Field(description="Why.")
+    entry: str = Field(description="Digest of its entry.")
+    sequence: int = Field(description="Place of its entry among all.")

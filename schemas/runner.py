@@ -90,6 +90,9 @@ class RunnerRegistration(Closed):
     fingerprint: Fingerprint = Field(description="Its hardware.")
     engines: Annotated[list[ShortText], Field(max_length=32)] = Field(description="Engines it can boot.")
     boot_id: ShortText = Field(description="The host's boot id.")
+    slots: Annotated[int, Field(ge=1, le=64, strict=True)] | None = Field(
+        None, description="Jobs it holds at once; one of several is kept for bundles that are live or were."
+    )
 
 
 class Runner(Wire):
@@ -102,6 +105,7 @@ class Runner(Wire):
     engines: list[str] = Field(description="Engines.")
     last_seen_at: Instant = Field(description="Last heartbeat.")
     is_alive: bool = Field(description="Whether the last heartbeat is younger than 30 s.")
+    slots: int | None = Field(description="Jobs it holds at once; null when it did not say.")
     jobs: list[UUID] = Field(description="Jobs it holds now.")
 
 

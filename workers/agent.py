@@ -168,6 +168,7 @@ class Agent:
             fingerprint=site.fingerprint,
             engines=installed_engines(),
             boot_id=boot_id(),
+            slots=self._settings.slots,
         )
         while not self._stopping.is_set():
             try:

@@ -1,5 +1,6 @@
 """The control workers' Celery application. What is to be done is in the database; the broker only rings."""
 
+import threading
 from typing import Any
 
 from celery import Celery
@@ -15,14 +16,17 @@ app = Celery("sluicegate", broker=settings.broker_url.get_secret_value(), includ
 configure(app, queue=CONTROL_QUEUE)
 
 _control: Control | None = None
+_building = threading.Lock()
 
 
 def control() -> Control:
     """Return this process's control parts, built at the first call."""
     global _control  # noqa: PLW0603 - one a process, as Celery's tasks are functions of a module
-    if _control is None:
-        _control = Control.build(Service.build(settings), ring)
-    return _control
+    # The first tasks come at once, in several threads; two of these would be two ideas of what was read of a log.
+    with _building:
+        if _control is None:
+            _control = Control.build(Service.build(settings), ring)
+        return _control
 
 
 def ring(runner_class: str) -> None:

@@ -4,6 +4,7 @@ A release is reconciled under a lease with a fencing token on the database's clo
 work outside any, record in a short transaction that checks the token.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,16 +30,23 @@ from workers.traffic.envoy import EnvoyGateway
 log = structlog.get_logger(__name__)
 ResultT = TypeVar("ResultT")
 
-RELEASE_LEASE_SECONDS = 15.0
-"""How long a release waits for another worker when its own was killed: less than any dead-man time worth having."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Held:
-    """A release held under a fencing token."""
+    """A release held under a fencing token, until a moment of this process's monotonic clock.
+
+    The database refuses what is recorded under a stale token. A gateway knows no tokens, so it is not touched once the
+    moment has passed: a worker that stood still may find that another one has moved the traffic elsewhere meanwhile.
+    """
 
     id: UUID
     token: int
+    until: float
+
+    def require(self) -> None:
+        """Return while nobody else can hold the release. Raises LeaseLost."""
+        if time.monotonic() >= self.until:
+            raise LeaseLost(f"the lease on release {self.id} ran out before traffic was moved")
 
 
 @dataclass(slots=True)
@@ -107,8 +115,13 @@ class Control:
             raise LeaseLost(f"release {held.id} is held by another worker")
         return release
 
+    @property
+    def _lease(self) -> float:
+        return self.service.settings.release_lease_seconds
+
     def claim(self, release: UUID) -> Held | None:
         """Hold a release that is due; None when it is not, or another worker holds it."""
+        asked = time.monotonic()
         with self.service.database.transaction() as session:
             at = db.now(session)
             token = session.scalar(
@@ -120,17 +133,19 @@ class Control:
                 )
                 .values(
                     lease_token=ReleaseRow.lease_token + 1,
-                    lease_until=at + timedelta(seconds=RELEASE_LEASE_SECONDS),
+                    lease_until=at + timedelta(seconds=self._lease),
                     due_at=None,
                 )
                 .returning(ReleaseRow.lease_token)
             )
-        return None if token is None else Held(release, token)
+        return None if token is None else Held(release, token, asked + self._lease)
 
     def renew(self, held: Held) -> None:
         """Extend the lease. Raises LeaseLost."""
+        asked = time.monotonic()
         with self.transaction(held) as (session, release):
-            release.lease_until = db.now(session) + timedelta(seconds=RELEASE_LEASE_SECONDS)
+            release.lease_until = db.now(session) + timedelta(seconds=self._lease)
+        held.until = asked + self._lease
 
     def let_go(self, held: Held, *, due_in_seconds: float | None) -> None:
         """Give a release back, due again in so many seconds, or when something happens to it."""

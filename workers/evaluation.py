@@ -127,6 +127,9 @@ class _Evaluation:
                 self._record(*rehearsal.run(self.site, self.lease, context, replica, boot_seconds=boot_seconds))
                 return  # it has ended the engine
             result, raw = catalog.run(gate, context)
+            if result.verdict is Verdict.FAILED and replica.was_killed():
+                # As at a boot: the machine may have been full, and the candidate had no part in it.
+                raise EngineFailed(f"the engine was killed during the gate {gate}", cause=str(Cause.KILLED))
             self._record(result, raw)
             if result.verdict is Verdict.FAILED:
                 return

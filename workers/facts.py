@@ -1,15 +1,14 @@
 """What one look at a release stands on: its state, its policy, its replicas, and the arms that follow from them."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from sqlalchemy.orm import Session
 
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Arm, cluster_name
-from registry import db, documents, evidence, jobs, releases
+from registry import db, documents, evidence, jobs, releases, targets
 from registry.tables import JobRow, ReleaseRow, TargetRow
-from registry.targets import way_back
 from schemas.common import sha256_digest
 from schemas.evidence import Kind
 from schemas.policy import Policy
@@ -57,9 +56,9 @@ class Facts:
 
 
 def gateway_of(control: Control, held: Held) -> EnvoyGateway:
-    """Return the gateway in front of the release's target."""
+    """Return the gateway in front of the release's target, for as long as the release is held."""
     with control.transaction(held) as (session, release):
-        return control.gateway(session.get_one(TargetRow, release.target_id))
+        return control.gateway(session.get_one(TargetRow, release.target_id)).under(held.require)
 
 
 def gather(control: Control, held: Held) -> Facts:
@@ -71,7 +70,7 @@ def gather(control: Control, held: Held) -> Facts:
         reason = None
         if requests:
             reason = f"{requests[0].actor}: {evidence.claim_of(requests[0].envelope)['body']['reason']}"
-        before = way_back(session, release)
+        before = targets.way_back(session, release)
         stable_bundle = before.bundle if before else None
         return Facts(
             release=release.id,
@@ -120,6 +119,7 @@ def serve(control: Control, session: Session, target: TargetRow, release: Releas
         if job.bundle == release.bundle:
             # It is being stopped, and a bundle has one open serve job on a target: wait for it to end.
             return job
+    failures, _ = jobs.failed_boots(releases.log(session, release.id))
     job = jobs.create(
         session,
         release.project_id,
@@ -130,7 +130,7 @@ def serve(control: Control, session: Session, target: TargetRow, release: Releas
         release=release.id,
         target=target.id,
         created_by="controller",
-        now=db.now(session),
+        now=db.now(session) + timedelta(seconds=jobs.backoff(failures)),
     )
     db.after_commit(session, lambda: control.ring(target.runner_class))
     return job

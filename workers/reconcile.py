@@ -20,7 +20,7 @@ from schemas.problems import LeaseLost, NotEligible, Problem
 from schemas.release import TERMINAL, Phase
 from schemas.result import Verdict
 from schemas.runner import JobKind
-from workers import rollout
+from workers import restores, rollout
 from workers.control import Control, Held
 
 log = structlog.get_logger(__name__)
@@ -168,6 +168,8 @@ def _was_resumed_since(session: Session, release: ReleaseRow, job: JobRow) -> bo
 
 def approval(control: Control, held: Held) -> float | None:
     """Wait for people, unless the policy asks for none. What a gate warned of waits for one who answers for it."""
+    # An approval may have been withdrawn while a controller moved the first traffic.
+    restores.take_back_unrecorded(control, held)
     return control.perform(held, lambda session, release: _approval(control, session, release))
 
 

@@ -5,28 +5,40 @@ a step passes when the requests seen agree with it (observed). The way back is p
 that taking it back is one rename. Every function here may be called again at any moment by any worker.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
 from gates.canary import StepJudgement, StepOutcome
-from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Arm, Split
+from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Split
 from registry import db, documents, evidence, jobs, releases, targets
 from registry.tables import ReleaseRow, TargetRow
 from registry.targets import way_back
 from schemas.evidence import Judgement, Kind, Note, Replaced, SplitEntry, Traffic
-from schemas.problems import NotEligible, Problem, TransitionRefused
+from schemas.problems import NotEligible, TransitionRefused
 from schemas.release import Phase
 from schemas.runner import JobKind
 from workers.control import Control, Held
 from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, live_bundle, live_of, serve
+from workers.restores import (
+    TICK_SECONDS,
+    WAIT_SECONDS,
+    controller_lost,
+    has_traffic,
+    is_bundle_needed,
+    is_found,
+    is_taken_back,
+    next_split,
+    record_taken_back,
+    remember,
+    restore,
+    take_back_unrecorded,
+    traffic,
+    withdraw,
+)
 from workers.traffic.envoy import EnvoyGateway
-from workers.traffic.problems import NothingPrepared
 from workers.watch import look, observe_restore
 
-TICK_SECONDS = 0.5
-"""Between two looks at live traffic: Envoy writes its log at least this often."""
-WAIT_SECONDS = 1.0
 OBSERVE_SECONDS = 60.0
 """How long a restore is watched for a request that proves it; without traffic there is none."""
 SERVE_ATTEMPTS = 3
@@ -35,6 +47,18 @@ SERVE_ATTEMPTS = 3
 
 def begin(control: Control, held: Held) -> float | None:
     """Approved: have a replica made ready, then give it its first traffic."""
+    facts = gather(control, held)
+    gateway = gateway_of(control, held)
+    if gateway.take_notice() is not None:
+        return controller_lost(control, held, facts, gateway)
+    if has_traffic(control, held, facts, gateway):
+        # A worker died between moving traffic and recording it. It is recorded, and watched from then on; or it goes
+        # back, where a person was first, or what it stands on is gone.
+        is_broken = facts.candidate is None or (facts.stable_bundle is not None and facts.stable is None)
+        if is_broken or facts.is_paused or facts.is_held:
+            withdraw(control, held, facts, gateway)
+            return TICK_SECONDS
+        return _shift(control, held, 0 if facts.stable_bundle is not None else len(facts.policy.canary.steps) - 1)
     first, wait = control.perform(held, lambda session, release: _first_step(control, session, release))
     return wait if first is None else _shift(control, held, first)
 
@@ -58,9 +82,7 @@ def _first_step(control: Control, session: Session, release: ReleaseRow) -> tupl
         return None, None
     job = serve(control, session, target, release)
     if live_of(job) is None:
-        if job.attempt >= SERVE_ATTEMPTS and job.problem:
-            reason = f"the replica did not become ready in {job.attempt} attempts: {job.problem}"
-            control.hold(session, release, f"held:replica:{job.id}:{job.attempt}", [reason], "replica_failed")
+        _hold_after_failures(control, session, release)
         return None, None
     if stable is None:
         return len(policy.canary.steps) - 1, None
@@ -79,16 +101,16 @@ def canary(control: Control, held: Held) -> float | None:
     gateway = gateway_of(control, held)
     gateway.beat()
     if gateway.take_notice() is not None:
-        return _controller_lost(control, held, facts, gateway)
+        return controller_lost(control, held, facts, gateway)
     if facts.rollback_reason is not None:
-        return _restore(control, held, facts, cause="requested", reasons=[facts.rollback_reason])
+        return restore(control, held, facts, cause="requested", reasons=[facts.rollback_reason])
     if facts.candidate is None:
         reasons = ["the candidate's replica is not ready any more"]
-        return _restore(control, held, facts, cause="replica_failed", reasons=reasons)
+        return restore(control, held, facts, cause="replica_failed", reasons=reasons)
     step = facts.step or 0
     split = gateway.desired(facts.target)
-    if _is_taken_back(gateway, facts, split):
-        return _record_taken_back(control, held, facts, gateway)
+    if is_taken_back(gateway, facts, split):
+        return record_taken_back(control, held, facts, gateway)
     if split is None or not _is_as_wanted(split, facts, step):
         return _shift(control, held, step)
     return _judge(control, held, facts, gateway, split)
@@ -98,7 +120,7 @@ def _judge(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, sp
     step = facts.step or 0
     judgement, breach_at = look(control, facts, gateway, split)
     if judgement.outcome is StepOutcome.FAILED:
-        return _restore(
+        return restore(
             control, held, facts, cause="stop_condition", reasons=list(judgement.reasons),
             judgement=judgement, breach_at=breach_at,
         )  # fmt: skip
@@ -128,27 +150,30 @@ def soak(control: Control, held: Held) -> float | None:
     gateway = gateway_of(control, held)
     gateway.beat()
     if gateway.take_notice() is not None:
-        return _controller_lost(control, held, facts, gateway)
+        return controller_lost(control, held, facts, gateway)
     if facts.rollback_reason is not None:
         if facts.stable_bundle is not None and facts.stable is None:
             return _wake_stable(control, held)
-        return _restore(control, held, facts, cause="requested", reasons=[facts.rollback_reason])
+        return restore(control, held, facts, cause="requested", reasons=[facts.rollback_reason])
     if _is_other_moving(control, held):
         return None
     ends_at = facts.phase_since + timedelta(seconds=float(facts.policy.canary.soak_seconds))
     split = gateway.desired(facts.target)
-    if _is_taken_back(gateway, facts, split):
-        return _record_taken_back(control, held, facts, gateway)
-    is_soaking = split is not None and split.arm(CANDIDATE) is not None
-    if facts.now >= ends_at or not is_soaking:
-        return _finish_soak(control, held, facts, gateway)
+    if is_taken_back(gateway, facts, split):
+        return record_taken_back(control, held, facts, gateway)
+    arm = split.arm(CANDIDATE) if split else None
+    if arm is not None and arm.weight_bp and facts.bundle[7:19] not in arm.cluster:
+        # Another release's traffic has moved, and is recorded next; or that one has ended, and takes it back itself.
+        return WAIT_SECONDS
+    if facts.now >= ends_at or arm is None:
+        return _finish_soak(control, held, facts, gateway, split)
     if facts.candidate is None and facts.stable is not None:
         reasons = ["the release's replica is not ready any more"]
-        return _restore(control, held, facts, cause="replica_failed", reasons=reasons)
+        return restore(control, held, facts, cause="replica_failed", reasons=reasons)
     assert split is not None  # noqa: S101 - is_soaking
     judgement, breach_at = look(control, facts, gateway, split)
     if judgement.outcome is StepOutcome.FAILED:
-        return _restore(
+        return restore(
             control, held, facts, cause="stop_condition", reasons=list(judgement.reasons),
             judgement=judgement, breach_at=breach_at,
         )  # fmt: skip
@@ -163,11 +188,13 @@ def settle(control: Control, held: Held) -> float | None:
     split = gateway.desired(facts.target)
     observe_restore(control, held, facts, gateway, split)
     since = (facts.now - facts.phase_since).total_seconds()
+    if withdraw(control, held, facts, gateway):
+        return TICK_SECONDS
     with control.transaction(held) as (session, release):
-        if _is_bundle_needed(session, release):
+        if is_bundle_needed(session, release):
             control.watches.pop(release.id, None)
             return None
-        is_observed = _find(session, release, "restore:observed")
+        is_observed = is_found(session, release, "restore:observed")
     arm = split.arm(CANDIDATE) if split else None
     is_ours = arm is not None and facts.bundle[7:19] in arm.cluster
     patience = float(facts.policy.canary.drain_seconds)
@@ -186,10 +213,11 @@ def settle(control: Control, held: Held) -> float | None:
 
 
 def clear(control: Control, held: Held) -> float | None:
-    """Ended: neither an evaluation that still runs nor its replica is wanted any more."""
+    """Ended: neither traffic, nor an evaluation that still runs, nor its replica is wanted any more."""
+    take_back_unrecorded(control, held)
     with control.transaction(held) as (session, release):
         unwanted = [job for job in jobs.of_release(session, release.id, JobKind.EVALUATE) if job.state in jobs.OPEN]
-        if not _is_bundle_needed(session, release):
+        if not is_bundle_needed(session, release):
             unwanted += [job for job in jobs.serving(session, release.target_id) if job.bundle == release.bundle]
         for job in unwanted:
             jobs.unwant(session, job, now=db.now(session))
@@ -207,8 +235,23 @@ def _wake_stable(control: Control, held: Held) -> float | None:
         before = way_back(session, release)
         if before is None:
             return None
-        serve(control, session, session.get_one(TargetRow, release.target_id), before)
+        job = serve(control, session, session.get_one(TargetRow, release.target_id), before)
+        is_failing = job.attempt >= SERVE_ATTEMPTS and job.problem and not release.held
+        act = f"held:way_back:{job.id}:{job.attempt}"
+        reason = f"bundle {before.bundle} does not become ready again, in {job.attempt} attempts: {job.problem}"
+    if is_failing:
+        # What serves goes on serving: the person who asked for the way back has to know that there is none yet.
+        control.perform(held, lambda session, release: control.hold(session, release, act, [reason], "replica_failed"))
     return WAIT_SECONDS
+
+
+def _hold_after_failures(control: Control, session: Session, release: ReleaseRow) -> None:
+    """Hold, and say why, when a release's replica failed several times in a row, in however many jobs."""
+    log = releases.log(session, release.id)
+    count, why = jobs.failed_boots(log)
+    if count >= SERVE_ATTEMPTS and not release.held:
+        reason = f"the replica did not become ready in {count} attempts: {why}"
+        control.hold(session, release, f"held:replica:{log[-1].entry_digest[7:19]}", [reason], "replica_failed")
 
 
 def _is_other_moving(control: Control, held: Held) -> bool:
@@ -217,32 +260,11 @@ def _is_other_moving(control: Control, held: Held) -> bool:
         return other is not None and other.phase == Phase.CANARY
 
 
-def _is_bundle_needed(session: Session, release: ReleaseRow) -> bool:
-    """Tell whether another release of the target that is live or under way is of the same bundle."""
-    others = [
-        targets.stable_release(session, release.target_id),
-        targets.candidate_release(session, release.target_id),
-    ]
-    return any(other is not None and other.id != release.id and other.bundle == release.bundle for other in others)
-
-
-def _find(session: Session, release: ReleaseRow, act: str) -> bool:
-    return evidence.find(session, evidence.release_stream(release.id), act) is not None
-
-
 def _is_as_wanted(split: Split, facts: Facts, step: int) -> bool:
     if facts.stable_bundle is not None and facts.stable is None:
         # The stable replica is booting again: its arm cannot be named, and the split in force is the best there is.
         return True
     return split.arms == arms_at(facts, step)
-
-
-def _next(gateway: EnvoyGateway, target: str, arms: tuple[Arm, ...]) -> Split:
-    """Return the split to apply: the one in force when it is already that, else one revision on."""
-    current = gateway.desired(target)
-    if current is not None and current.arms == arms:
-        return current
-    return Split(target, current.revision + 1 if current else 1, arms)
 
 
 def _shift(control: Control, held: Held, step: int) -> float | None:
@@ -258,14 +280,14 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
     gateway.beat()
     silence = float(facts.policy.canary.dead_man_seconds)
     gateway.prepare_rollback(facts.target, arms_back(facts), silence_seconds=silence)
-    applied = gateway.apply(_next(gateway, facts.target, arms))
+    applied = gateway.apply(next_split(gateway, facts.target, arms))
     applied_at = control.now()
-    body = _traffic(facts, applied, step=step, requested_at=requested_at, now=applied_at)
+    body = traffic(facts, applied, step=step, requested_at=requested_at, now=applied_at)
     act = f"shift:{step}:r{applied.split.revision}"
 
     def record(session: Session, release: ReleaseRow) -> None:
         control.act(session, release, act, Kind.TRAFFIC_SHIFTED, body)
-        _remember(session, release, body)
+        remember(session, release, body)
 
     try:
         control.perform(held, record)
@@ -273,112 +295,6 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
         # While the gateway took the split, a person rejected the release or withdrew an approval: they were first.
         gateway.restore(facts.target)
         raise
-    return TICK_SECONDS
-
-
-def _restore(
-    control: Control,
-    held: Held,
-    facts: Facts,
-    *,
-    cause: str,
-    reasons: list[str],
-    judgement: StepJudgement | None = None,
-    breach_at: datetime | None = None,
-) -> float | None:
-    """Take all traffic back: first the rename, then the record."""
-    gateway = gateway_of(control, held)
-    requested_at = control.now()
-    try:
-        applied = gateway.restore(facts.target)
-    except NothingPrepared:
-        applied = gateway.apply(_next(gateway, facts.target, arms_back(facts)))
-    except Problem:
-        # The way back may be in force, and unconfirmed. Why it was taken must not be lost until it is confirmed.
-        if (why := judgement) is not None:
-            control.perform(
-                held, lambda session, release: _record_stop(control, session, release, facts, why, breach_at)
-            )
-        raise
-    _record_restore(
-        control, held, facts, applied, cause=cause, reasons=reasons, judgement=judgement, breach_at=breach_at,
-        requested_at=requested_at, applied_at=control.now(),
-    )  # fmt: skip
-    return TICK_SECONDS
-
-
-def _record_restore(
-    control: Control,
-    held: Held,
-    facts: Facts,
-    applied: Applied,
-    *,
-    cause: str,
-    reasons: list[str],
-    requested_at: datetime,
-    applied_at: datetime,
-    judgement: StepJudgement | None = None,
-    breach_at: datetime | None = None,
-) -> None:
-    body = _traffic(facts, applied, step=facts.step, requested_at=requested_at, now=applied_at)
-    body = body.model_copy(update={"breach_at": breach_at, "cause": cause, "reasons": reasons})
-
-    def record(session: Session, release: ReleaseRow) -> None:
-        target = targets.lock(session, release.target_id)
-        if judgement is not None:
-            _record_stop(control, session, release, facts, judgement, breach_at)
-        control.act(session, release, "restore", Kind.TRAFFIC_RESTORED, body)
-        _remember(session, release, body, target)
-        if facts.phase is Phase.PROMOTED:
-            before = way_back(session, release)
-            if before is not None and before.phase == Phase.SUPERSEDED:
-                control.act(session, before, f"reinstated:{release.id}", Kind.REINSTATED, Replaced(release=release.id))
-
-    control.perform(held, record)
-
-
-def _record_stop(
-    control: Control,
-    session: Session,
-    release: ReleaseRow,
-    facts: Facts,
-    judgement: StepJudgement,
-    breach_at: datetime | None,
-) -> None:
-    if _find(session, release, "stop"):
-        return
-    stop = Judgement(
-        step=(facts.step or 0) if facts.phase is Phase.CANARY else len(facts.policy.canary.steps),
-        reasons=list(judgement.reasons),
-        measurements=list(judgement.measurements),
-        breach_at=breach_at,
-    )
-    control.act(session, release, "stop", Kind.STOP_CONDITION_FIRED, stop)
-
-
-def _is_taken_back(gateway: EnvoyGateway, facts: Facts, split: Split | None) -> bool:
-    """Tell whether this release's prepared rollback is in force, although its log does not say so yet."""
-    if split is None:
-        return False
-    arm = split.arm(CANDIDATE)
-    is_ours = not split.arms or (arm is not None and arm.weight_bp == 0 and facts.bundle[7:19] in arm.cluster)
-    return is_ours and gateway.is_restored(facts.target)
-
-
-def _record_taken_back(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> float | None:
-    """Record a restore whose worker ended, or was not answered, between the rename and its record."""
-    applied = gateway.restore(facts.target)
-    applied_at = control.now()
-    with control.transaction(held) as (session, release):
-        stop = next((e for e in releases.log(session, release.id) if e.kind == Kind.STOP_CONDITION_FIRED), None)
-        why = Judgement.model_validate(evidence.claim_of(stop.envelope)["body"]) if stop else None
-    _record_restore(
-        control, held, facts, applied,
-        cause="stop_condition" if why else "interrupted",
-        reasons=why.reasons if why else ["traffic was taken back by a worker that ended before it could say why"],
-        breach_at=why.breach_at if why else None,
-        requested_at=facts.now, applied_at=applied_at,
-    )  # fmt: skip
     return TICK_SECONDS
 
 
@@ -434,14 +350,19 @@ def _step_entry(
     control.act(session, release, f"step:{step}:r{revision}", Kind.STEP_PASSED, body)
 
 
-def _finish_soak(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> float | None:
-    """After the soak: the release is the stable arm; the one before drains and stops. Re-publish a moved replica."""
+def _finish_soak(
+    control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, split: Split | None
+) -> float | None:
+    """After the soak: the release is the stable arm; the one before drains and stops. Re-publish a moved replica.
+
+    `split` is what was looked at to come here: should another release have moved traffic since, nothing is changed.
+    """
     if facts.candidate is None:
-        with control.transaction(held) as (session, release):
-            serve(control, session, session.get_one(TargetRow, release.target_id), release)
+        control.perform(held, lambda session, release: _serve_again(control, session, release))
         return None
+    if facts.is_held:
+        control.perform(held, lambda session, release: _recovered(control, session, release))
     arm = facts.candidate.arm(STABLE, facts.target, WHOLE_BP)
-    split = gateway.desired(facts.target)
     if split is not None and split.arm(CANDIDATE) is not None and (old := split.arm(STABLE)) is not None:
         waited = (facts.now - facts.phase_since).total_seconds() - float(facts.policy.canary.soak_seconds)
         if not gateway.drained(old.cluster) and waited < float(facts.policy.canary.drain_seconds):
@@ -449,7 +370,7 @@ def _finish_soak(control: Control, held: Held, facts: Facts, gateway: EnvoyGatew
     applied = None
     if split is None or split.arms != (arm,):
         gateway.discard_rollback(facts.target)
-        applied = gateway.apply(_next(gateway, facts.target, (arm,)))
+        applied = gateway.apply(Split(facts.target, split.revision + 1 if split else 1, (arm,)))
     _record_settled(control, held, facts, gateway, applied)
     control.watches.pop(facts.release, None)
     with control.transaction(held) as (session, release):
@@ -459,6 +380,16 @@ def _finish_soak(control: Control, held: Held, facts: Facts, gateway: EnvoyGatew
             if not is_needed and job.state in jobs.OPEN:
                 jobs.unwant(session, job, now=db.now(session))
     return None
+
+
+def _serve_again(control: Control, session: Session, release: ReleaseRow) -> None:
+    serve(control, session, session.get_one(TargetRow, release.target_id), release)
+    _hold_after_failures(control, session, release)
+
+
+def _recovered(control: Control, session: Session, release: ReleaseRow) -> None:
+    place = releases.log(session, release.id)[-1].position
+    control.act(session, release, f"recovered:{place}", Kind.RESUMED, Note(reason="its replica is ready again"))
 
 
 def _record_settled(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, applied: Applied | None) -> None:
@@ -490,7 +421,7 @@ def _record_settled(control: Control, held: Held, facts: Facts, gateway: EnvoyGa
             applied_at=applied_at,
         )
         control.act(session, live, f"settled:r{split.revision}", Kind.TRAFFIC_SHIFTED, body)
-        _remember(session, live, body, target)
+        remember(session, live, body, target)
 
     control.perform(held, record)
 
@@ -499,64 +430,3 @@ def _is_recorded(session: Session, release: ReleaseRow, split: Split) -> bool:
     """Tell whether the last change of the target's traffic that the log knows is this split."""
     last = evidence.traffic(session, release.target_id, upto=None, limit=1)
     return bool(last) and evidence.claim_of(last[0].envelope)["body"]["revision"] == f"{split.revision}"
-
-
-def _controller_lost(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> float | None:
-    """The dead-man switch took traffic back while no controller lived: record it, then let traffic move again."""
-    notice = gateway.take_notice()
-    split = gateway.desired(facts.target)
-    if notice is None or split is None:
-        return WAIT_SECONDS
-    if facts.target in notice.get("targets", []):
-        silent = notice.get("silent_seconds")
-        reasons = [f"no controller was heard of for {silent} s; the gateway's dead-man switch restored the split"]
-        seconds = float(notice.get("acknowledged_seconds") or 0.0)
-        applied = Applied(split, notice.get("reason", "controller_lost"), seconds, seconds)
-        _record_restore(
-            control, held, facts, applied, cause="controller_lost", reasons=reasons, requested_at=facts.now,
-            applied_at=control.now(),
-        )  # fmt: skip
-    with control.transaction(held) as (session, release):
-        mine = session.get_one(TargetRow, release.target_id)
-        waiting = [
-            name
-            for name in notice.get("targets", [])
-            if (target := targets.by_gateway_name(session, mine.gateway, name)) is not None
-            and _is_restore_unrecorded(session, target, gateway)
-        ]
-    if not waiting:
-        gateway.clear_notice()
-    return TICK_SECONDS
-
-
-def _is_restore_unrecorded(session: Session, target: TargetRow, gateway: EnvoyGateway) -> bool:
-    """Tell whether the switch took traffic back from a release of the target that has not said so yet."""
-    moving = targets.candidate_release(session, target.id)
-    if moving is not None and moving.phase == Phase.CANARY:
-        return True
-    live = targets.stable_release(session, target.id)
-    split = gateway.desired(target.name)
-    if live is None or split is None:
-        return False
-    # In its soak a release is the candidate arm still. The switch left it without weight, or left nothing at all.
-    arm = split.arm(CANDIDATE)
-    return not split.arms or (arm is not None and arm.weight_bp == 0 and live.bundle[7:19] in arm.cluster)
-
-
-def _traffic(facts: Facts, applied: Applied, *, step: int | None, requested_at: datetime, now: datetime) -> Traffic:
-    bundles = {STABLE: facts.stable_bundle or facts.bundle, CANDIDATE: facts.bundle}
-    return Traffic(
-        desired=[SplitEntry(bundle=bundles[arm.name], weight_bp=arm.weight_bp) for arm in applied.split.arms],
-        revision=f"{applied.split.revision}",
-        applied_ms=applied.acknowledged_seconds * 1000,
-        step=step,
-        requested_at=requested_at,
-        applied_at=now,
-    )
-
-
-def _remember(session: Session, release: ReleaseRow, body: Traffic, target: TargetRow | None = None) -> None:
-    target = target if target is not None else targets.lock(session, release.target_id)
-    target.applied = [entry.model_dump(mode="json") for entry in body.desired]
-    target.generation += 1
-    session.flush()

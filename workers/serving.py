@@ -28,6 +28,7 @@ from workers.launchers.process import (
     LaunchFailed,
     ProcessLauncher,
     ProcessState,
+    strays,
     tail,
     trim,
 )
@@ -240,6 +241,10 @@ class Replica:
         state = self._process_state()
         return self.launched.pid if self.launched and state.condition is Condition.RUNNING else None
 
+    def was_killed(self) -> bool:
+        """Tell whether the process was ended by a SIGKILL that was not ours, as when memory runs out."""
+        return self._process_state().code == -9 and not self._is_stopping
+
     def identity(self) -> EngineIdentity:
         """Return what really booted, as the engine tells it. Raises EngineFailed when it does not."""
         try:
@@ -335,6 +340,7 @@ class Replica:
             if ReplicaState.DRAINING in NEXT[self.state]:
                 self._move(ReplicaState.DRAINING, f"at most {grace_seconds:g} s")
         state = self._launcher.stop(self.launched, grace_seconds=grace_seconds)
+        self._end_strays()
         with self._lock:
             if ReplicaState.STOPPED in NEXT[self.state]:
                 self._move(ReplicaState.STOPPED, f"the engine {state}")
@@ -356,10 +362,16 @@ class Replica:
         with self._lock:
             if self.launched is not None:
                 self._launcher.kill(self.launched)
+                self._end_strays()
             log_tail = tail(self.log_path, _LOG_LINES)
             if ReplicaState.FAILED in NEXT[self.state]:
                 self._move(ReplicaState.FAILED, f"{cause}: {detail}")
         return EngineFailed(f"{cause}: {detail}", cause=str(cause), log_tail=log_tail)
+
+    def _end_strays(self) -> None:
+        """End what the engine started in sessions of their own: it would hold memory, an accelerator or a port."""
+        for stray in strays(self.workdir):
+            self._launcher.kill(stray)
 
     def _process_state(self) -> ProcessState:
         if self.launched is None:

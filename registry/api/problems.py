@@ -1,5 +1,6 @@
 """Every refusal and failure leaves in one shape: RFC 9457, `application/problem+json`, with the request's id."""
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -22,6 +23,7 @@ from schemas.problems import InternalError, InvalidDocument, Problem, Unavailabl
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 2
 MAX_ERRORS = 100
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 log = structlog.get_logger("registry.api")
 
@@ -130,6 +132,9 @@ def unexpected(error: Exception) -> Problem:
     if isinstance(error, DataError):
         log.warning("value_refused_by_database", error=str(error.orig))
         return InvalidDocument("a value cannot be stored", errors=[{"pointer": "", "detail": "cannot be stored"}])
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        log.error("no_room", error=str(error))
+        return Unavailable("there is no room left to store it; nothing of it was kept")
     log.error("request_failed", exc_info=error)
     return InternalError("the service failed; its log has the details under the request id")
 

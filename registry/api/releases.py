@@ -13,7 +13,7 @@ from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.auth import Actor
 from registry.tables import ReleaseRow
-from schemas.api import Act, Approve, Page, ReleaseCreate, TargetName, Withdraw
+from schemas.api import Act, Approve, Page, ReleaseCreate, RollBack, TargetName, Withdraw
 from schemas.common import Digest
 from schemas.problems import (
     Conflict,
@@ -225,7 +225,7 @@ def promote_release(
 )
 def roll_back_release(
     release: UUID,
-    body: Act,
+    body: RollBack,
     actor: Annotated[Actor, allow("rollback")],
     service: ServiceDep,
     perform: PerformDep,

@@ -2,16 +2,17 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
-from registry import targets
+from registry import history, targets
 from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow, tag
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.auth import Actor
 from schemas.api import Page, TargetCreate, TargetName
+from schemas.common import Instant
 from schemas.problems import Conflict, InvalidDocument, KeyReused, NotFound
-from schemas.release import Target
+from schemas.release import ServedAt, Target, TargetChange
 
 router = APIRouter(prefix="/v1/targets", tags=["targets"])
 
@@ -53,3 +54,24 @@ def get_target(
     found = targets.wire(session, service, targets.get(session, actor.project_id, name))
     tag(response, found.generation)
     return found
+
+
+@router.get("/{name}/history", responses=declare(NotFound, InvalidDocument), operation_id="getTargetHistory")
+def get_target_history(
+    name: TargetName, actor: Annotated[Actor, allow("read")], session: SessionDep, after: Cursor, limit: Limit = 50
+) -> Page[TargetChange]:
+    """List what changed in what a target serves, newest first, as its evidence has it."""
+    target = targets.get(session, actor.project_id, name)
+    rows = history.browse(session, target, after=after, limit=limit + 1)
+    return page(rows, limit, lambda row: history.wire(session, row), lambda row: row.id)
+
+
+@router.get("/{name}/served", responses=declare(NotFound, InvalidDocument), operation_id="getServedAt")
+def get_served_at(
+    name: TargetName,
+    actor: Annotated[Actor, allow("read")],
+    session: SessionDep,
+    at: Annotated[Instant, Query(description="RFC 3339 with an offset, such as 2026-11-03T14:03:00Z; not to come.")],
+) -> ServedAt:
+    """Say what a target served at an instant, computed from its evidence."""
+    return history.served_at(session, targets.get(session, actor.project_id, name), at)

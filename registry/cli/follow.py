@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
 
@@ -18,6 +18,8 @@ from schemas.release import Phase, ReleaseDetail
 from schemas.stories import TONES, tell
 
 INTERVAL_SECONDS = 0.5
+LOOK_SECONDS = 5.0
+"""Longest time without a look at what no entry tells, such as that every slot of the runners is taken."""
 
 _AT_LEAST_GATED = {Phase.GATED, Phase.APPROVED, Phase.CANARY, Phase.PROMOTED, Phase.SUPERSEDED}
 _REACHED: dict[Until, set[Phase]] = {
@@ -56,35 +58,9 @@ def follow_release(client: Client, output: Output, release: UUID, *, until: Unti
     Returns:
         The exit status.
     """
-    clock, seen, told_who = Clock(), 0, False
-
-    def look() -> tuple[ReleaseDetail, Decided | None]:
-        nonlocal seen, told_who
-        found = client.releases.get(release)
-        for entry in found.log[seen:]:
-            output.follow(*line(entry))
-        seen = len(found.log)
-        verdict = decided(found, until)
-        if found.phase is Phase.GATED and verdict is None and not told_who:
-            told_who = True
-            if (needed := _approvals_needed(client, found.policy)) > 0:
-                output.note(waits_for(found, needed))
-        return found, verdict
-
-    def note(problem: Unavailable) -> None:
-        output.note(f"{problem.detail}; waiting for it", "warn")
-
-    def left() -> float:
-        return max(0.0, timeout_seconds - clock.seconds)
-
+    watch = _Watch(client, output, release, until, timeout_seconds)
     try:
-        found, verdict = look()
-        if verdict is None:
-            for event in client.events(release=release, seconds=left(), on_away=note):
-                if event.entry.position > seen:
-                    found, verdict = _patiently(look, note, left)
-                    if verdict is not None:
-                        break
+        found, verdict = watch.follow()
     except KeyboardInterrupt:
         output.note(f"only the watching ended; the release goes on: sluicegate release watch {release}", "warn")
         raise
@@ -92,6 +68,83 @@ def follow_release(client: Client, output: Output, release: UUID, *, until: Unti
     told = {**plain(found), "outcome": verdict.outcome, "why": verdict.why}
     output.result(told, lambda out: out.say(f"{verdict.outcome}: {verdict.why}", _tone(verdict)))
     return verdict.exit_status
+
+
+@dataclass(slots=True)
+class _Watch:
+    """One release that is followed, and what was said of it already."""
+
+    client: Client
+    output: Output
+    release: UUID
+    until: Until
+    timeout_seconds: float
+    clock: Clock = field(default_factory=Clock)
+    seen: int = 0
+    has_told_who: bool = False
+    has_told_waits: bool = False
+    is_away: bool = False
+
+    def follow(self) -> tuple[ReleaseDetail, Decided | None]:
+        """Look at every new entry, and every few seconds without one, until it is decided or time is up."""
+        found, verdict = self._look()
+        cursor: str | None = None
+        while verdict is None and self._left():
+            try:
+                window = min(self._left(), LOOK_SECONDS)
+                for event in self.client.events(
+                    release=self.release, after=cursor, seconds=window, on_away=self._is_away
+                ):
+                    cursor = event.cursor
+                    if event.entry.position > self.seen:
+                        found, verdict = self._patiently()
+                        if verdict is not None:
+                            return found, verdict
+            except Unavailable as problem:
+                self._is_away(problem)
+                time.sleep(min(INTERVAL_SECONDS, self._left()))
+                continue
+            if self._left():
+                found, verdict = self._patiently()
+        return found, verdict
+
+    def _look(self) -> tuple[ReleaseDetail, Decided | None]:
+        found = self.client.releases.get(self.release)
+        self.is_away = False
+        for entry in found.log[self.seen :]:
+            self.output.follow(*line(entry))
+        self.seen = len(found.log)
+        verdict = decided(found, self.until)
+        if found.phase is Phase.GATED and verdict is None and not self.has_told_who:
+            self.has_told_who = True
+            if (needed := _approvals_needed(self.client, found.policy)) > 0:
+                self.output.note(waits_for(found, needed))
+        if found.waits is None:
+            self.has_told_waits = False
+        elif self.clock.seconds >= LOOK_SECONDS and not self.has_told_waits:
+            # What waits for a moment only is no news.
+            self.has_told_waits = True
+            self.output.note(found.waits, "warn")
+        return found, verdict
+
+    def _patiently(self) -> tuple[ReleaseDetail, Decided | None]:
+        """Look, and again when the service went away in between. Raises Unavailable when time is up."""
+        while True:
+            try:
+                return self._look()
+            except Unavailable as problem:
+                if not self._left():
+                    raise
+                self._is_away(problem)
+                time.sleep(min(INTERVAL_SECONDS, self._left()))
+
+    def _left(self) -> float:
+        return max(0.0, self.timeout_seconds - self.clock.seconds)
+
+    def _is_away(self, problem: Unavailable) -> None:
+        if not self.is_away:
+            self.output.note(f"{problem.detail}; waiting for it", "warn")
+        self.is_away = True
 
 
 def _patiently(look: Callable[[], SeenT], note: Callable[[Unavailable], None], left: Callable[[], float]) -> SeenT:

@@ -106,6 +106,7 @@ def _head(out: Output, release: Release) -> None:
             ("phase", f"{release.phase} since {release.phase_since:%Y-%m-%d %H:%M:%S}Z"),
             ("paused", "yes" if release.is_paused else None),
             ("holds", "; ".join(release.held)),
+            ("waits", release.waits),
             ("reason", release.reason),
             ("created", f"{release.created_at:%Y-%m-%d %H:%M:%S}Z by {release.created_by}"),
             (replaces(release) or "", release.predecessor if replaces(release) else None),
@@ -317,17 +318,31 @@ def promote(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_jso
     )
 
 
-@app.command(epilog=examples('sluicegate release rollback 01a2289b-8894 --reason "answers in the wrong language"'))
-def rollback(release: ReleaseId, reason: Reason, if_match: IfMatch = None, as_json: Json = False) -> int:
+@app.command(
+    epilog=examples(
+        'sluicegate release rollback 01a2289b-8894 --reason "answers in the wrong language"',
+        'sluicegate release rollback 01a2289b-8894 --to-nothing --reason "it is the only one, and leaks names"',
+    )
+)
+def rollback(
+    release: ReleaseId,
+    reason: Reason,
+    to_nothing: Annotated[
+        bool, typer.Option("--to-nothing", help="Let the target serve nothing when there is no earlier version.")
+    ] = False,
+    if_match: IfMatch = None,
+    as_json: Json = False,
+) -> int:
     """Take all traffic back from a release, to the last accepted bundle.
 
-    Exit status: 0 asked for, or done already; 4 there is nothing to take back, or another release has to be taken
-    back first. `release watch RELEASE --until ended` then ends with 1 when the traffic is back.
+    Exit status: 0 asked for, or done already; 4 there is nothing to take back, no earlier version to go back to, or
+    another release has to be taken back first. `release watch RELEASE --until ended` then ends with 1 when the traffic
+    is back.
     """
     return _act(
         release,
         as_json,
-        lambda client, identity: client.releases.roll_back(identity, reason, if_match=if_match),
+        lambda client, identity: client.releases.roll_back(identity, reason, to_nothing=to_nothing, if_match=if_match),
         asked="asked for: the controller takes the traffic back next",
         alone="there is no earlier release to go back to: {target} will answer 503 until another release serves it",
     )

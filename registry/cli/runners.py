@@ -41,7 +41,7 @@ def list_(
                     f"{one.last_seen_at:%Y-%m-%d %H:%M:%S}Z",
                     ", ".join(one.engines),
                     _hardware(one),
-                    len(one.jobs),
+                    f"{len(one.jobs)} of {one.slots}" if one.slots else len(one.jobs),
                 ]
                 for one in found
             ),

@@ -1,5 +1,7 @@
 """`sluicegate target`: make one, look at one, list them."""
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -10,7 +12,8 @@ from registry.cli.output import Output, percent
 from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import TargetCreate
-from schemas.release import Target
+from schemas.evidence import SplitEntry
+from schemas.release import ServedAt, Target
 from schemas.runner import RUNNING
 
 app = group("Targets: one served name in one environment, such as chat@prod.")
@@ -57,24 +60,104 @@ def only_class(client: Client) -> str:
     epilog=examples(
         "sluicegate target show chat@prod",
         "sluicegate target show chat@prod --all",
+        "sluicegate target show chat@prod --at 2026-11-03T14:03:00Z",
         "sluicegate target show chat@prod --json",
     )
 )
 def show(
     target: TargetArgument,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at", metavar="INSTANT", help="What it served then, as evidence has it: RFC 3339 with an offset."
+        ),
+    ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Also the replicas that ended; --json has them always.")
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Show what a target serves now, by whom, and what is under way."""
+    """Show what a target serves now, by whom, and what is under way; or what it served at an instant."""
     output = Output(as_json=as_json)
-    if "@" not in target:
-        raise Usage(f"target {target!r} has no environment: write NAME@ENVIRONMENT, such as {target}@prod")
+    _require_environment(target)
     with connect() as client:
+        if at is not None:
+            served = client.targets.served(target, instant(at))
+            output.result(served, lambda out: _show_served(out, served))
+            return Exit.DONE
         found = client.targets.get(target)
     output.result(found, lambda out: _show(out, found, everything=everything))
     return Exit.DONE
+
+
+@app.command(epilog=examples("sluicegate target history chat@prod", "sluicegate target history chat@prod --json"))
+def history(target: TargetArgument, limit: Limit = 50, as_json: Json = False) -> int:
+    """List what changed in what a target serves, newest first: when, to what, by whom and why."""
+    output = Output(as_json=as_json)
+    _require_environment(target)
+    with connect() as client:
+        found = output.most(client.targets.history(target), limit)
+
+    def human(out: Output) -> None:
+        out.table(
+            ["AT", "WHAT", "SPLIT", "RELEASE", "BY", "WHY", "ENTRY"],
+            (
+                [
+                    f"{one.at:%Y-%m-%d %H:%M:%S}Z",
+                    one.kind,
+                    _split(one.split),
+                    one.release,
+                    one.actor,
+                    one.reason,
+                    one.entry[7:19],
+                ]
+                for one in found
+            ),
+            empty="nothing has served it",
+        )
+
+    output.result({"items": found}, human)
+    return Exit.DONE
+
+
+def _require_environment(target: str) -> None:
+    if "@" not in target:
+        raise Usage(f"target {target!r} has no environment: write NAME@ENVIRONMENT, such as {target}@prod")
+
+
+def instant(text: str) -> datetime:
+    """Return the instant that a person wrote. Raises Usage."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise Usage(f"--at {text!r} is no instant with an offset: write 2026-11-03T14:03:00Z")
+    return found
+
+
+def _split(split: Sequence[SplitEntry] | None) -> str:
+    if split is None:
+        return ""
+    return ", ".join(f"{percent(arm.weight_bp)} {arm.bundle[7:19]}" for arm in split) or "nothing"
+
+
+def _show_served(out: Output, served: ServedAt) -> None:
+    out.fields(
+        [
+            ("target", served.target),
+            ("at", f"{served.at:%Y-%m-%d %H:%M:%S.%f}Z"),
+            ("live bundle", served.live_bundle or "none"),
+            ("live release", served.live_release),
+            ("since", served.live_since and f"{served.live_since:%Y-%m-%d %H:%M:%S}Z"),
+            ("by", served.live_by),
+            ("reason", served.live_reason),
+            ("entry", served.live_entry),
+            ("split", _split(served.split)),
+            ("split since", served.split_since and f"{served.split_since:%Y-%m-%d %H:%M:%S}Z"),
+            ("split entry", served.split_entry),
+        ]
+    )
 
 
 def _show(out: Output, target: Target, *, everything: bool = False) -> None:

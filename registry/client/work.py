@@ -5,6 +5,7 @@ unless the service says otherwise). Without one, each call has a key of its own,
 """
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import BinaryIO
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from schemas.api import (
     Registered,
     ReleaseCreate,
     Revoke,
+    RollBack,
     Run,
     RunCreate,
     TargetCreate,
@@ -41,7 +43,7 @@ from schemas.checkpoint import (
     Checkpoint,
 )
 from schemas.evidence import Entry, Recomputation, RecomputationCreate, Verification
-from schemas.release import Phase, Release, ReleaseDetail, Target
+from schemas.release import Phase, Release, ReleaseDetail, ServedAt, Target, TargetChange
 
 
 class Targets:
@@ -61,6 +63,14 @@ class Targets:
     def list(self) -> Iterator[Target]:
         """List targets, newest first."""
         return self._transport.pages(Target, "/v1/targets")
+
+    def history(self, name: str) -> Iterator[TargetChange]:
+        """List what changed in what a target serves, newest first. Raises NotFound."""
+        return self._transport.pages(TargetChange, f"/v1/targets/{name}/history")
+
+    def served(self, name: str, at: datetime) -> ServedAt:
+        """Return what a target served at an aware instant, computed from evidence. Raises NotFound, InvalidDocument."""
+        return self._transport.get(ServedAt, f"/v1/targets/{name}/served", {"at": at.isoformat()})
 
 
 class Releases:
@@ -122,9 +132,15 @@ class Releases:
         """Ask that the rest of the canary be skipped. Raises NotEligible, TransitionRefused, Conflict, NotPermitted."""
         return self._act(release, "promotions", reason, if_match)
 
-    def roll_back(self, release: UUID, reason: str, *, if_match: str | None = None) -> Release:
-        """Ask that all traffic be taken back from a release. Raises TransitionRefused, Conflict."""
-        return self._act(release, "rollbacks", reason, if_match)
+    def roll_back(
+        self, release: UUID, reason: str, *, to_nothing: bool = False, if_match: str | None = None
+    ) -> Release:
+        """Ask that all traffic be taken back from a release. Raises TransitionRefused, Conflict.
+
+        Where nothing was live before and the release is over, `to_nothing` says that nothing shall be.
+        """
+        body = RollBack(reason=reason, to_nothing=to_nothing or None)
+        return self._act(release, "rollbacks", body, if_match)
 
     def _act(self, release: UUID, act: str, said: str | Act, if_match: str | None) -> Release:
         headers = {} if if_match is None else {"if-match": f'"{if_match}"'}

@@ -23,7 +23,7 @@ COMMANDS = {
     "bundle": {"create", "validate", "show", "list"},
     "policy": {"push", "show", "list"},
     "suite": {"push", "show", "list", "record"},
-    "target": {"create", "show", "list"},
+    "target": {"create", "show", "history", "list"},
     "release": {
         "create",
         "show",

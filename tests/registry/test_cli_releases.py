@@ -3,6 +3,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,27 @@ def test_a_target_without_an_environment_is_told_how_to_write_one(scene):
     ran = scene.command("target", "show", "chat")
     assert (ran.status, ran.out) == (2, "")
     assert "write NAME@ENVIRONMENT, such as chat@prod" in ran.err
+
+
+def test_what_a_target_serves_is_told_for_now_for_any_instant_before_and_as_a_list(scene):
+    scene.target()
+    assert "nothing has served it" in scene.command.ok("target", "history", "chat@prod").out
+    release = scene.release()["id"]
+    scene.to_canary(release)
+    (change,) = scene.command.ok("target", "history", "chat@prod", "--json").json["items"]
+    assert (change["kind"], change["release"], change["actor"]) == ("traffic_shifted", release, "controller")
+    assert change["split"] == [{"bundle": scene.bundle.digest, "weight_bp": 1000}]
+    assert "10 % " in scene.command.ok("target", "history", "chat@prod").out
+
+    now = datetime.now(UTC).isoformat()
+    served = scene.command.ok("target", "show", "chat@prod", "--at", now, "--json").json
+    assert served["live_bundle"] is None
+    assert (served["split"], served["split_entry"]) == (change["split"], change["entry"])
+    before = scene.command.ok("target", "show", "chat@prod", "--at", "2020-01-01T00:00:00+02:00", "--json").json
+    assert (before["at"], before["split"]) == ("2019-12-31T22:00:00.000000Z", [])
+    assert "live bundle  none" in scene.command.ok("target", "show", "chat@prod", "--at", now).out
+    for wrong in ("yesterday", "2020-01-01T00:00:00", "2999-01-01T00:00:00Z"):
+        assert scene.command("target", "show", "chat@prod", "--at", wrong).status == 2
 
 
 def test_a_name_that_is_taken_is_status_4_and_one_that_is_not_there_status_2(scene):

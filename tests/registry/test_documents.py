@@ -496,3 +496,15 @@ def test_labels_change_the_bundle_and_nothing_that_is_served():
     bare, labelled = (Bundle.model_validate(bundle_body(labels=labels)) for labels in (None, LABELS))
     assert bare.digest != labelled.digest
     assert bare.serving_digest == labelled.serving_digest
+
+
+def test_a_dead_man_s_time_is_longer_than_another_controller_needs_to_take_over(service, actor):
+    lease = service.settings.release_lease_seconds
+    for seconds in ("1", f"{lease:g}"):
+        places = refused(service, actor, "policy", policy_body(canary=canary_body(dead_man_seconds=seconds)))
+        assert places == {
+            "/canary/dead_man_seconds": f"must be more than {lease:g}: so long a canary waits for a controller when "
+            "its own was killed"
+        }
+    more = policy_body(canary=canary_body(dead_man_seconds=f"{lease + 0.1:g}"))
+    assert register(service, actor, "policy", more)[1]

@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 from registry import db, jobs, releases, runners
 from registry.auth import Actor
 from registry.service import Service
-from registry.tables import JobRow, RunnerRow
-from schemas.api import Complete, Progress, ReleaseCreate
+from registry.tables import JobRow, ReleaseRow, RunnerRow
+from schemas.api import Act, Complete, Progress, ReleaseCreate
 from schemas.evidence import Kind, SplitEntry, Traffic
 from schemas.problems import InvalidDocument, LeaseLost
 from schemas.runner import Claim, JobKind, JobState, Report, RunnerRegistration
@@ -248,3 +248,146 @@ def test_a_replica_that_ends_unasked_is_booted_again_after_a_pause_by_the_same_j
     assert claim(service, actor) is None
     with service.database.transaction() as session:
         assert jobs.get(session, actor.project_id, made).due_at > db.now(session)
+
+
+def slots(service: Service, actor: Actor, count: int | None) -> None:
+    """Have r1 say how many jobs it holds at once."""
+    body = {"name": "r1", "runner_class": "cpu", "fingerprint": FINGERPRINT, "engines": ["llamacpp"], "boot_id": "b"}
+    with service.database.transaction() as session:
+        runners.register(session, actor.project_id, RunnerRegistration.model_validate(body | {"slots": count}))
+
+
+def take(service: Service, actor: Actor) -> Claim | None:
+    with service.database.transaction() as session:
+        row = session.query(RunnerRow).filter_by(name="r1").one()
+        return jobs.claim(session, service, row)
+
+
+def test_the_last_slot_of_a_runner_is_for_a_bundle_that_is_live_or_was(service: Service, actor: Actor) -> None:
+    slots(service, actor, 2)
+    first, second = job(service, actor, name="one"), job(service, actor, name="two")
+    release = factories.started_release(service, actor)
+    with service.database.transaction() as session:
+        row = releases.get(session, actor.project_id, release)
+        wanted = jobs.create(
+            session,
+            actor.project_id,
+            JobKind.SERVE,
+            bundle=row.bundle,
+            runner_class="cpu",
+            release=release,
+            target=row.target_id,
+            created_by="controller",
+            now=db.now(session),
+        ).id
+    taken = take(service, actor)
+    assert taken is not None
+    # A candidate's replica waits as a gate does; one of a bundle that was live does not.
+    assert taken.job == wanted
+    assert take(service, actor) is None
+    with service.database.transaction() as session:
+        jobs.complete(session, service, actor.project_id, wanted, Complete(fencing_token=1, problem="x", detail="x"))
+    again = take(service, actor)
+    assert again is not None
+    assert again.job == first
+    with service.database.transaction() as session:
+        session.execute(update(JobRow).where(JobRow.id == wanted).values(due_at=db.now(session)))
+        session.execute(update(ReleaseRow).where(ReleaseRow.id == release).values({"phase": "superseded"}))
+    back = take(service, actor)
+    assert back is not None
+    assert back.job == wanted
+    slots(service, actor, None)
+    unsaid = take(service, actor)
+    assert unsaid is not None
+    assert unsaid.job == second
+
+
+def test_a_runner_with_one_slot_uses_it_for_anything(service: Service, actor: Actor) -> None:
+    slots(service, actor, 1)
+    job(service, actor)
+    assert take(service, actor) is not None
+
+
+def test_a_release_says_what_its_job_waits_for(service: Service, actor: Actor) -> None:
+    release = factories.started_release(service, actor)
+
+    def waits() -> str | None:
+        with service.database.transaction() as session:
+            return releases.wire(session, releases.get(session, actor.project_id, release)).waits
+
+    def work(name: str) -> UUID:
+        bundle = factories.registered_bundle(service, actor, name, name.encode())
+        with service.database.transaction() as session:
+            kind, now = JobKind.EVALUATE, db.now(session)
+            made = jobs.create(
+                session, actor.project_id, kind, bundle=bundle.digest, runner_class="cpu", created_by="x", now=now
+            )
+            made.release_id = release if name == "mine" else None
+            return made.id
+
+    assert waits() is None
+    filler, mine = work("filler"), work("mine")
+    assert str(waits()).endswith("for a runner of class cpu: none has been heard of for 30 s")
+    slots(service, actor, 2)
+    assert str(waits()).endswith("for a runner of class cpu to take it")
+    first = take(service, actor)
+    assert first is not None
+    assert first.job == filler
+    assert str(waits()).endswith(
+        "for a free slot: runners of class cpu hold 1 jobs in 2 slots; 1 is kept for what is live or was"
+    )
+    slots(service, actor, 3)
+    second = take(service, actor)
+    assert second is not None
+    assert second.job == mine
+    assert waits() is None
+
+
+def test_failures_of_a_live_replica_are_counted_over_jobs_until_it_is_ready(service: Service, actor: Actor) -> None:
+    release = factories.started_release(service, actor)
+    with service.database.transaction() as session:
+        row = releases.get(session, actor.project_id, release)
+        bundle, target = row.bundle, row.target_id
+
+    def attempt(count: int) -> float:
+        """Open a job, take it and have it fail so often. Returns the wait before the next try."""
+        with service.database.transaction() as session:
+            made = jobs.create(
+                session,
+                actor.project_id,
+                JobKind.SERVE,
+                bundle=bundle,
+                runner_class="cpu",
+                release=release,
+                target=target,
+                created_by="controller",
+                now=db.now(session),
+            )
+        for _ in range(count):
+            with service.database.transaction() as session:
+                session.get_one(JobRow, made.id).due_at = db.now(session)
+            claimed = claim(service, actor)
+            assert claimed is not None
+            with service.database.transaction() as session:
+                said = Complete(fencing_token=claimed.fencing_token, problem="engine-failed", detail="as scripted")
+                jobs.complete(session, service, actor.project_id, claimed.job, said)
+        with service.database.transaction() as session:
+            row, now = session.get_one(JobRow, made.id), db.now(session)
+            wait = (row.due_at - now).total_seconds()
+            jobs.unwant(session, row, now=now)
+        return wait
+
+    def failures() -> tuple[int, str]:
+        with service.database.transaction() as session:
+            return jobs.failed_boots(releases.log(session, release))
+
+    assert failures() == (0, "")
+    assert attempt(1) == pytest.approx(5, abs=0.5)
+    assert attempt(2) == pytest.approx(20, abs=0.5)
+    assert failures() == (3, "engine-failed: as scripted")
+    assert [jobs.backoff(count) for count in (0, 1, 3, 9)] == [0, 5, 20, 60]
+    with service.database.transaction() as session:
+        releases.pause(session, service, actor, release, Act(reason="lunch"))
+    with service.database.transaction() as session:
+        releases.resume(session, service, actor, release, Act(reason="a new driver is installed"))
+    assert failures()[0] == 0

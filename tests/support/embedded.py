@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,19 @@ ROOT = Path(__file__).parents[2]
 class Stack:
     """One stack on one data directory. Starting does not wait."""
 
-    def __init__(self, data: Path, *arguments: str) -> None:
-        """Start it."""
+    def __init__(
+        self,
+        data: Path,
+        *arguments: str,
+        module: Sequence[str] = ("workers.embedded",),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it. `settings` are more variables of its environment."""
         self.data = data
-        command = [sys.executable, "-P", "-m", "workers.embedded", "--data", str(data), "--json", *arguments]
+        command = [sys.executable, "-P", "-m", *module, "--data", str(data), "--json", *arguments]
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(settings or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

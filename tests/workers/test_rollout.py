@@ -531,18 +531,18 @@ def test_a_rejection_ends_an_evaluation_that_still_runs(here: World) -> None:
 
 
 def test_traffic_that_no_controller_looks_at_goes_back_by_itself_and_the_release_says_so(here: World) -> None:
-    policy = here.policy(canary=QUICK_CANARY | {"dead_man_seconds": "1"})
+    policy = here.policy(canary=QUICK_CANARY | {"dead_man_seconds": "16"})
     with stream_engine("one") as one, stream_engine("two") as two:
         first = here.live(here.bundle("one", b"1" * 10), here.policy("first"), one)
         second = here.release(here.bundle("two", b"2" * 10), policy)
         here.evaluate()
         here.serve(two, pid=2000)
         here.until_phase(second, Phase.CANARY)
-        switch = DeadManSwitch(here.envoy.gateway, monotonic=time.monotonic())
-        # The sweep goes on, but nobody looks at the release.
-        ends = time.monotonic() + 10
-        while switch.check(monotonic=time.monotonic(), now=datetime.now(UTC)) is None:
-            assert time.monotonic() < ends
+        began = time.monotonic()
+        switch = DeadManSwitch(here.envoy.gateway, monotonic=began)
+        # The sweep goes on, but nobody looks at the release. A second here is twenty for the switch.
+        while switch.check(monotonic=began + 20 * (time.monotonic() - began), now=datetime.now(UTC)) is None:
+            assert time.monotonic() < began + 10
             sweep(here.control, lambda _: None)
             time.sleep(0.1)
         assert set(ask_many(here.envoy.url(), 10).engines) == {"one"}

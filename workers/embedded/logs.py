@@ -1,5 +1,6 @@
-"""Log files of bounded size, written from the pipes of the parts."""
+"""Log files of bounded size, written from the pipes of the parts. A full disk costs lines of them, and nothing else."""
 
+import contextlib
 from collections import deque
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ class CappedLog:
         self.path = path
         self._cap_bytes = cap_bytes
         self._kept = kept
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)  # what a full disk refuses is not kept to be refused again
         self._size = path.stat().st_size
         self._lines: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._rest = b""
@@ -54,20 +55,21 @@ class CappedLog:
         self._file.close()
 
     def _append(self, data: bytes) -> None:
-        self._file.write(data)
-        self._file.flush()
-        self._size += len(data)
+        with contextlib.suppress(OSError):
+            self._size += self._file.write(data) or 0
         *lines, rest = (self._rest + data).split(b"\n")
         self._lines.extend(lines)
         self._rest = rest[: 2 * _LINE_BYTES]
 
     def _rotate(self) -> None:
-        self._file.close()
-        for number in range(self._kept, 0, -1):
-            older = self._numbered(number - 1)
-            if older.exists():
-                older.replace(self._numbered(number))
-        self._file = self.path.open("wb")
+        with contextlib.suppress(OSError):
+            for number in range(self._kept, 0, -1):
+                older = self._numbered(number - 1)
+                if older.exists():
+                    older.replace(self._numbered(number))
+            fresh = self.path.open("wb", buffering=0)
+            self._file.close()
+            self._file = fresh
         self._size = 0
 
     def _numbered(self, number: int) -> Path:

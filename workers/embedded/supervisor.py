@@ -260,7 +260,11 @@ class Supervisor:
     def _write_record(self) -> None:
         running = [(run.part, run.identity) for run in self._runs.values() if run.identity is not None]
         running.sort(key=lambda each: each[0].stop_rank)
-        processes.record(self._record, [(part.name, identity) for part, identity in running])
+        try:
+            processes.record(self._record, [(part.name, identity) for part, identity in running])
+        except OSError as error:
+            # A full disk ends no part. Should this process be killed now, its parts still end with it.
+            self._say(f"{self._record.name} cannot be written: {error.strerror}")
 
     # ------------------------------------------------------------------------------------------ the end
 

@@ -91,15 +91,24 @@ def _processes() -> Iterator[int]:
 
 
 def strays(workdir: Path) -> list[Launched]:
-    """Find running processes whose working directory is `workdir`: what a lost worker left behind there."""
+    """Find running processes of an engine by its folder: what a lost worker left there, or what left its group.
+
+    A process is known by its working directory, or by the HOME that it was started with: one that has a session of its
+    own and went elsewhere still has that.
+    """
+    place = workdir.resolve()
+    marks = {f"HOME={folder}".encode() for folder in (place, workdir.absolute())}
     found = []
     for pid in _processes():
+        folder = PROC / str(pid)
         try:
-            place = (PROC / str(pid) / "cwd").readlink()
+            is_ours = (folder / "cwd").readlink() == place or not marks.isdisjoint(
+                (folder / "environ").read_bytes().split(b"\0")
+            )
         except OSError:
             continue
         started = start_time(pid)
-        if place == workdir.resolve() and started is not None and pid != os.getpid():
+        if is_ours and started is not None and pid != os.getpid():
             found.append(Launched(pid, started, boot_id()))
     return found
 

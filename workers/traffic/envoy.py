@@ -13,6 +13,7 @@ A directory holds a whole gateway::
 """
 
 import contextlib
+import copy
 import http.client
 import json
 import time
@@ -21,7 +22,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from gates.router import Applied, Arm, Observed, Split
 from workers.traffic import envoy_config
@@ -82,6 +83,17 @@ class EnvoyGateway:
         self.lock = directory / "gateway.lock"
         self.heartbeat = directory / "controller.beat"
         self.notice = directory / "controller_lost.json"
+        self.require: Callable[[], None] = lambda: None
+
+    def under(self, require: Callable[[], None]) -> Self:
+        """Return the same gateway for a caller whose right to change it may end.
+
+        `require` raises when it has. It is asked last before each change, with the lock held: whoever waited, or stood
+        still, changes nothing any more.
+        """
+        mine = copy.copy(self)
+        mine.require = require
+        return mine
 
     def initialise(self) -> None:
         """Write whatever is missing, and documents that Envoy must not start with. What is good is left as it is."""
@@ -156,6 +168,7 @@ class EnvoyGateway:
         """
         with locked(self.lock):
             self._refuse_when_held()
+            self.require()
             before = self._load()
             Split(target, 1, arms)  # refuses what is no split
             rollback = Rollback(arms, silence_seconds)
@@ -169,6 +182,7 @@ class EnvoyGateway:
     def discard_rollback(self, target: str) -> None:
         """Forget where a target would go back to, after its release was promoted for good. Repeating is harmless."""
         with locked(self.lock):
+            self.require()
             before = self._load()
             if target in before.rollbacks:
                 left = {other: each for other, each in before.rollbacks.items() if other != target}
@@ -190,6 +204,7 @@ class EnvoyGateway:
         """
         with locked(self.lock):
             since = time.monotonic()
+            self.require()
             try:
                 self.put_in_force(target)
             except FileNotFoundError:
@@ -433,6 +448,7 @@ class EnvoyGateway:
         envoy_config.check(json.loads(self._clusters.read_bytes()), document)
         baseline = self.admin.stats(_ROUTES_STATS)
         self._refuse_when_held()  # asked again: a controller that was paused in here may find the switch fired
+        self.require()
         self._write_desired(after)
         since = time.monotonic()
         write_atomically(self._routes, _bytes(document))

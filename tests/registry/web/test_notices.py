@@ -23,6 +23,7 @@ def release(phase: Phase, *log: tuple[Kind, dict[str, object]], **changes: objec
         "phase_since": START,
         "is_paused": False,
         "held": [],
+        "waits": None,
         "reason": None,
         "created_at": START,
         "created_by": "kim",

@@ -1,0 +1,50 @@
+"""What a release waits for when no entry of its log says so: a runner that takes its job."""
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from registry import db, runners
+from registry.tables import JobRow, ReleaseRow, RunnerRow
+from schemas.release import TERMINAL
+from schemas.runner import JobState
+
+
+def why(session: Session, release: ReleaseRow) -> str | None:
+    """Return what keeps a release's job from being taken, in one sentence; None when no job of it waits.
+
+    What is due may still be taken within a second or two, so that this is also what a release says at first.
+    """
+    if release.phase in TERMINAL:
+        return None
+    job = session.scalar(
+        select(JobRow)
+        .where(
+            JobRow.release_id == release.id, JobRow.state == JobState.PENDING, JobRow.due_at <= func.clock_timestamp()
+        )
+        .order_by(JobRow.id)
+        .limit(1)
+    )
+    if job is None:
+        return None
+    seconds = max(0, round((db.now(session) - job.due_at).total_seconds()))
+    return f"its {job.kind} job has waited {seconds} s for {_for_whom(session, job)}"
+
+
+def _for_whom(session: Session, job: JobRow) -> str:
+    machines = [
+        (runner, runners.held_count(session, runner))
+        for runner in session.scalars(
+            select(RunnerRow)
+            .where(RunnerRow.project_id == job.project_id, RunnerRow.runner_class == job.runner_class)
+            .order_by(RunnerRow.name)
+        )
+        if runners.is_alive(session, runner)
+    ]
+    if not machines:
+        return f"a runner of class {job.runner_class}: none has been heard of for {runners.ALIVE_SECONDS} s"
+    if any(runner.slots is None or held < runner.slots - runners.kept_slots(runner) for runner, held in machines):
+        return f"a runner of class {job.runner_class} to take it"
+    taken, slots = sum(held for _, held in machines), sum(runner.slots or 0 for runner, _ in machines)
+    kept = sum(runners.kept_slots(runner) for runner, _ in machines)
+    rest = f"; {kept} {'is' if kept == 1 else 'are'} kept for what is live or was" if kept else ""
+    return f"a free slot: runners of class {job.runner_class} hold {taken} jobs in {slots} slots{rest}"

@@ -102,6 +102,8 @@ def check_path(path: str) -> str:
     no Windows device name; depth at most 6, whole path at most 240 bytes.
     """
     parts = path.split("/")
+    if any("\ud800" <= character <= "\udfff" for character in path):
+        raise ValueError("path is not UTF-8")
     if len(path.encode()) > 240:
         raise ValueError("path is longer than 240 bytes")
     if len(parts) > 6:

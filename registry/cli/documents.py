@@ -1,6 +1,7 @@
 """Documents on the command line: files in JSON, TOML or YAML, and digests in full or in short."""
 
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from uuid import UUID
 from pydantic import BaseModel, ValidationError
 
 from registry.cli.failures import Usage, invalid
+from registry.cli.files import STANDARD_INPUT, open_regular
 from registry.cli.yaml_files import read_yaml
 from registry.client import Client
 from schemas.api import Registered
@@ -35,15 +37,13 @@ class Registry(Protocol):
 def read_file(path: Path) -> Any:
     """Return what a JSON, TOML or YAML file says. TOML is told by the ending `.toml`, YAML by `.yaml` or `.yml`.
 
+    `-` is JSON on standard input.
+
     Raises:
-        Usage: there is no such file, or it cannot be read.
+        Usage: there is no such file, it cannot be read, or it is a pipe or a device.
         InvalidDocument: it is none of these, too large, or says something twice.
     """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_DOCUMENT_BYTES + 1)
-    except OSError as error:
-        raise Usage(f"{path}: {error.strerror}") from None
+    raw = _raw(path)
     try:
         if path.suffix.lower() in {".yaml", ".yml"}:
             return read_yaml(raw, limit=MAX_DOCUMENT_BYTES)
@@ -60,6 +60,16 @@ def read_file(path: Path) -> Any:
         raise InvalidDocument(f"{path} is not TOML: {error}") from None
     except (ValueError, TypeError) as error:
         raise InvalidDocument(f"{path} {error}") from None
+
+
+def _raw(path: Path) -> bytes:
+    try:
+        if path == STANDARD_INPUT:
+            return sys.stdin.buffer.read(MAX_DOCUMENT_BYTES + 1)
+        with open_regular(path) as file:
+            return file.read(MAX_DOCUMENT_BYTES + 1)
+    except OSError as error:
+        raise Usage(f"{path}: {error.strerror}") from None
 
 
 def read_document(path: Path, model: type[ModelT]) -> ModelT:

@@ -9,6 +9,7 @@ import typer
 from gates import archive
 from registry.cli.documents import resolve_release
 from registry.cli.failures import Exit, Usage
+from registry.cli.files import open_regular
 from registry.cli.follow import line
 from registry.cli.options import Json, Limit, Reason, examples, group
 from registry.cli.output import Output, size
@@ -16,7 +17,7 @@ from registry.cli.profile import connect, folder
 from registry.cli.seen import Seen
 from registry.client import Client
 from schemas.checkpoint import Checkpoint
-from schemas.common import DIGEST_PATTERN
+from schemas.common import DIGEST_PATTERN, MAX_DOCUMENT_BYTES
 from schemas.evidence import Agreement, Kind, Recomputation, Verification
 
 app = group("Evidence: signed, hash-chained entries of what happened.")
@@ -201,8 +202,9 @@ def _verify_archive(path: Path, key: Path | None, kept: str | None) -> Verificat
     pinned = None
     try:
         if key is not None:
-            pinned = archive.public_keys(key.read_text("utf-8")).keys()
-        with path.open("rb") as file:
+            with open_regular(key) as file:
+                pinned = archive.public_keys(file.read(MAX_DOCUMENT_BYTES).decode()).keys()
+        with open_regular(path) as file:
             return archive.verify(file, pinned=pinned, must_have=kept)
     except OSError as error:
         raise Usage(f"{error.filename} cannot be read: {error.strerror}") from None

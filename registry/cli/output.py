@@ -1,6 +1,7 @@
 """What a command says: results on standard output, everything else on standard error."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ ItemT = TypeVar("ItemT")
 _TONES = {"good": "green", "bad": "red", "warn": "yellow", "plain": ""}
 LONGEST_WORD = 40
 """Characters of a word that is not broken to make room for prose beside it."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _WIDE = 250
 """Columns when nobody looks: nothing is cut or wrapped for whoever reads a pipe."""
 
@@ -39,7 +41,7 @@ class Output:
     def result(self, value: Any, human: Callable[["Output"], None]) -> None:
         """Say what the command found: as one JSON object, or as `human` says it."""
         if self.as_json:
-            sys.stdout.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+            sys.stdout.write(_json(value))
         else:
             human(self)
 
@@ -110,7 +112,7 @@ class Output:
     def refuse(self, problem: Problem) -> Exit:
         """Say what went wrong and where, and return the exit status that it means."""
         if self.as_json:
-            sys.stdout.write(json.dumps(plain(problem.body()), indent=2, ensure_ascii=False) + "\n")
+            sys.stdout.write(_json(problem.body()))
         else:
             self.note(f"error: {problem.title}: {problem.detail}", "bad")
             for place, detail in places(problem):
@@ -157,6 +159,12 @@ def clean(text: str) -> str:
 
 def _text(value: object) -> str:
     return clean("" if value is None else str(value))
+
+
+def _json(value: Any) -> str:
+    """Return a value as JSON. What a name has that is no Unicode (bytes of another encoding) becomes U+FFFD."""
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") if _SURROGATE.search(text) else text
 
 
 def plain(value: Any) -> Any:

@@ -1,4 +1,7 @@
+import io
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -209,10 +212,41 @@ def test_a_file_that_is_no_document_is_refused(write, name, text, said):
         read_file(write(name, text))
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_or_a_device_is_refused_at_once_and_standard_input_is_read(command, tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe.json")
+    for path, kind in ((tmp_path / "pipe.json", "a pipe"), (Path("/dev/zero"), "a device")):
+        for arguments in (
+            ("policy", "push", path),
+            ("suite", "push", path),
+            ("bundle", "create", tmp_path, "-f", path),
+            ("evidence", "verify", "--archive", path),
+            ("evidence", "verify", "--archive", tmp_path / "pipe.json", "--key", path),
+        ):
+            ran = command(*arguments)
+            assert ran.status == 2
+            assert f"{path}: is {kind}, no regular file" in ran.err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"name": "x"}')))
+    ran = command("policy", "push", "-")
+    assert (ran.status, "/gates: is required" in ran.err) == (2, True)
+
+
+def test_a_name_in_another_encoding_is_shown_and_is_no_defect(command, tmp_path):
+    name = tmp_path / os.fsdecode(b"caf\xe9.json")
+    (tmp_path / "d").mkdir()
+    name.write_text("{}")
+    (tmp_path / "d" / os.fsdecode(b"caf\xe9.gguf")).write_text("x")
+    ran = command("policy", "push", name, "--json")
+    assert (ran.status, "caf\ufffd" in ran.json["detail"]) == (2, True)
+    ran = command("bundle", "create", tmp_path / "d", "--name", "x", "--json")
+    assert (ran.status, ran.json["errors"][0]["detail"].split(";")[0]) == (2, "path is not UTF-8")
+    assert "caf\ufffd.gguf: path is not UTF-8" in command("bundle", "create", tmp_path / "d", "--name", "x").err
+
+
 def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path):
     with pytest.raises(Usage, match="No such file"):
         read_file(tmp_path / "missing.json")
-    with pytest.raises(Usage, match="Is a directory"):
+    with pytest.raises(Usage, match="is a directory"):
         read_file(tmp_path)
     for suffix in ("json", "toml"):
         path = tmp_path / f"large.{suffix}"

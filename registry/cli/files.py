@@ -1,0 +1,35 @@
+"""Files that a person names: only what has an end is read."""
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from registry.cli.failures import Usage
+
+STANDARD_INPUT = Path("-")
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a directory",
+}
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. It never waits, as opening a pipe would.
+
+    Raises:
+        Usage: there is none, it cannot be read, or it is something else.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise Usage(f"{path}: {error.strerror}") from None
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise Usage(f"{path}: is {_KINDS.get(kind, 'something else')}, no regular file; `-` reads standard input")
+    return os.fdopen(descriptor, "rb")

@@ -215,6 +215,7 @@ class _Reader:
             streams=verifier.streams,
             checkpoints=verifier.checkpoints,
             sealed=verifier.sealed,
+            erased=verifier.erased,
             verified=verifier.entries > 0 and not faults,
             faults=faults[:MAX_FAULTS],
         )

@@ -289,6 +289,7 @@ class Verifier:
         self.project = project
         self.faults: list[Fault] = []
         self.entries = 0
+        self.erased = 0
         self._keys = {key.key_id: key for key in keys}
         self._streams: dict[str, _Stream] = {}
         self._seals: list[Sealed] = []
@@ -392,6 +393,7 @@ class Verifier:
     def entry(self, record: Record) -> dict[str, Any] | None:
         """Take the next entry of its stream. Returns what it claims, if that can be read."""
         self.entries += 1
+        self.erased += record.kind == Kind.RECORDS_ERASED
         stream = self._streams.setdefault(record.stream, _Stream())
         expected = stream.position + 1
         if record.project != self.project:

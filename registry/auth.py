@@ -51,6 +51,8 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     "register_policy": _MANAGERS,
     "create_target": _MANAGERS,
     "set_reference": _MANAGERS,
+    "delete_bundle": _MANAGERS,
+    "erase_records": _MANAGERS,
     # Letting through.
     "approve": _MANAGERS,
     "promote": _MANAGERS,

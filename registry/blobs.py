@@ -1,17 +1,22 @@
 """Blobs of a project. Bytes are stored once for all; that another project has them already never shows."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from registry import db
+from registry import db, quotas
+from registry.quotas import Added
 from registry.service import Service
 from registry.storage.incoming import Incoming
-from registry.tables import BlobRow, ProjectBlobRow
+from registry.tables import BlobRow, ProjectBlobRow, RecordRow
 from schemas.problems import NotFound
+
+RENEWED = timedelta(minutes=1)
+"""How much of a blob's time of grace may be gone without being given back."""
 
 
 def store(service: Service, project: UUID, digest: str, chunks: Iterable[bytes], *, limit: int) -> tuple[int, bool]:
@@ -30,17 +35,27 @@ def store(service: Service, project: UUID, digest: str, chunks: Iterable[bytes],
         return keep(service, project, digest, staged)
 
 
-def keep(service: Service, project: UUID, digest: str, staged: Incoming) -> tuple[int, bool]:
-    """Verify what was received and store it. Owns its transaction; returns and raises as `store`."""
+def keep(
+    service: Service, project: UUID, digest: str, staged: Incoming, *, is_record: bool = False
+) -> tuple[int, bool]:
+    """Verify what was received and store it. Owns its transaction; returns and raises as `store`.
+
+    `is_record`: it is the raw record of a gate, which may be erased, and which no limit refuses.
+    """
     staged.seal(digest)
     with service.database.transaction() as session:
-        return staged.size, admit(session, project, digest, staged)
+        return staged.size, admit(session, service, project, digest, staged, is_record=is_record)
 
 
-def admit(session: Session, project: UUID, digest: str, staged: Incoming) -> bool:
+def admit(
+    session: Session, service: Service, project: UUID, digest: str, staged: Incoming, *, is_record: bool = False
+) -> bool:
     """Put sealed bytes in their place and record that the project has shown that it holds them.
 
     Both happen under the blob's lock, so that whoever clears up sees both or neither. Returns whether that is new.
+
+    Raises:
+        QuotaExceeded.
     """
     hold(session, digest)
     staged.place()
@@ -52,11 +67,41 @@ def admit(session: Session, project: UUID, digest: str, staged: Incoming) -> boo
     )
     new = session.execute(
         insert(ProjectBlobRow)
-        .values(project_id=project, digest=digest, created_at=at)
+        .values(project_id=project, digest=digest, created_at=at, used_at=at)
         .on_conflict_do_nothing(index_elements=["project_id", "digest"])
         .returning(ProjectBlobRow.digest)
     )
-    return new.first() is not None
+    is_new = new.first() is not None
+    if is_record:
+        # What was erased and is sent again is a record again.
+        session.execute(
+            insert(RecordRow)
+            .values(project_id=project, digest=digest, recorded_at=at, erased_at=None)
+            .on_conflict_do_update(index_elements=["project_id", "digest"], set_={"recorded_at": at, "erased_at": None})
+        )
+    if is_new:
+        quotas.count(session, service.settings, project, Added(bytes=staged.size), is_bound=not is_record)
+    else:
+        touch(session, project, [digest], at)
+    return is_new
+
+
+def touch(session: Session, project: UUID, digests: Iterable[str], at: datetime) -> None:
+    """Let the time of grace of blobs begin anew. One that somebody else touches just now is left to them."""
+    mine = (
+        select(ProjectBlobRow.digest)
+        .where(
+            ProjectBlobRow.project_id == project,
+            ProjectBlobRow.digest.in_(set(digests)),
+            ProjectBlobRow.used_at < at - RENEWED,
+        )
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    session.execute(
+        update(ProjectBlobRow)
+        .where(ProjectBlobRow.project_id == project, ProjectBlobRow.digest.in_(session.scalars(mine).all()))
+        .values(used_at=at)
+    )
 
 
 def hold(session: Session, digest: str) -> None:
@@ -64,19 +109,31 @@ def hold(session: Session, digest: str) -> None:
     session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:blob, 0))"), {"blob": f"blob/{digest}"})
 
 
-def sizes(session: Session, project: UUID, digests: Iterable[str]) -> dict[str, int]:
-    """Return digest → size in bytes of those blobs that the project holds."""
-    rows = session.execute(
+def sizes(session: Session, project: UUID, digests: Iterable[str], *, is_needed: bool = False) -> dict[str, int]:
+    """Return digest → size in bytes of those blobs that the project holds.
+
+    `is_needed`: nobody clears them up until the transaction ends; whoever does so now is waited for.
+    """
+    query = (
         select(BlobRow.digest, BlobRow.size)
         .join(ProjectBlobRow, ProjectBlobRow.digest == BlobRow.digest)
         .where(ProjectBlobRow.project_id == project, BlobRow.digest.in_(set(digests)))
     )
+    if is_needed:
+        query = query.with_for_update(read=True, key_share=True, of=ProjectBlobRow)
+    rows = session.execute(query)
     return {row.digest: row.size for row in rows}
 
 
 def missing(session: Session, project: UUID, digests: Sequence[str]) -> list[str]:
-    """Return the blobs that the project does not hold, once each, in the order asked."""
+    """Return the blobs that the project does not hold, once each, in the order asked.
+
+    Those that it holds are kept for a whole time of grace from now on.
+    """
     held = sizes(session, project, digests)
+    if held:
+        # Who asks goes on to register: what is told to be there must not go meanwhile.
+        touch(session, project, held, db.now(session))
     return [digest for digest in dict.fromkeys(digests) if digest not in held]
 
 

@@ -16,10 +16,11 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates.policy import plan_problems
-from registry import auth, blobs, db, evidence
+from registry import auth, blobs, db, evidence, quotas
 from registry.auth import Actor
+from registry.quotas import Added
 from registry.service import Service
-from registry.tables import DocumentRow, ProjectDocumentRow, ProjectLabelRow
+from registry.tables import BundleBlobRow, DocumentRow, ProjectDocumentRow, ProjectLabelRow
 from schemas.api import Registered
 from schemas.bundle import Bundle
 from schemas.common import canonical_json, sha256_digest, strict_json
@@ -115,12 +116,14 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
         SuiteMissing: a policy names suites that the project does not have.
         PolicyTooWeak: a policy asks for fewer samples than its rules can decide with.
         NotPermitted: a policy, by a token that is limited to some targets.
+        QuotaExceeded.
     """
     if kind == "policy":
         auth.require_whole_project(actor, "register_policy")
     document = parse(kind, raw)
     canonical = document.canonical()
     digest = sha256_digest(canonical)
+    hold(session, actor.project_id, digest)
     known = _find(session, actor.project_id, kind, digest)
     if known is not None:
         return known, False
@@ -134,6 +137,10 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
         case _:
             pass
     stored = _store(session, service, actor, kind, document, digest=digest, canonical=canonical)
+    if stored is not None:
+        # What the service itself records is not refused.
+        is_bound = kind != "reference"
+        quotas.count(session, service.settings, actor.project_id, Added(documents=1), is_bound=is_bound)
     _recent.put(digest, document)
     return (stored, True) if stored is not None else (_get(session, actor.project_id, kind, digest), False)
 
@@ -154,25 +161,35 @@ def _store(
     added = session.execute(
         insert(ProjectDocumentRow)
         .values(**member, created_at=at, created_by=actor.name)
-        .on_conflict_do_nothing(index_elements=["project_id", "digest"])
+        .on_conflict_do_update(
+            index_elements=["project_id", "digest"],
+            set_={"deleted_at": None},
+            where=ProjectDocumentRow.deleted_at.is_not(None),
+        )
         .returning(ProjectDocumentRow.id)
     )
-    if added.first() is None:
+    kept = added.scalar()
+    if kept is None:
         return None
-    if labels:
+    is_again = kept != identity
+    if isinstance(document, Bundle):
+        # The database locks each blob for this, against whoever clears up.
+        mine = {"project_id": actor.project_id, "bundle": digest}
+        session.execute(
+            insert(BundleBlobRow), [{**mine, "blob": blob} for blob in sorted({file.sha256 for file in document.files})]
+        )
+    if labels and not is_again:
         _mark(session, actor.project_id, digest, identity, labels)
     if kind in _ENTRY:
+        where = stream(actor.project_id, digest)
+        body = RegisteredBody(digest=digest, name=name, serving_digest=serving, components=components)
+        act = f"registered:{evidence.next_position(session, where)}" if is_again else "registered"
         signed = evidence.state(
-            service.signer,
-            f"documents/{actor.project_id}/{digest}",
-            "registered",
-            actor.name,
-            _ENTRY[kind],
-            RegisteredBody(digest=digest, name=name, serving_digest=serving, components=components),
-            subjects={kind: digest},
-            now=at,
+            service.signer, where, act, actor.name, _ENTRY[kind], body, subjects={kind: digest}, now=at
         )
         evidence.append(session, actor.project_id, signed)
+    if is_again:
+        return _get(session, actor.project_id, kind, digest)
     return Registered(
         digest=digest,
         name=name,
@@ -198,8 +215,22 @@ def _as_kept(value: dict[str, str] | None) -> dict[str, str] | None:
     return None if value is None else dict(sorted(value.items(), key=lambda item: (len(item[0]), item[0])))
 
 
+def stream(project: UUID, digest: str) -> str:
+    """Return the stream of what happened to a document of a project."""
+    return f"documents/{project}/{digest}"
+
+
+def hold(session: Session, project: UUID, digest: str) -> None:
+    """Let nobody delete a document until the transaction ends; whoever deletes it now is waited for."""
+    session.execute(
+        select(ProjectDocumentRow.id)
+        .where(ProjectDocumentRow.project_id == project, ProjectDocumentRow.digest == digest)
+        .with_for_update(read=True, key_share=True)
+    )
+
+
 def _check_files(session: Session, project: UUID, bundle: Bundle) -> None:
-    held = blobs.sizes(session, project, (file.sha256 for file in bundle.files))
+    held = blobs.sizes(session, project, (file.sha256 for file in bundle.files), is_needed=True)
     lacking = list(dict.fromkeys(file.sha256 for file in bundle.files if file.sha256 not in held))
     if lacking:
         raise BlobsMissing(
@@ -254,7 +285,7 @@ def _check_policy(session: Session, service: Service, project: UUID, policy: Pol
 def _check_reference(session: Session, project: UUID, reference: Reference) -> None:
     wrong = []
     try:
-        load_bundle(session, project, reference.bundle)
+        need_bundle(session, project, reference.bundle)
     except NotFound as problem:
         wrong.append({"pointer": "/bundle", "detail": problem.detail})
     try:
@@ -289,7 +320,11 @@ def _select(project: UUID, kind: str) -> Select[ProjectDocumentRow, DocumentRow]
     return (
         select(ProjectDocumentRow, DocumentRow)
         .join(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
-        .where(ProjectDocumentRow.project_id == project, ProjectDocumentRow.kind == kind)
+        .where(
+            ProjectDocumentRow.project_id == project,
+            ProjectDocumentRow.kind == kind,
+            ProjectDocumentRow.deleted_at.is_(None),
+        )
     )
 
 
@@ -335,6 +370,7 @@ def resolve(session: Session, project: UUID, kind: str, named: str) -> str:
             ProjectDocumentRow.kind == kind,
             ProjectDocumentRow.digest >= f"sha256:{digits}",
             ProjectDocumentRow.digest < f"sha256:{digits}g",
+            ProjectDocumentRow.deleted_at.is_(None),
         )
         .order_by(ProjectDocumentRow.digest)
         .limit(10)
@@ -412,7 +448,11 @@ def browse(
     query = (
         select(member.id, member.digest, member.name, member.created_at, member.created_by, *columns)
         .join(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
-        .where(ProjectDocumentRow.project_id == project, ProjectDocumentRow.kind == kind)
+        .where(
+            ProjectDocumentRow.project_id == project,
+            ProjectDocumentRow.kind == kind,
+            ProjectDocumentRow.deleted_at.is_(None),
+        )
     )
     if names:
         query = query.where(ProjectDocumentRow.name.in_(names))
@@ -445,6 +485,7 @@ def browse(
     ]
 
 
+<<<<<<< HEAD
 def _read(session: Session, kind: str, digest: str) -> AnyDocument:
     body = session.scalars(select(DocumentRow.body).where(DocumentRow.digest == digest)).one()
     document: AnyDocument = _ADAPTERS[kind].validate_python(strict_json(body))
@@ -459,8 +500,28 @@ def _load(session: Session, project: UUID, kind: str, digest: str, expected: typ
             ProjectDocumentRow.kind == kind,
             ProjectDocumentRow.digest == digest,
         )
+=======
+def is_there(session: Session, project: UUID, kind: str, digest: str, *, or_deleted: bool = False) -> bool:
+    """Tell whether a project has a document; with `or_deleted`, whether it ever had it."""
+    query = select(ProjectDocumentRow.digest).where(
+        ProjectDocumentRow.project_id == project, ProjectDocumentRow.kind == kind, ProjectDocumentRow.digest == digest
+>>>>>>> 867b3c6 (Delete bundles that nothing needs, clear up blobs, erase records, and bound what a project holds)
     )
-    if is_member is None:
+    if not or_deleted:
+        query = query.where(ProjectDocumentRow.deleted_at.is_(None))
+    return session.scalar(query) is not None
+
+
+def _load(
+    session: Session,
+    project: UUID,
+    kind: str,
+    digest: str,
+    expected: type[DocumentT],
+    *,
+    or_deleted: bool = False,
+) -> DocumentT:
+    if not is_there(session, project, kind, digest, or_deleted=or_deleted):
         raise NotFound(f"there is no {kind} {digest}", digest=digest)
     known = _recent.get(digest)
     document = known if known is not None else _read(session, kind, digest)
@@ -469,6 +530,7 @@ def _load(session: Session, project: UUID, kind: str, digest: str, expected: typ
     return document
 
 
+<<<<<<< HEAD
 def bound_policy(session: Session, digest: str) -> Policy:
     """Return the policy that something in a project is bound to: it was looked for there when it was bound."""
     known = _recent.get(digest)
@@ -481,6 +543,17 @@ def bound_policy(session: Session, digest: str) -> Policy:
 def load_bundle(session: Session, project: UUID, digest: str) -> Bundle:
     """Return a bundle of a project. Raises NotFound."""
     return _load(session, project, "bundle", digest, Bundle)
+=======
+def load_bundle(session: Session, project: UUID, digest: str, *, or_deleted: bool = False) -> Bundle:
+    """Return a bundle of a project; with `or_deleted`, also one whose files may be gone. Raises NotFound."""
+    return _load(session, project, "bundle", digest, Bundle, or_deleted=or_deleted)
+
+
+def need_bundle(session: Session, project: UUID, digest: str) -> Bundle:
+    """Return a bundle that nobody deletes until the transaction ends. Raises NotFound."""
+    hold(session, project, digest)
+    return load_bundle(session, project, digest)
+>>>>>>> 867b3c6 (Delete bundles that nothing needs, clear up blobs, erase records, and bound what a project holds)
 
 
 def load_policy(session: Session, project: UUID, digest: str) -> Policy:

@@ -165,6 +165,12 @@ def latest(session: Session, stream: str) -> EntryRow | None:
     return session.scalar(select(EntryRow).where(EntryRow.stream == stream).order_by(EntryRow.position.desc()).limit(1))
 
 
+def next_position(session: Session, stream: str) -> int:
+    """Return the place that the next entry of a stream would get: for naming an act that may happen again."""
+    last = latest(session, stream)
+    return last.position + 1 if last else 1
+
+
 def by_digest(session: Session, project: UUID, digest: str) -> EntryRow | None:
     """Return a project's entry by its digest."""
     return session.scalar(select(EntryRow).where(EntryRow.entry_digest == digest, EntryRow.project_id == project))

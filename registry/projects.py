@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from uuid import UUID
 
+import structlog
 from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
@@ -13,8 +14,10 @@ from registry import auth, db
 from registry.auth import ADMIN_PROJECT, Actor
 from registry.service import Service
 from registry.tables import ProjectRow
-from schemas.api import Project, RoleName
+from schemas.api import LimitsSet, Project, RoleName
 from schemas.problems import Conflict, NotFound, NotPermitted
+
+log = structlog.get_logger(__name__)
 
 
 def create(session: Session, name: str) -> ProjectRow:
@@ -58,6 +61,17 @@ def administered(session: Session, actor: Actor, name: str | None) -> ProjectRow
     return named(session, name)
 
 
+def seen(session: Session, actor: Actor, name: str) -> ProjectRow:
+    """Return the project that somebody looks at: the own one; any for those who administer the installation.
+
+    Raises:
+        NotFound: there is no such project, or it is none of the actor's business.
+    """
+    if name != actor.project and actor.role != "admin":
+        raise NotFound(f"there is no project {name}", name=name)
+    return administered(session, actor, name)
+
+
 def require_installation(actor: Actor) -> None:
     """Return when the actor administers the whole installation. Raises NotPermitted."""
     auth.require(actor, "administer")
@@ -79,6 +93,16 @@ def browse(session: Session, actor: Actor, *, after: UUID | None, limit: int) ->
     if after is not None:
         query = query.where(ProjectRow.id < after)
     return list(session.scalars(query.order_by(ProjectRow.id.desc()).limit(limit)))
+
+
+def set_limits(session: Session, actor: Actor, name: str, body: LimitsSet) -> ProjectRow:
+    """Set what a project may hold. What it holds already stays, whatever the limit. Raises NotFound, NotPermitted."""
+    require_installation(actor)
+    row = administered(session, actor, name)
+    row.max_bytes, row.max_uploads, row.max_documents = body.bytes, body.uploads, body.documents
+    session.flush()
+    log.info("limits_set", project=name, by=actor.name, **body.model_dump())
+    return row
 
 
 def wire(row: ProjectRow) -> Project:

@@ -12,10 +12,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gates import catalog
-from registry import documents, evidence, verification
+from registry import documents, erasure, evidence, verification
 from registry.service import Service
 from registry.tables import EntryRow
-from schemas.common import sha256_digest, strict_json
+from schemas.common import format_instant, sha256_digest, strict_json
 from schemas.evidence import Agreement, Envelope, Kind, Recomputation, Statement
 from schemas.problems import InvalidDocument, NotFound
 from schemas.result import GateResult
@@ -26,7 +26,8 @@ def recompute(session: Session, service: Service, project: UUID, entry_digest: s
 
     Returns:
         `same` only when the entry is as it was signed, its records are the bytes it names, and they give the same
-        result bit for bit; `different` when any of that is not so; `impossible` when records or documents are not
+        result bit for bit; `different` when any of that is not so; `erased` when evidence says that the records were
+        erased on purpose; `impossible` when records or documents are not
         at hand, or were made by another version of the gate.
 
     Raises:
@@ -48,12 +49,25 @@ def recompute(session: Session, service: Service, project: UUID, entry_digest: s
     except (ValueError, LookupError) as error:
         problem = f"the entry cannot be read: {str(error).splitlines()[0]}"
         return _told(row, None, None, Agreement.DIFFERENT, [problem, *faults])
+    if (gone := _erased(session, service, project, recorded)) is not None:
+        return _told(row, recorded, None, Agreement.DIFFERENT if faults else Agreement.ERASED, [*faults, gone])
     now, lacking, wrong = _again(session, service, project, row, recorded)
     faults += wrong
     if now is not None:
         faults += _differences(recorded, now)
     outcome = Agreement.DIFFERENT if faults else Agreement.IMPOSSIBLE if now is None else Agreement.SAME
     return _told(row, recorded, now, outcome, faults + lacking)
+
+
+def _erased(session: Session, service: Service, project: UUID, recorded: GateResult) -> str | None:
+    """Return who erased a result's records, when and why; None when they are there, or are gone without that."""
+    if recorded.records is None or service.blobs.exists(recorded.records):
+        return None
+    entry = erasure.erased(session, project, recorded.records)
+    if entry is None:
+        return None
+    reason = evidence.claim_of(entry.envelope)["body"]["reason"]
+    return f"its records were erased by {entry.actor} at {format_instant(entry.recorded_at)}: {reason}"
 
 
 def _again(
@@ -78,7 +92,7 @@ def _again(
     try:
         suite = documents.load_suite(session, project, named["suite"]) if named["suite"] else None
         reference = documents.load_reference(session, project, named["reference"]) if named["reference"] else None
-        bundle = documents.load_bundle(session, project, named["bundle"])
+        bundle = documents.load_bundle(session, project, named["bundle"], or_deleted=True)
         return catalog.recompute(raw, suite, reference, bundle), [], wrong
     except NotFound as problem:
         return None, [problem.detail], wrong

@@ -51,7 +51,7 @@ def create(
     auth.confirm(session, actor)
     target = targets.lock(session, targets.get(session, actor.project_id, body.target).id)
     conditions.require_target(session, target, if_match)
-    bundle = documents.load_bundle(session, actor.project_id, body.bundle)
+    bundle = documents.need_bundle(session, actor.project_id, body.bundle)
     policy = documents.load_policy(session, actor.project_id, body.policy)
     holder = targets.candidate_release(session, target.id)
     if holder is not None:

@@ -27,7 +27,7 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
     """
     if body.target is not None:
         auth.require_target(actor, body.target)
-    documents.load_bundle(session, actor.project_id, body.bundle)
+    documents.need_bundle(session, actor.project_id, body.bundle)
     policy = documents.load_policy(session, actor.project_id, body.policy)
     rules = {rule.gate: rule for rule in policy.gates}
     wanted = body.gates if body.gates is not None else list(rules)
@@ -84,7 +84,7 @@ def record(session: Session, actor: Actor, body: RecordCreate) -> JobRow:
     auth.require_target(actor, body.target)
     auth.confirm(session, actor)
     target = targets.get(session, actor.project_id, body.target)
-    documents.load_bundle(session, actor.project_id, body.bundle)
+    documents.need_bundle(session, actor.project_id, body.bundle)
     suite = documents.load_suite(session, actor.project_id, body.suite)
     if not isinstance(suite, GoldenSuite):
         raise InvalidDocument(

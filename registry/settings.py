@@ -41,6 +41,19 @@ class Settings(BaseSettings):
     upload_seconds: float = Field(
         86400.0, description="How long an upload in pieces may be silent before what is there of it is removed.", gt=0
     )
+    project_bytes: int = Field(
+        0, description="Most bytes of blobs that a project holds, unless its own limit says otherwise; 0 for any.", ge=0
+    )
+    project_uploads: int = Field(
+        256, description="Most uploads in pieces that a project has under way at once; 0 for any.", ge=0
+    )
+    project_documents: int = Field(1_000_000, description="Most documents that a project holds; 0 for any.", ge=0)
+    blob_grace_seconds: float = Field(
+        86400.0, description="How long a blob is kept that no bundle is made of: time to register one.", gt=0
+    )
+    record_days: float = Field(
+        90.0, description="Days after which the raw records of gates are erased; 0 to keep them.", ge=0
+    )
     lease_seconds: float = Field(30.0, description="How long a runner holds a job without a renewal.", gt=0)
     release_lease_seconds: float = Field(
         15.0,

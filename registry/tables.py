@@ -90,6 +90,19 @@ class ProjectRow(Base):
     id: Mapped[UUID] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[datetime]
+    max_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Most bytes of blobs; null for what the settings say, 0 for no limit. The next two are alike."""
+    max_uploads: Mapped[int | None]
+    max_documents: Mapped[int | None]
+
+
+class ProjectUsageRow(Base):
+    """What a project holds, counted with each change: its row is locked by whoever adds to it."""
+
+    __tablename__ = "project_usage"
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    documents: Mapped[int] = mapped_column(BigInteger)
 
 
 class TokenRow(Base):
@@ -136,6 +149,20 @@ class ProjectBlobRow(Base):
     project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"), primary_key=True)
     digest: Mapped[str] = mapped_column(ForeignKey("blobs.digest"), primary_key=True)
     created_at: Mapped[datetime]
+    used_at: Mapped[datetime]
+    """When it was sent, asked for before a registration, or let go by a deleted bundle: grace counts from here."""
+    __table_args__ = (Index(None, "used_at"), Index(None, "digest"))
+
+
+class RecordRow(Base):
+    """A blob that is the raw record of a gate, and whether its bytes were erased."""
+
+    __tablename__ = "records"
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    recorded_at: Mapped[datetime]
+    erased_at: Mapped[datetime | None]
+    __table_args__ = (Index("ix_records_kept", "recorded_at", postgresql_where=text("erased_at IS NULL")),)
 
 
 class UploadRow(Base):
@@ -179,6 +206,8 @@ class ProjectDocumentRow(Base):
     name: Mapped[str]
     created_at: Mapped[datetime]
     created_by: Mapped[str]
+    deleted_at: Mapped[datetime | None]
+    """When a person deleted it. The document itself stays: evidence names it."""
     __table_args__ = (
         Index(None, "project_id", "kind", "id"),
         Index(None, "project_id", "kind", "name", "id"),
@@ -198,6 +227,28 @@ class ProjectLabelRow(Base):
     __table_args__ = (
         ForeignKeyConstraint(["project_id", "digest"], ["project_documents.project_id", "project_documents.digest"]),
         Index(None, "project_id", "name", "value", "id"),
+    )
+
+
+class BundleBlobRow(Base):
+    """A blob that a project's bundle is made of. As long as it is here, the database keeps the blob."""
+
+    __tablename__ = "bundle_blobs"
+    project_id: Mapped[UUID] = mapped_column(primary_key=True)
+    bundle: Mapped[str] = mapped_column(primary_key=True)
+    blob: Mapped[str] = mapped_column(primary_key=True)
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["project_id", "bundle"],
+            ["project_documents.project_id", "project_documents.digest"],
+            name="fk_bundle_blobs_bundle",
+        ),
+        ForeignKeyConstraint(
+            ["project_id", "blob"],
+            ["project_blobs.project_id", "project_blobs.digest"],
+            name="fk_bundle_blobs_blob",
+        ),
+        Index(None, "project_id", "blob"),
     )
 
 

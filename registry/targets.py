@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import auth, db, evidence
+from registry import auth, db, documents, evidence
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import IN_PROGRESS, JobRow, ReleaseRow, TargetReferenceRow, TargetRow
@@ -135,11 +135,14 @@ def way_back(session: Session, release: ReleaseRow) -> ReleaseRow | None:
 
     The release that was live when this one began may have been rolled back since. Then the way back is where that
     one went: traffic never leaves an accepted bundle for a candidate because a person took another one back.
+    A release whose bundle was deleted is no way back: only that of what is live or under way cannot be.
     """
     before: ReleaseRow | None = release
     while before is not None and (before is release or before.phase == Phase.ROLLED_BACK):
         before = session.get(ReleaseRow, before.predecessor_id) if before.predecessor_id else None
-    return before if before is not None and before.phase in {Phase.PROMOTED, Phase.SUPERSEDED} else None
+    if before is None or before.phase not in {Phase.PROMOTED, Phase.SUPERSEDED}:
+        return None
+    return before if documents.is_there(session, before.project_id, "bundle", before.bundle) else None
 
 
 def accepted_bundle(session: Session, job: JobRow) -> str | None:

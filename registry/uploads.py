@@ -12,8 +12,9 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import blobs, db
+from registry import blobs, db, quotas
 from registry.auth import Actor
+from registry.quotas import Added
 from registry.service import Service
 from registry.storage.incoming import Incoming
 from registry.tables import UploadRow
@@ -33,6 +34,7 @@ def begin(session: Session, service: Service, actor: Actor, body: UploadCreate) 
     Raises:
         TooLarge: the service takes no blob of this size.
         InvalidDocument: the project has the blob, and it has another size.
+        QuotaExceeded.
     """
     limit = service.settings.max_blob_bytes
     if body.size > limit:
@@ -65,6 +67,8 @@ def begin(session: Session, service: Service, actor: Actor, body: UploadCreate) 
     ).one_or_none()
     if row is None:  # it was finished or taken away between the two statements
         return begin(session, service, actor, body)
+    if added is not None:
+        quotas.count(session, service.settings, actor.project_id, Added(bytes=body.size, uploads=1))
     return wire(service, row, at), added is not None
 
 
@@ -140,6 +144,7 @@ def settle(service: Service, row: UploadRow, part: Incoming) -> Upload:
 
     Raises:
         DigestMismatch: the bytes are others than was said. The upload is over: begin it anew.
+        QuotaExceeded: the project's limit was lowered meanwhile. The upload stays, and may be completed later.
         NotFound: it was taken away meanwhile.
     """
     part.sync()
@@ -159,7 +164,7 @@ def settle(service: Service, row: UploadRow, part: Incoming) -> Upload:
         ended = session.scalar(delete(UploadRow).where(UploadRow.id == row.id).returning(UploadRow.id))
         if ended is None:
             raise NotFound(f"upload {row.id} was taken away before it was complete")
-        blobs.admit(session, row.project_id, row.digest, part)
+        blobs.admit(session, service, row.project_id, row.digest, part)
     part.remove()
     return _complete(row.id, row.digest, row.size)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Text, cast, exists, func, literal, select
+from sqlalchemy import Text, and_, cast, exists, func, literal, select
 from sqlalchemy.orm import Session
 
 from gates.evidence import Record, Verifier, claim_of
@@ -69,6 +69,7 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
         streams=verifier.streams,
         checkpoints=verifier.checkpoints,
         sealed=verifier.sealed,
+        erased=verifier.erased,
         verified=verifier.entries > 0 and not faults,
         faults=faults[:MAX_FAULTS],
     )
@@ -243,7 +244,13 @@ def _document_faults(session: Session, project: UUID) -> Iterator[Fault]:
     rows = session.execute(
         select(ProjectDocumentRow.digest, ProjectDocumentRow.kind, DocumentRow.body, DocumentRow.labels, EntryRow.id)
         .join(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
-        .outerjoin(EntryRow, EntryRow.stream == func.concat(f"documents/{project}/", ProjectDocumentRow.digest))
+        .outerjoin(
+            EntryRow,
+            and_(
+                EntryRow.stream == func.concat(f"documents/{project}/", ProjectDocumentRow.digest),
+                EntryRow.position == 1,
+            ),
+        )
         .where(ProjectDocumentRow.project_id == project)
         .order_by(ProjectDocumentRow.digest)
         .execution_options(yield_per=100)

@@ -41,6 +41,36 @@ class Project(Wire):
     created_at: Instant = Field(description="When it was created.")
 
 
+class Limits(Wire):
+    """What a project may hold: 0 is any number."""
+
+    bytes: int | None = Field(description="Bytes of blobs, each counted once.")
+    uploads: int | None = Field(description="Uploads in pieces under way at once.")
+    documents: int | None = Field(description="Documents.")
+
+
+class ProjectUsage(Wire):
+    """What a project holds, and how much it may."""
+
+    name: str = Field(description="Project.")
+    bytes: int = Field(description="Bytes of the blobs that it holds.")
+    bytes_coming: int = Field(description="Bytes of the uploads that are under way; they count against the limit.")
+    uploads: int = Field(description="Uploads in pieces that are under way.")
+    documents: int = Field(description="Documents registered: bundles, policies, suites and references.")
+    limits: Limits = Field(description="What holds now.")
+    own_limits: Limits = Field(description="What an administrator set for it; null for what the settings say.")
+
+
+class LimitsSet(Closed):
+    """Set a project's limits, all three: null for what the settings say, 0 for any number."""
+
+    bytes: Integer | None = Field(None, description="Bytes of blobs.")
+    uploads: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None = Field(
+        None, description="Uploads in pieces under way at once."
+    )
+    documents: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None = Field(None, description="Documents.")
+
+
 class TokenCreate(Closed):
     """Make a token."""
 
@@ -213,6 +243,40 @@ class Revoke(Closed):
 
     entry: Digest = Field(description="Digest of the entry that holds the result.")
     reason: Text = Field(description="Why; kept in evidence.")
+
+
+class Erase(Closed):
+    """Erase the raw records of a gate's result. The result stays, and can be recomputed no more."""
+
+    entry: Digest = Field(description="Digest of the entry that holds the result.")
+    reason: Text = Field(description="Why; kept in evidence.")
+
+
+class BundleDeleted(Wire):
+    """A bundle that was deleted."""
+
+    digest: str = Field(description="Its digest. The document stays in evidence; its files go.")
+    name: str = Field(description="Family name.")
+    blobs: int = Field(description="Blobs that no other bundle of the project is made of.")
+    bytes: int = Field(description="Their bytes.")
+    free_at: Instant = Field(description="When these blobs may go, unless something needs them before.")
+
+
+class Collect(Closed):
+    """Clear up blobs that nothing needs."""
+
+    is_dry_run: bool = Field(description="Only tell what would go.")
+
+
+class Collected(Wire):
+    """What clearing up found."""
+
+    is_dry_run: bool = Field(description="Whether everything is still there.")
+    blobs: int = Field(description="Blobs that went, or would go.")
+    bytes: int = Field(description="Their bytes.")
+    strays: int = Field(description="Files in the store that no project ever recorded, which went or would go.")
+    missing: list[str] = Field(description="Blobs that are recorded, and are not in the store; 1,000 at most.")
+    missing_count: int = Field(description="How many those are.")
 
 
 class RunCreate(Closed):

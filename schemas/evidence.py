@@ -56,6 +56,8 @@ class Kind(StrEnum):
     RESTORE_OBSERVED = "restore_observed"
     REPLICA_CHANGED = "replica_changed"
     BUNDLE_REGISTERED = "bundle_registered"
+    BUNDLE_DELETED = "bundle_deleted"
+    RECORDS_ERASED = "records_erased"
     POLICY_REGISTERED = "policy_registered"
     SUITE_REGISTERED = "suite_registered"
     TARGET_CREATED = "target_created"
@@ -215,6 +217,22 @@ class Registered(Closed):
     components: dict[ShortText, Digest] | None = Field(None, description="For a bundle.")
 
 
+class Deleted(Closed):
+    """A bundle was deleted: its files may go, the document stays."""
+
+    digest: Digest = Field(description="Its digest.")
+    name: ShortText = Field(description="Its family name.")
+    reason: Text = Field(description="Why.")
+
+
+class RecordsErased(Closed):
+    """The raw records of a gate are gone on purpose. The result that was judged from them stands."""
+
+    records: Digest = Field(description="Digest of the bytes that were erased.")
+    cause: Literal["person", "retention"] = Field(description="Whether somebody asked for it, or their time was over.")
+    reason: Text = Field(description="Why.")
+
+
 class TargetCreated(Closed):
     """A target exists."""
 
@@ -309,6 +327,8 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.RESTORE_OBSERVED: Restored,
     Kind.REPLICA_CHANGED: ReplicaChanged,
     Kind.BUNDLE_REGISTERED: Registered,
+    Kind.BUNDLE_DELETED: Deleted,
+    Kind.RECORDS_ERASED: RecordsErased,
     Kind.POLICY_REGISTERED: Registered,
     Kind.SUITE_REGISTERED: Registered,
     Kind.TARGET_CREATED: TargetCreated,
@@ -402,6 +422,7 @@ class Verification(Wire):
     streams: int = Field(description="Streams read.")
     checkpoints: int = Field(description="Checkpoints read.")
     sealed: int = Field(description="Entries that a checkpoint covers: of those, none can be cut off unseen.")
+    erased: int = Field(description="Records that were erased on purpose: their results stand, and say so.")
     verified: bool = Field(description="True only when entries were read and nothing is wrong.")
     faults: list[Fault] = Field(description="What is wrong.")
 
@@ -419,6 +440,8 @@ class Agreement(StrEnum):
     """The records give the recorded result, bit for bit."""
     DIFFERENT = "different"
     """The entry, the records or the result are not what was recorded."""
+    ERASED = "erased"
+    """The records were erased on purpose, as evidence says: nothing can be computed, and nothing is damaged."""
     IMPOSSIBLE = "impossible"
     """Records or documents are not at hand, or another version of the gate made them."""
 
@@ -432,5 +455,5 @@ class Recomputation(Wire):
     gate: str | None = Field(description="Gate; null when the entry cannot be read.")
     recorded: Verdict | None = Field(description="Verdict in the entry.")
     recomputed: Verdict | None = Field(description="Verdict that the records give now.")
-    outcome: Agreement = Field(description="same, different or impossible.")
+    outcome: Agreement = Field(description="same, different, erased or impossible.")
     faults: list[str] = Field(description="What is wrong or lacking, one sentence each.")

@@ -142,6 +142,12 @@ class OffsetMismatch(Problem):
     kind, title, status = "offset-mismatch", "Upload offset mismatch", 409
 
 
+class QuotaExceeded(Problem):
+    """The project would hold more than it may; nothing was stored. `resource`, `used` and `limit` say what."""
+
+    kind, title, status = "quota-exceeded", "Quota exceeded", 409
+
+
 class KeyReused(Problem):
     """The Idempotency-Key was used before for another request. `errors` lists each difference."""
 
@@ -221,6 +227,7 @@ PROBLEMS: dict[str, type[Problem]] = {
         TransitionRefused,
         Conflict,
         OffsetMismatch,
+        QuotaExceeded,
         KeyReused,
         StaleEdit,
         TooManyRequests,

@@ -66,6 +66,8 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
         (Kind.BUNDLE_REGISTERED, Kind.POLICY_REGISTERED, Kind.SUITE_REGISTERED),
         ("plain", lambda b: f"{b['name']} {b['digest'][:19]}"),
     ),
+    Kind.BUNDLE_DELETED: ("warn", lambda b: f"{b['name']} {b['digest'][:19]}: {b['reason']}"),
+    Kind.RECORDS_ERASED: ("warn", lambda b: f"raw records {b['records'][:19]} erased: {b['reason']}"),
     Kind.TARGET_CREATED: ("plain", lambda b: f"{b['name']} on {b['runner_class']}, behind {b['gateway']}"),
     Kind.REFERENCE_SET: (
         "plain",

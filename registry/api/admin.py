@@ -3,19 +3,20 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 
-from registry import auth, db, projects, tokens
+from registry import auth, db, projects, quotas, tokens
 from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.auth import Actor
-from schemas.api import Act, Page, Project, ProjectCreate, Token, TokenCreate, TokenCreated
+from schemas.api import Act, LimitsSet, Page, Project, ProjectCreate, ProjectUsage, Token, TokenCreate, TokenCreated
 from schemas.common import Name
 from schemas.problems import Conflict, InvalidDocument, KeyReused, NotFound
 
 router = APIRouter(tags=["administration"])
 
+ProjectName = Annotated[Name, Path(description="Name of the project.")]
 AdminDep = Annotated[Actor, allow("administer")]
 
 
@@ -33,6 +34,22 @@ def list_projects(actor: AdminDep, session: SessionDep, cursor: Cursor, limit: L
     """List the projects that the caller administers."""
     rows = projects.browse(session, actor, after=cursor, limit=limit + 1)
     return page(rows, limit, projects.wire, lambda row: row.id)
+
+
+@router.get("/v1/projects/{project}", operation_id="getProject", responses=declare(InvalidDocument, NotFound))
+def get_project(
+    project: ProjectName, actor: Annotated[Actor, allow("read")], session: SessionDep, service: ServiceDep
+) -> ProjectUsage:
+    """Show what a project holds, and how much it may."""
+    return quotas.shown(session, service.settings, projects.seen(session, actor, project))
+
+
+@router.post("/v1/projects/{project}/limits", operation_id="setLimits", responses=declare(InvalidDocument, NotFound))
+def set_limits(
+    project: ProjectName, body: LimitsSet, actor: AdminDep, session: SessionDep, service: ServiceDep
+) -> ProjectUsage:
+    """Set what a project may hold. For administrators of the installation."""
+    return quotas.shown(session, service.settings, projects.set_limits(session, actor, project, body))
 
 
 @router.post(

@@ -5,14 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from starlette.responses import StreamingResponse
 
-from registry import blobs
+from registry import blobs, collection, projects
 from registry.api.bodies import CHUNK_BYTES, receive
 from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.problems import Responses, declare
 from registry.auth import Actor
-from schemas.api import Missing, MissingBlobs, StoredBlob
+from schemas.api import Collect, Collected, Missing, MissingBlobs, StoredBlob
 from schemas.common import DIGEST_PATTERN
-from schemas.problems import DigestMismatch, InvalidDocument, NotFound, TooLarge, TooSlow
+from schemas.problems import DigestMismatch, InvalidDocument, NotFound, QuotaExceeded, TooLarge, TooSlow
 
 router = APIRouter(tags=["blobs"])
 
@@ -34,7 +34,7 @@ def list_missing_blobs(
     status_code=201,
     responses={
         200: {"model": StoredBlob, "description": "The project had it before."},
-        **declare(InvalidDocument, DigestMismatch, TooLarge, TooSlow),
+        **declare(InvalidDocument, DigestMismatch, TooLarge, TooSlow, QuotaExceeded),
     },
     openapi_extra={"requestBody": {"required": True, "content": BINARY}},
 )
@@ -55,6 +55,13 @@ async def put_blob(
     )
     response.status_code = 201 if is_new else 200
     return StoredBlob(digest=digest, size=size)
+
+
+@router.post("/v1/blobs/collections", operation_id="collectBlobs", responses=declare(InvalidDocument))
+def collect_blobs(body: Collect, actor: Annotated[Actor, allow("administer")], service: ServiceDep) -> Collected:
+    """Clear up blobs that nothing needs, and tell which the store has lost. For administrators of the installation."""
+    projects.require_installation(actor)
+    return collection.collect(service, is_dry_run=body.is_dry_run)
 
 
 def _headers(digest: str, size: int) -> dict[str, str]:

@@ -6,13 +6,13 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import StringConstraints
 from sqlalchemy.orm import Session
 
-from registry import documents
+from registry import deletion, documents
 from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import Responses, declare
 from registry.auth import Actor
 from registry.service import Service
-from schemas.api import Page, Registered
+from schemas.api import Act, BundleDeleted, Page, Registered
 from schemas.bundle import MAX_LABELS
 from schemas.common import LABEL_PATTERN, Name
 from schemas.problems import (
@@ -21,6 +21,7 @@ from schemas.problems import (
     InvalidDocument,
     NotFound,
     PolicyTooWeak,
+    QuotaExceeded,
     SuiteMissing,
     TooLarge,
     UnsupportedMediaType,
@@ -59,7 +60,7 @@ Labels = Annotated[
     Query(max_length=MAX_LABELS, description="Only with this label, as name=value; repeatable: with all of them."),
 ]
 
-POSTED = declare(InvalidDocument, TooLarge, UnsupportedMediaType)
+POSTED = declare(InvalidDocument, TooLarge, UnsupportedMediaType, QuotaExceeded)
 LISTED = declare(InvalidDocument)
 NAMED = declare(InvalidDocument, NotFound, Conflict)
 
@@ -148,6 +149,18 @@ def list_bundles(
 def get_bundle(digest: NamedDigest, actor: FetcherDep, session: SessionDep) -> Registered:
     """Return a bundle."""
     return documents.get(session, actor.project_id, "bundle", digest)
+
+
+@router.post("/v1/bundles/{digest}/deletions", operation_id="deleteBundle", responses=NAMED)
+def delete_bundle(
+    digest: NamedDigest,
+    body: Act,
+    actor: Annotated[Actor, allow("delete_bundle")],
+    session: SessionDep,
+    service: ServiceDep,
+) -> BundleDeleted:
+    """Delete a bundle that nothing needs, as a recorded act. Its files go after a time of grace."""
+    return deletion.delete_bundle(session, service, actor, digest, body)
 
 
 @router.post(

@@ -4,14 +4,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
-from registry import checkpoints, cursors, db, evidence, keys, recomputation, releases, verification
+from registry import checkpoints, cursors, db, erasure, evidence, keys, recomputation, releases, verification
 from registry.api.deps import PerformDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Limit
 from registry.api.problems import declare
 from registry.auth import Actor
 from registry.cursors import Cursor
 from registry.evidence import Selection
-from schemas.api import Page, PublicKey, Revoke
+from schemas.api import Erase, Page, PublicKey, Revoke
 from schemas.checkpoint import Checkpoint
 from schemas.common import MAX_INTEGER, Digest
 from schemas.evidence import Entry, Recomputation, RecomputationCreate, Verification
@@ -150,6 +150,26 @@ def revoke_evidence(
 ) -> Entry:
     """Let a gate result count no more: what stands on it and has no traffic yet holds; what has traffic keeps it."""
     row, is_new = perform(lambda session: releases.revoke(session, service, actor, body))
+    response.status_code = 201 if is_new else 200
+    return evidence.wire(row)
+
+
+@router.post(
+    "/v1/evidence/erasures",
+    status_code=201,
+    operation_id="eraseRecords",
+    responses=declare(InvalidDocument, NotFound, Conflict)
+    | {200: {"model": Entry, "description": "They were erased before."}},
+)
+def erase_records(
+    body: Erase,
+    actor: Annotated[Actor, allow("erase_records")],
+    service: ServiceDep,
+    session: SessionDep,
+    response: Response,
+) -> Entry:
+    """Erase the raw records of a gate's result, as a recorded act. The result stands, and says that they are gone."""
+    row, is_new = erasure.erase(session, service, actor, body)
     response.status_code = 201 if is_new else 200
     return evidence.wire(row)
 

@@ -134,7 +134,7 @@ async def put_records(
         request,
         actor,
         service,
-        lambda staged: blobs.keep(service, actor.project_id, digest, staged),
+        lambda staged: blobs.keep(service, actor.project_id, digest, staged, is_record=True),
         limit=MAX_RECORD_BYTES,
     )
 

@@ -19,7 +19,7 @@ from registry.api.problems import declare
 from registry.auth import Actor
 from schemas.api import Page, Upload, UploadCreate
 from schemas.common import MAX_INTEGER
-from schemas.problems import DigestMismatch, InvalidDocument, NotFound, OffsetMismatch, TooLarge, TooSlow
+from schemas.problems import DigestMismatch, InvalidDocument, NotFound, OffsetMismatch, QuotaExceeded, TooLarge, TooSlow
 
 router = APIRouter(prefix="/v1/uploads", tags=["blobs"])
 
@@ -38,7 +38,7 @@ SHOWN = declare(InvalidDocument, NotFound)
     status_code=201,
     responses={
         200: {"model": Upload, "description": "It is under way, or the project has the blob."},
-        **declare(InvalidDocument, TooLarge),
+        **declare(InvalidDocument, TooLarge, QuotaExceeded),
     },
 )
 def create_upload(
@@ -88,7 +88,7 @@ def head_upload(upload: UUID, actor: UploaderDep, session: SessionDep, service: 
 @router.patch(
     "/{upload}",
     operation_id="patchUpload",
-    responses=declare(InvalidDocument, NotFound, OffsetMismatch, DigestMismatch, TooLarge, TooSlow),
+    responses=declare(InvalidDocument, NotFound, OffsetMismatch, QuotaExceeded, DigestMismatch, TooLarge, TooSlow),
     openapi_extra={"requestBody": {"required": True, "content": PIECE}},
 )
 async def patch_upload(

@@ -12,16 +12,16 @@ from gates.directory import Contents, DirectoryRefused, Found, read_directory
 from gates.files.refusal import shown
 from gates.inference import EngineChoice, bundle_document, merge
 from registry.cli.documents import read_bundle, read_file, resolve
-from registry.cli.failures import Exit, Usage, invalid
+from registry.cli.failures import Exit, Usage, invalid, invalid_act
 from registry.cli.memory import HashMemory
-from registry.cli.options import Json, Limit, examples, group
+from registry.cli.options import Json, Limit, Reason, examples, group
 from registry.cli.output import Clock, Output, size
 from registry.cli.profile import connect, folder
 from registry.cli.validation import EXAMPLES, validate
 from registry.client import Client
 from schemas.api import Registered
 from schemas.bundle import Bundle, Role
-from schemas.problems import DigestMismatch, InvalidDocument
+from schemas.problems import BlobsMissing, DigestMismatch, InvalidDocument
 
 app = group("Bundles: everything that decides what is served, named by one digest.")
 app.command("validate", epilog=EXAMPLES)(validate)
@@ -136,7 +136,12 @@ def create(
         return Exit.DONE
     with connect() as client:
         sent = _send(client, contents, output)
-        registered, is_new = client.bundles.register(bundle)
+        try:
+            registered, is_new = client.bundles.register(bundle)
+        except BlobsMissing:
+            # What was there when it was asked for has been cleared up since.
+            sent += _send(client, contents, output)
+            registered, is_new = client.bundles.register(bundle)
     _note_licence(bundle, output)
     told = {
         "digest": registered.digest,
@@ -400,6 +405,28 @@ def list_(
     with connect() as client:
         found = output.most(client.bundles.list(name, labels=asked), limit)
     output.result({"items": found}, lambda out: show_documents(out, found))
+    return Exit.DONE
+
+
+@app.command(epilog=examples('sluicegate bundle delete 3c3aff2a --reason "never used"'))
+def delete(bundle: BundleName, reason: Reason, as_json: Json = False) -> int:
+    """Delete a bundle that nothing needs. What serves, may be rolled back to, is under way or named, is refused.
+
+    The document stays in evidence. Files that no other bundle has go after a time of grace.
+    """
+    output = Output(as_json=as_json)
+    with connect() as client:
+        try:
+            gone = client.bundles.delete(resolve(bundle, client.bundles, read_bundle, "bundle"), reason)
+        except ValidationError as error:
+            raise invalid_act(error) from None
+
+    def human(out: Output) -> None:
+        out.say(f"deleted: {gone.name} {gone.digest}", "warn")
+        if gone.blobs:
+            out.say(f"{gone.blobs} files, {size(gone.bytes)}, may go from {gone.free_at:%Y-%m-%d %H:%M:%S}Z on")
+
+    output.result(gone, human)
     return Exit.DONE
 
 

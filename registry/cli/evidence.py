@@ -175,7 +175,7 @@ def verify(
     output.result(told, lambda out: _show(out, found, results))
     if not found.verified or any(one.outcome is Agreement.DIFFERENT for one in results):
         return Exit.FAILED
-    return Exit.UNDECIDED if any(one.outcome is Agreement.IMPOSSIBLE for one in results) else Exit.DONE
+    return Exit.DONE if all(one.outcome is Agreement.SAME for one in results) else Exit.UNDECIDED
 
 
 def _last(client: Client, number: int) -> Checkpoint | None:
@@ -216,13 +216,15 @@ def _show(out: Output, found: Verification, results: list[Recomputation]) -> Non
     read = f"{found.entries} entries in {found.streams} streams"
     if found.checkpoints:
         read += f", {found.sealed} of them under {found.checkpoints} checkpoints"
+    if found.erased:
+        read += f"; {found.erased} records erased on purpose"
     if found.verified:
         out.say(f"verified: {read}", "good")
     else:
         out.say(f"not verified: {read}, {len(found.faults)} faults", "bad")
         out.table(["STREAM", "POSITION", "WHAT IS WRONG"], ([f.stream, f.position, f.problem] for f in found.faults))
     for one in results:
-        tone = {Agreement.SAME: "good", Agreement.IMPOSSIBLE: "warn"}.get(one.outcome, "bad")
+        tone = {Agreement.SAME: "good", Agreement.IMPOSSIBLE: "warn", Agreement.ERASED: "warn"}.get(one.outcome, "bad")
         why = "".join(f"; {fault}" for fault in one.faults)
         verdict = one.recomputed or one.recorded or "no verdict"
         out.say(f"{one.gate or 'a gate'} of {one.stream} {one.position}: {one.outcome}, {verdict}{why}", tone)
@@ -273,6 +275,30 @@ def export(
 
 @app.command(
     epilog=examples(
+        'sluicegate evidence erase --release 01a2289b-8894 --gate load --reason "a customer asked for it"',
+        'sluicegate evidence erase sha256:41d0… --reason "a customer asked for it"',
+    )
+)
+def erase(
+    entry: Annotated[
+        str | None, typer.Argument(metavar="[ENTRY]", help="Whole digest of a gate result's entry.")
+    ] = None,
+    release: Annotated[str | None, typer.Option("--release", help="Or the release whose result it is, and")] = None,
+    gate: Annotated[str | None, typer.Option("--gate", "-g", help="the gate, whose latest result it is.")] = None,
+    *,
+    reason: Reason,
+    as_json: Json = False,
+) -> int:
+    """Erase the raw records of a gate's result: prompts and answers go, the result stands and says so."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        made = client.evidence.erase(_named(client, entry, release, gate), reason)
+    output.result(made, lambda out: out.say(line(made)[0], "warn"))
+    return Exit.DONE
+
+
+@app.command(
+    epilog=examples(
         'sluicegate evidence revoke --release 01a2289b-8894 --gate load --reason "the runner was throttled"',
         'sluicegate evidence revoke sha256:41d0… --reason "the runner was throttled"',
     )
@@ -289,13 +315,17 @@ def revoke(
 ) -> int:
     """Let a gate result count no more: a release that stands on it and has no traffic yet holds."""
     output = Output(as_json=as_json)
-    if (entry is None) == (release is None) or (release is None) != (gate is None):
-        raise Usage("name either the entry, or --release and --gate")
     with connect() as client:
-        named = _latest(client, release, gate) if release and gate else _digest(str(entry))
-        made = client.evidence.revoke(named, reason)
+        made = client.evidence.revoke(_named(client, entry, release, gate), reason)
     output.result(made, lambda out: out.say(line(made)[0], "warn"))
     return Exit.DONE
+
+
+def _named(client: Client, entry: str | None, release: str | None, gate: str | None) -> str:
+    """Return the digest of the entry that the command line names. Raises Usage."""
+    if (entry is None) == (release is None) or (release is None) != (gate is None):
+        raise Usage("name either the entry, or --release and --gate")
+    return _latest(client, release, gate) if release and gate else _digest(str(entry))
 
 
 def _latest(client: Client, release: str, gate: str) -> str:

@@ -49,6 +49,12 @@ def places(problem: Problem) -> list[tuple[str, str]]:
         for error in (errors if isinstance(errors, list) else [])
         if isinstance(error, Mapping)
     ]
+    users = problem.members.get("users")
+    found += [
+        (str(one.get("holder", "")), str(one.get("why", "")))
+        for one in (users if isinstance(users, list) else [])
+        if isinstance(one, Mapping)
+    ]
     missing = problem.members.get("missing")
     found += [(str(digest), "has not been uploaded") for digest in (missing if isinstance(missing, list) else [])]
     return found

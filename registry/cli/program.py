@@ -10,7 +10,21 @@ import typer
 from pydantic import ValidationError
 from typer.exceptions import Abort, TyperException
 
-from registry.cli import bundles, evidence, local, policies, profile, releases, runners, runs, suites, targets, tokens
+from registry.cli import (
+    blobs,
+    bundles,
+    evidence,
+    local,
+    policies,
+    profile,
+    projects,
+    releases,
+    runners,
+    runs,
+    suites,
+    targets,
+    tokens,
+)
 from registry.cli.failures import Exit, Usage
 from registry.cli.options import examples, group
 from registry.cli.output import Output
@@ -29,6 +43,7 @@ for name, command, epilog, short in (
 app.command("login", epilog=local.LOGIN_EXAMPLES, short_help="Keep a service and a token.")(local.login)
 for name, commands, short in (
     ("bundle", bundles.app, "What is served, named by one digest."),
+    ("blob", blobs.app, "Stored bytes, and what of them nothing needs."),
     ("policy", policies.app, "Which gates must pass, how traffic moves, who approves."),
     ("suite", suites.app, "Prompts and arrival plans that gates run."),
     ("target", targets.app, "Served names, such as chat@prod."),
@@ -37,6 +52,7 @@ for name, commands, short in (
     ("evidence", evidence.app, "The signed log of what happened."),
     ("runner", runners.app, "The machines that run models."),
     ("token", tokens.app, "Who may call, as what."),
+    ("project", projects.app, "Who owns what, and how much of it there may be."),
 ):
     app.add_typer(commands, name=name, short_help=short)
 

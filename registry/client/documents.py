@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from registry.client.transport import Transport
-from schemas.api import Registered
+from schemas.api import Act, BundleDeleted, Registered
 from schemas.common import Document
 
 
@@ -49,6 +49,15 @@ class Bundles(_Documents):
     """Bundles."""
 
     path = "/v1/bundles"
+
+    def delete(self, digest: str, reason: str) -> BundleDeleted:
+        """Delete a bundle that nothing needs. The document stays in evidence; its files go after a time of grace.
+
+        Raises:
+            Conflict: something needs it; `users` says what.
+            NotFound, NotPermitted.
+        """
+        return self._transport.post(BundleDeleted, f"{self.path}/{digest}/deletions", Act(reason=reason))
 
     def list(self, name: str | None = None, *, labels: Mapping[str, str] | None = None) -> Iterator[Registered]:
         """List bundles, newest first, without their bodies; only of a family, and with all of these labels, if given.

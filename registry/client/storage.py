@@ -10,7 +10,7 @@ from uuid import UUID
 
 from registry.client.transport import Transport
 from registry.client.uploads import Progress, Sent, Uploader
-from schemas.api import Missing, MissingBlobs, Upload
+from schemas.api import Collect, Collected, Missing, MissingBlobs, Upload
 from schemas.problems import DigestMismatch, NotFound
 
 CHUNK_BYTES = 1 << 20
@@ -62,6 +62,11 @@ class Blobs:
     def give_up(self, upload: UUID) -> None:
         """Take an upload away with what has arrived of it. Raises NotFound."""
         self._transport.send("DELETE", f"/v1/uploads/{upload}")
+
+    def collect(self, *, is_dry_run: bool) -> Collected:
+        """Clear up blobs of every project that nothing needs. Raises NotPermitted."""
+        body = Collect(is_dry_run=is_dry_run)
+        return self._transport.post(Collected, "/v1/blobs/collections", body, is_slow=True)
 
     def read(self, digest: str, *, limit: int) -> bytes:
         """Return a small blob's bytes, at most `limit` of them. Raises NotFound, DigestMismatch, Unavailable."""

@@ -14,10 +14,13 @@ from registry.client.transport import Transport
 from schemas.api import (
     Act,
     Approve,
+    Erase,
     Identity,
+    LimitsSet,
     Page,
     Project,
     ProjectCreate,
+    ProjectUsage,
     PublicKey,
     RecordCreate,
     Registered,
@@ -224,6 +227,15 @@ class Evidence:
         """Let a gate result count no more. Asking twice changes nothing. Raises NotFound, Conflict, NotPermitted."""
         return self._transport.post(Entry, "/v1/evidence/revocations", Revoke(entry=entry, reason=reason))
 
+    def erase(self, entry: str, reason: str) -> Entry:
+        """Erase the raw records of a gate's result; the result stands. Asking twice changes nothing.
+
+        Raises:
+            NotFound, NotPermitted, InvalidDocument: the entry has no records.
+            Conflict: a bundle is made of the same bytes.
+        """
+        return self._transport.post(Entry, "/v1/evidence/erasures", Erase(entry=entry, reason=reason))
+
     def export(self, file: BinaryIO) -> Archived:
         """Seal the log, then write it to a file: entries, checkpoints, public keys, and the documents they name.
 
@@ -284,6 +296,14 @@ class Projects:
     def create(self, body: ProjectCreate) -> Project:
         """Make a project. Raises Conflict, NotPermitted."""
         return self._transport.post(Project, "/v1/projects", body)
+
+    def get(self, name: str) -> ProjectUsage:
+        """Return what a project holds, and how much it may. Raises NotFound."""
+        return self._transport.get(ProjectUsage, f"/v1/projects/{name}")
+
+    def set_limits(self, name: str, body: LimitsSet) -> ProjectUsage:
+        """Set what a project may hold, all three limits. Raises NotFound, NotPermitted."""
+        return self._transport.post(ProjectUsage, f"/v1/projects/{name}/limits", body)
 
     def list(self) -> Iterator[Project]:
         """List the projects that the caller administers."""

@@ -4,7 +4,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -107,6 +107,14 @@ class LocalBlobs:
     def exists(self, digest: str) -> bool:
         """Tell whether a blob is there."""
         return self.path(digest).is_file()
+
+    def files(self, older_than: float) -> Iterator[str]:
+        """Yield the digests of the files in the store that were last written before a time, in seconds since 1970."""
+        for folder in sorted(self._root.iterdir()):
+            for path in sorted(folder.iterdir()):
+                with suppress(FileNotFoundError):  # it may go meanwhile
+                    if _DIGEST.fullmatch(f"sha256:{path.name}") and path.stat().st_mtime < older_than:
+                        yield f"sha256:{path.name}"
 
     def is_intact(self, digest: str) -> bool:
         """Tell whether a blob is there and has the bytes that it is named after. Reads all of it."""

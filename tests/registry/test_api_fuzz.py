@@ -36,6 +36,7 @@ def filled(shared_api):
     run = shared_api.clients["engineer"].post("/v1/runs", json=body).json()["id"]
     registered = runner.post("/v1/runners", json=registration).json()["id"]
     claim = runner.post(f"/v1/runners/{registered}/claims").json()
+    shared_api.clients["admin"].post("/v1/projects", json={"name": MARK})
     token = shared_api.clients["admin"].post("/v1/tokens", json={"name": MARK, "role": "viewer"}).json()["id"]
     return {
         "release": [release],
@@ -54,6 +55,7 @@ def filled(shared_api):
         "gateway": ["local"],
         "kind": ["staged", "gate_recorded", "replica_changed", "not-found"],
         "project": ["default"],
+        "path:project": [MARK],
         "If-Match": ["*", '"gated:6"', '"1"'],
         "Idempotency-Key": ["same"],
         "stream": [f"release/{release}"],

@@ -33,6 +33,7 @@ IDS = [operation["operationId"] for _, _, operation in OPERATIONS]
 DIGEST = sha256_digest(b"nothing")
 FILLED = {
     "name": "chat@prod",
+    "project": "default",
     "kind": "nothing",
     "digest": DIGEST,
     "number": "1",

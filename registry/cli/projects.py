@@ -1,0 +1,119 @@
+"""`sluicegate project`: make one, see what it holds, say how much it may."""
+
+import itertools
+import re
+from typing import Annotated
+
+import typer
+
+from registry.cli.failures import Exit, Usage, made
+from registry.cli.options import Json, Limit, examples, group
+from registry.cli.output import Output, size
+from registry.cli.profile import connect
+from schemas.api import LimitsSet, ProjectCreate, ProjectUsage
+
+app = group("Projects: who owns what, and how much of it there may be.")
+
+_SIZE = re.compile(r"([0-9]{1,16})(B|kB|MB|GB|TB)?")
+_UNITS = {None: 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@app.command(epilog=examples("sluicegate project create team-b"))
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the project.")], as_json: Json = False
+) -> int:
+    """Make a project. Its first token is made with `token create --project`."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        new = client.projects.create(made(ProjectCreate, "the project", name=name))
+    output.result(new, lambda out: out.say(f"made: {new.name}", "good"))
+    return Exit.DONE
+
+
+@app.command("list", epilog=examples("sluicegate project list", "sluicegate project list --json"))
+def list_(limit: Limit = 50, as_json: Json = False) -> int:
+    """List the projects that you administer."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = list(itertools.islice(client.projects.list(), limit))
+    output.result(
+        {"items": found},
+        lambda out: out.table(["NAME", "MADE"], ([one.name, f"{one.created_at:%Y-%m-%d %H:%M:%S}Z"] for one in found)),
+    )
+    return Exit.DONE
+
+
+@app.command(epilog=examples("sluicegate project show", "sluicegate project show team-b --json"))
+def show(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Project; your own when absent.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Show what a project holds, and how much it may."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = client.projects.get(name or client.me().project)
+    output.result(found, lambda out: _show(out, found))
+    return Exit.DONE
+
+
+@app.command(
+    epilog=examples(
+        "sluicegate project limit team-b --bytes 500GB --documents 10000", "sluicegate project limit team-b --uploads 8"
+    )
+)
+def limit(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Project.")],
+    bytes_: Annotated[
+        str | None,
+        typer.Option("--bytes", help="Bytes of blobs, such as 500GB; 0 for any, `default` for the settings'."),
+    ] = None,
+    uploads: Annotated[
+        str | None, typer.Option("--uploads", help="Uploads in pieces under way at once; alike.")
+    ] = None,
+    documents: Annotated[str | None, typer.Option("--documents", help="Documents; alike.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Say how much a project may hold. What is not named stays as it is; for administrators of the installation."""
+    output = Output(as_json=as_json)
+    if bytes_ is None and uploads is None and documents is None:
+        raise Usage("name at least one of --bytes, --uploads and --documents")
+    with connect() as client:
+        own = client.projects.get(name).own_limits
+        body = made(
+            LimitsSet,
+            "the limits",
+            bytes=_number(bytes_, own.bytes, "--bytes"),
+            uploads=_number(uploads, own.uploads, "--uploads"),
+            documents=_number(documents, own.documents, "--documents"),
+        )
+        found = client.projects.set_limits(name, body)
+    output.result(found, lambda out: _show(out, found))
+    return Exit.DONE
+
+
+def _number(said: str | None, now: int | None, option: str) -> int | None:
+    if said is None:
+        return now
+    if said == "default":
+        return None
+    match = _SIZE.fullmatch(said)
+    if match is None or (match[2] and option != "--bytes"):
+        raise Usage(f"{option} {said!r} is no number" + (" of bytes, such as 500GB" if option == "--bytes" else ""))
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _show(out: Output, found: ProjectUsage) -> None:
+    coming = f" and {size(found.bytes_coming)} coming" if found.bytes_coming else ""
+    held, own = found.limits, found.own_limits
+    out.table(
+        ["RESOURCE", "USED", "LIMIT", "SET BY"],
+        [
+            ["bytes", size(found.bytes) + coming, size(held.bytes) if held.bytes else "any", _by(own.bytes)],
+            ["uploads", found.uploads, held.uploads or "any", _by(own.uploads)],
+            ["documents", found.documents, held.documents or "any", _by(own.documents)],
+        ],
+    )
+
+
+def _by(own: int | None) -> str:
+    return "settings" if own is None else "administrator"

@@ -1,0 +1,109 @@
+"""What a project holds, and how much it may: counted under one lock with what is added, so that two at once agree."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from registry.settings import Settings
+from registry.tables import ProjectRow, ProjectUsageRow, UploadRow
+from schemas.api import Limits, ProjectUsage
+from schemas.problems import QuotaExceeded
+
+_ADVICE = {
+    "bytes": "delete bundles that are not needed (`sluicegate bundle delete`), and `sluicegate blob gc`",
+    "uploads": "finish or give up uploads that are under way",
+    "documents": "delete bundles that are not needed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What something adds to a project; negative for what it takes away."""
+
+    bytes: int = 0
+    documents: int = 0
+    uploads: int = 0
+    """Of which the bytes are those that will come."""
+
+
+def count(session: Session, settings: Settings, project: UUID, added: Added, *, is_bound: bool = True) -> None:
+    """Count what is added, and keep others from adding until the transaction ends. Call it last.
+
+    `is_bound`: whether limits hold for it; what the service itself records is counted and never refused.
+
+    Raises:
+        QuotaExceeded: the project would hold more than it may.
+    """
+    usage = _locked(session, project)
+    if is_bound:
+        limit = limits(settings, session.get_one(ProjectRow, project))
+        is_asked = bool(added.uploads or (added.bytes > 0 and limit.bytes))
+        under_way, coming = _under_way(session, project) if is_asked else (0, 0)
+        if added.uploads:  # whose row is written already
+            under_way, coming = under_way - added.uploads, coming - added.bytes
+        _require("bytes", usage.bytes + coming, added.bytes, limit.bytes)
+        _require("documents", usage.documents, added.documents, limit.documents)
+        _require("uploads", under_way, added.uploads, limit.uploads)
+    if not added.uploads:
+        usage.bytes += added.bytes
+    usage.documents += added.documents
+    session.flush()
+
+
+def _require(resource: str, used: int, added: int, limit: int | None) -> None:
+    if limit and added > 0 and used + added > limit:
+        raise QuotaExceeded(
+            f"the project holds {used} {resource} of at most {limit}, and {added} more were asked for; "
+            f"{_ADVICE[resource]}, or let an administrator raise it (`sluicegate project limit`)",
+            resource=resource,
+            used=used,
+            limit=limit,
+            added=added,
+        )
+
+
+def _locked(session: Session, project: UUID) -> ProjectUsageRow:
+    row = session.get(ProjectUsageRow, project, with_for_update=True, populate_existing=True)
+    if row is None:
+        session.execute(
+            insert(ProjectUsageRow)
+            .values(project_id=project, bytes=0, documents=0)
+            .on_conflict_do_nothing(index_elements=["project_id"])
+        )
+        row = session.get_one(ProjectUsageRow, project, with_for_update=True, populate_existing=True)
+    return row
+
+
+def _under_way(session: Session, project: UUID) -> tuple[int, int]:
+    """Return how many uploads are under way, and how many bytes they will bring."""
+    row = session.execute(
+        select(func.count(), func.coalesce(func.sum(UploadRow.size), 0)).where(UploadRow.project_id == project)
+    ).one()
+    return int(row[0]), int(row[1])
+
+
+def limits(settings: Settings, project: ProjectRow) -> Limits:
+    """Return what a project may hold; 0 is any number."""
+    return Limits(
+        bytes=settings.project_bytes if project.max_bytes is None else project.max_bytes,
+        uploads=settings.project_uploads if project.max_uploads is None else project.max_uploads,
+        documents=settings.project_documents if project.max_documents is None else project.max_documents,
+    )
+
+
+def shown(session: Session, settings: Settings, project: ProjectRow) -> ProjectUsage:
+    """Return what a project holds beside what it may."""
+    usage = session.get(ProjectUsageRow, project.id)
+    under_way, coming = _under_way(session, project.id)
+    return ProjectUsage(
+        name=project.name,
+        bytes=usage.bytes if usage else 0,
+        bytes_coming=coming,
+        uploads=under_way,
+        documents=usage.documents if usage else 0,
+        limits=limits(settings, project),
+        own_limits=Limits(bytes=project.max_bytes, uploads=project.max_uploads, documents=project.max_documents),
+    )

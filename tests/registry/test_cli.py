@@ -20,7 +20,8 @@ COMMANDS = {
     "up": None,
     "demo": None,
     "login": None,
-    "bundle": {"create", "validate", "show", "list"},
+    "bundle": {"create", "validate", "show", "list", "delete"},
+    "blob": {"gc"},
     "policy": {"push", "show", "list"},
     "suite": {"push", "show", "list", "record"},
     "target": {"create", "show", "history", "list"},
@@ -38,9 +39,10 @@ COMMANDS = {
         "rollback",
     },
     "gate": {"run", "watch", "list"},
-    "evidence": {"list", "follow", "verify", "checkpoint", "export", "revoke"},
+    "evidence": {"list", "follow", "verify", "checkpoint", "export", "revoke", "erase"},
     "runner": {"list"},
     "token": {"create", "list", "revoke"},
+    "project": {"create", "list", "show", "limit"},
 }
 LEAVES = [
     [group, *([name] if name else [])] for group, names in COMMANDS.items() for name in sorted(names or {None}, key=str)

@@ -485,7 +485,6 @@ def browse(
     ]
 
 
-<<<<<<< HEAD
 def _read(session: Session, kind: str, digest: str) -> AnyDocument:
     body = session.scalars(select(DocumentRow.body).where(DocumentRow.digest == digest)).one()
     document: AnyDocument = _ADAPTERS[kind].validate_python(strict_json(body))
@@ -493,19 +492,10 @@ def _read(session: Session, kind: str, digest: str) -> AnyDocument:
     return document
 
 
-def _load(session: Session, project: UUID, kind: str, digest: str, expected: type[DocumentT]) -> DocumentT:
-    is_member = session.scalar(
-        select(ProjectDocumentRow.digest).where(
-            ProjectDocumentRow.project_id == project,
-            ProjectDocumentRow.kind == kind,
-            ProjectDocumentRow.digest == digest,
-        )
-=======
 def is_there(session: Session, project: UUID, kind: str, digest: str, *, or_deleted: bool = False) -> bool:
     """Tell whether a project has a document; with `or_deleted`, whether it ever had it."""
     query = select(ProjectDocumentRow.digest).where(
         ProjectDocumentRow.project_id == project, ProjectDocumentRow.kind == kind, ProjectDocumentRow.digest == digest
->>>>>>> 867b3c6 (Delete bundles that nothing needs, clear up blobs, erase records, and bound what a project holds)
     )
     if not or_deleted:
         query = query.where(ProjectDocumentRow.deleted_at.is_(None))
@@ -530,7 +520,6 @@ def _load(
     return document
 
 
-<<<<<<< HEAD
 def bound_policy(session: Session, digest: str) -> Policy:
     """Return the policy that something in a project is bound to: it was looked for there when it was bound."""
     known = _recent.get(digest)
@@ -540,10 +529,6 @@ def bound_policy(session: Session, digest: str) -> Policy:
     return document
 
 
-def load_bundle(session: Session, project: UUID, digest: str) -> Bundle:
-    """Return a bundle of a project. Raises NotFound."""
-    return _load(session, project, "bundle", digest, Bundle)
-=======
 def load_bundle(session: Session, project: UUID, digest: str, *, or_deleted: bool = False) -> Bundle:
     """Return a bundle of a project; with `or_deleted`, also one whose files may be gone. Raises NotFound."""
     return _load(session, project, "bundle", digest, Bundle, or_deleted=or_deleted)
@@ -553,7 +538,6 @@ def need_bundle(session: Session, project: UUID, digest: str) -> Bundle:
     """Return a bundle that nobody deletes until the transaction ends. Raises NotFound."""
     hold(session, project, digest)
     return load_bundle(session, project, digest)
->>>>>>> 867b3c6 (Delete bundles that nothing needs, clear up blobs, erase records, and bound what a project holds)
 
 
 def load_policy(session: Session, project: UUID, digest: str) -> Policy:

@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench-registry lint format lock schemas clean
+.PHONY: help install demo test bench-registry mutation lint format lock schemas clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -13,6 +13,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK := deploy/requirements.lock
 BUILD_LOCK := deploy/requirements-build.lock
+MUTATION_LOCK := deploy/requirements-mutation.lock
+MUTATION := .venv-mutation
 PACKAGES := schemas gates registry workers
 MYPY_TARGETS := $(addprefix -p ,$(PACKAGES)) $(if $(wildcard tests/support/*.py),-p tests.support)
 
@@ -45,6 +47,15 @@ test: install lint ## Lint, check migrations, run every test and look into the b
 bench-registry: install ## Time the API at 1,000 and 100,000 bundles: make bench-registry ARGS="--sizes 1000:10000"
 	$(BIN)/python -m tests.bench.registry $(ARGS)
 
+# cosmic-ray only writes the mutants, and needs nothing of ours: an environment of its own keeps its packages out of .venv.
+$(MUTATION)/.installed: $(MUTATION_LOCK)
+	$(PYTHON) -m venv $(MUTATION)
+	$(MUTATION)/bin/python -m pip install --quiet --require-hashes -r $(MUTATION_LOCK)
+	touch $@
+
+mutation: install $(MUTATION)/.installed ## Change each decision once and see that a test notices: ARGS=gates/stats.py
+	$(BIN)/python -m tests.mutation.run --mutants $(MUTATION)/bin/python $(ARGS)
+
 lint: install ## Check format, style, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -67,6 +78,7 @@ lock: install ## Resolve the requirements anew within the ranges of pyproject.to
 	$(LOCK_WITH) $(ARGS) --extra embedded --extra demo --extra dev --output-file $(LOCK) pyproject.toml
 	sed -i '/^# WARNING: The following packages were not pinned/,$$d' $(LOCK)
 	$(LOCK_WITH) $(ARGS) --only-build-deps --all-build-deps --constraint $(LOCK) --output-file $(BUILD_LOCK) pyproject.toml
+	$(LOCK_WITH) $(ARGS) --constraint $(LOCK) --output-file $(MUTATION_LOCK) deploy/requirements-mutation.in
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(MUTATION) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -8,7 +8,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("deploy/requirements.lock", "deploy/requirements-build.lock")
+LOCKS = ("deploy/requirements.lock", "deploy/requirements-build.lock", "deploy/requirements-mutation.lock")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 LOCKED_EXTRAS = ("embedded", "demo", "dev")
 
@@ -45,9 +45,10 @@ def test_the_lock_satisfies_every_requirement_of_the_project():
             assert requirement.specifier.contains(locked[name]), f"{requirement}: run make lock"
 
 
-def test_both_locks_agree():
+@pytest.mark.parametrize("lock", LOCKS[1:])
+def test_the_locks_agree(lock):
     locked = pins("deploy/requirements.lock")
-    for name, version in pins("deploy/requirements-build.lock").items():
+    for name, version in pins(lock).items():
         assert locked.get(name, version) == version
 
 

@@ -1,0 +1,240 @@
+"""Are the tests of what decides able to fail? Changes each of its decisions once, and looks whether a test does.
+
+    python -m tests.mutation.run --mutants PYTHON [--jobs N] [MODULE_FILE…]
+
+`--mutants` is the interpreter of the environment that has cosmic-ray. A mutant survives when every test of its module
+still passes. Exit status 1: a survivor is not in `equivalent.toml`, or an entry of that list is no survivor any more.
+
+One process imports what is slow to import and never ours; each mutant is a fork of it, whose import system gives the
+mutated source in place of the module. Nothing is written, so that nothing is left behind.
+"""
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[2]
+HERE: Final = Path(__file__).parent
+TESTS: Final = {
+    "gates/stats.py": ("tests/gates/test_stats.py",),
+    "gates/policy.py": ("tests/gates/test_policy.py",),
+    "registry/lifecycle.py": ("tests/registry/test_lifecycle.py",),
+    "gates/canary.py": ("tests/gates/test_canary.py",),
+    "gates/tally.py": ("tests/gates/test_canary.py",),
+}
+"""What decides, and the tests that must notice."""
+SLOW: Final = ("hypothesis", "numpy", "pydantic", "pytest", "rfc8785", "scipy.special", "scipy.stats", "sqlalchemy")
+"""Imported once, before the forks: packages of others."""
+LEAST_SECONDS: Final = 20.0
+SLACK: Final = 8.0
+"""A mutant that takes so many times as long as the tests do without it is in an endless loop, and noticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of one module. `was` and `now` are the lines that differ, without the space around them."""
+
+    module: str
+    operator: str
+    line: int
+    source: str
+    was: str
+    now: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """How `equivalent.toml` names it: by what the lines say, since their numbers move."""
+        return self.module, self.was, self.now
+
+    def diff(self) -> str:
+        """Return the change as a unified diff."""
+        before = (ROOT / self.module).read_text("utf-8").splitlines(keepends=True)
+        after = self.source.splitlines(keepends=True)
+        return "".join(difflib.unified_diff(before, after, self.module, f"{self.module} ({self.operator})", n=2))
+
+
+@dataclass(slots=True)
+class Running:
+    """A fork that tries one mutant."""
+
+    mutant: Mutant | None
+    pid: int
+    deadline: float
+    began: float = field(default_factory=time.monotonic)
+
+
+class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives a source of its own for one module."""
+
+    def __init__(self, module: str, source: str) -> None:
+        self.name = module.removesuffix(".py").replace("/", ".")
+        self.path = str(ROOT / module)
+        self.source = source
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        return importlib.util.spec_from_loader(fullname, self, origin=self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self.source, self.path, "exec"), module.__dict__)
+
+
+def mutants(python: str, modules: Sequence[str]) -> list[Mutant]:
+    """Return every mutant of the modules."""
+    words = [python, "-W", "ignore", str(HERE / "mutants.py"), str(ROOT), *modules]
+    written = subprocess.run(words, check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""})
+    found = []
+    for line in written.stdout.splitlines():
+        made: dict[str, Any] = json.loads(line)
+        was, now = _changed((ROOT / made["module"]).read_text("utf-8"), made["source"])
+        found.append(Mutant(was=was, now=now, **made))
+    return found
+
+
+def _changed(before: str, after: str) -> tuple[str, str]:
+    lines = list(difflib.ndiff(before.splitlines(), after.splitlines()))
+    return tuple(  # type: ignore[return-value]
+        " ".join(" ".join(line[2:] for line in lines if line.startswith(mark)).split()) for mark in ("- ", "+ ")
+    )
+
+
+def _start(mutant: Mutant | None, tests: Sequence[str], seconds: float) -> Running:
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return Running(mutant, pid, time.monotonic() + seconds)
+    status = 70
+    with contextlib.suppress(BaseException):  # edge: a fork ends here, whatever the mutant raised
+        status = _try(mutant, tests)
+    os._exit(status)
+
+
+def _try(mutant: Mutant | None, tests: Sequence[str]) -> int:
+    """Run the tests in this process, silently; 0 when all pass."""
+    os.setsid()
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    if mutant is not None:
+        sys.meta_path.insert(0, _Mutated(mutant.module, mutant.source))
+    pytest = importlib.import_module("pytest")
+    hypothesis = importlib.import_module("hypothesis")
+    # The same examples every time: the list of equivalent mutants must not depend on luck.
+    hypothesis.settings.register_profile("mutation", derandomize=True, database=None, deadline=None)
+    hypothesis.settings.load_profile("mutation")
+    words = [
+        "-x",
+        "-q",
+        "--assert=plain",
+        "--noconftest",
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "timeout=0",
+    ]
+    return int(pytest.main([*words, *tests]))
+
+
+def _ended(running: list[Running]) -> Iterator[tuple[Running, bool]]:
+    """Yield what has ended, with whether its tests passed."""
+    for each in list(running):
+        pid, status = os.waitpid(each.pid, os.WNOHANG)
+        if pid == 0 and time.monotonic() < each.deadline:
+            continue
+        if pid == 0:
+            os.killpg(each.pid, signal.SIGKILL)
+            os.waitpid(each.pid, 0)
+            status = -1
+        running.remove(each)
+        yield each, status == 0
+
+
+def baseline(module: str) -> float:
+    """Return how many seconds the tests of a module take. Raises RuntimeError when they fail without any mutant."""
+    running = [_start(None, TESTS[module], 600.0)]
+    while True:
+        for each, passed in _ended(running):
+            if not passed:
+                raise RuntimeError(f"the tests of {module} fail without any mutant")
+            return time.monotonic() - each.began
+        select.select([], [], [], 0.02)
+
+
+def survivors(found: Sequence[Mutant], *, jobs: int) -> list[Mutant]:
+    """Return the mutants that no test noticed, in order."""
+    limits = {module: max(LEAST_SECONDS, SLACK * baseline(module)) for module in {each.module for each in found}}
+    waiting, running, alive, tried = list(reversed(found)), list[Running](), list[Mutant](), 0
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            mutant = waiting.pop()
+            running.append(_start(mutant, TESTS[mutant.module], limits[mutant.module]))
+        for each, passed in _ended(running):
+            tried += 1
+            if passed and each.mutant is not None:
+                alive.append(each.mutant)
+            if tried % 50 == 0:
+                sys.stderr.write(f"{tried} of {len(found)} tried, {len(alive)} not noticed\n")
+        select.select([], [], [], 0.01)
+    return sorted(alive, key=lambda each: (each.module, each.line, each.operator))
+
+
+def accepted() -> dict[tuple[str, str, str], str]:
+    """Return the mutants that change no decision, with the reason of each."""
+    listed = tomllib.loads((HERE / "equivalent.toml").read_text("utf-8")).get("mutant", [])
+    return {(each["module"], each["was"], each["now"]): each["reason"] for each in listed}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Try every mutant and say which were not noticed."""
+    parser = argparse.ArgumentParser(description="Changes each decision once and looks whether a test notices.")
+    parser.add_argument("--mutants", required=True, help="interpreter of the environment that has cosmic-ray")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="forks at once")
+    parser.add_argument("modules", nargs="*", help=f"of {', '.join(TESTS)}; all of them by default")
+    told = parser.parse_args(arguments)
+    if unknown := [each for each in told.modules if each not in TESTS]:
+        parser.error(f"no tests are known for {', '.join(unknown)}")
+    modules = told.modules or list(TESTS)
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    for name in SLOW:
+        importlib.import_module(name)
+    began = time.monotonic()
+    found = mutants(told.mutants, modules)
+    alive = survivors(found, jobs=told.jobs)
+    equivalent = accepted()
+    unknown_ones = [each for each in alive if each.key not in equivalent]
+    stale = [key for key in equivalent if key[0] in modules and key not in {each.key for each in alive}]
+    for each in unknown_ones:
+        sys.stdout.write(f"\nnot noticed: {each.module}:{each.line} {each.operator}\n{each.diff()}")
+    for module, was, now in stale:
+        sys.stdout.write(f"\nlisted as equivalent, but noticed or not made: {module}\n- {was}\n+ {now}\n")
+    sys.stdout.write(
+        f"\n{len(found)} mutants of {len(modules)} modules in {time.monotonic() - began:.0f} s:"
+        f" {len(found) - len(alive)} noticed, {len(alive) - len(unknown_ones)} equivalent,"
+        f" {len(unknown_ones)} not noticed, {len(stale)} entries of the list are stale\n"
+    )
+    return 1 if unknown_ones or stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -233,17 +233,14 @@ def _rollback_problems(rule: RollbackRule, suite: AnySuite | None) -> Problems:
 
 def _canary_problems(policy: Policy) -> Problems:
     conditions = policy.canary.stop_conditions
-    sound = True
     for place, condition in enumerate(conditions):
         field = "percentile" if isinstance(condition, TtftCondition) else "max_ratio"
         limit = limit_ratio(condition)
         if limit <= 0:
-            sound = False
             yield f"stop_conditions/{place}/{field}", "a limit of nothing cannot be proved by any number of requests"
         elif limit >= 1:
-            sound = False
             yield f"stop_conditions/{place}/{field}", "a limit that allows everything stops nothing"
-    floor = least_requests(conditions) if sound else None
+    floor = least_requests(conditions)
     if floor is None:
         return
     for place, step in enumerate(policy.canary.steps):

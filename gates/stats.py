@@ -29,7 +29,7 @@ def at_most(k: int, n: int, ratio: float) -> float:
         ValueError: n is not positive, k is outside 0..n, or the ratio is outside 0..1.
     """
     _check(k, n, ratio)
-    return 1.0 if k >= n else float(special.bdtr(k, n, ratio))
+    return float(special.bdtr(k, n, ratio))
 
 
 def at_least(k: int, n: int, ratio: float) -> float:
@@ -39,7 +39,7 @@ def at_least(k: int, n: int, ratio: float) -> float:
         ValueError: as `at_most`.
     """
     _check(k, n, ratio)
-    return 1.0 if k == 0 else float(special.bdtrc(k - 1, n, ratio))
+    return float(special.bdtrc(k - 1, n, ratio))
 
 
 def _check(k: int, n: int, ratio: float) -> None:
@@ -186,7 +186,7 @@ def admissible_misses(n: int, percentile: Decimal, confidence: Decimal) -> int |
     """Return the most misses with which n samples still pass, or None when even 0 do not."""
     ratio, limit = float(1 - percentile), float(1 - confidence)
     found: int | None = None
-    for misses in range(n + 1):
+    for misses in range(n):  # n misses of n never pass
         if at_most(misses, n, ratio) >= limit:
             break
         found = misses

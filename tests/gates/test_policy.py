@@ -7,7 +7,7 @@ from gates import arrivals, policy, stats
 from gates.policy import Outcome, decide, plan_problems
 from schemas.policy import Policy
 from schemas.result import Verdict
-from schemas.suite import GoldenSuite
+from schemas.suite import Arrival, GoldenSuite
 from tests.support import structured
 
 PROMPTS = [{"id": "one", "messages": [{"role": "user", "content": "ping"}], "max_tokens": 8}]
@@ -194,6 +194,10 @@ def test_a_golden_suite_that_is_recorded_once_is_refused_since_its_noise_stays_u
     (problem,) = plan_problems(make(golden={"suite": once.digest}), SUITES | {once.digest: once})
     assert problem.startswith("/gates/2/suite: its reference is recorded once only")
     assert problem.endswith("repeats must be at least 2")
+    more = GOLDEN.model_copy(update={"prompts": [*GOLDEN.prompts, GOLDEN.prompts[0].model_copy(update={"id": "two"})]})
+    assert plan_problems(make(golden={"suite": more.digest}), SUITES | {more.digest: more}) == []
+    often = GOLDEN.model_copy(update={"repeats": 3})
+    assert plan_problems(make(golden={"suite": often.digest}), SUITES | {often.digest: often}) == []
 
 
 @pytest.mark.parametrize(
@@ -226,6 +230,38 @@ def test_the_canary_floor_is_the_least_that_a_faultless_step_needs():
     assert problems == [
         "/canary/steps/0/min_requests: 28 requests cannot prove the stop conditions, even if all are good: at least 29"
     ]
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"e2e_ms": 10_000},  # as long as the suite waits
+        {"percentile": "0.5"},
+        {"attainment_min": "0.954"},  # 64 good ones prove 0.95426
+        {"error_max": "0.046"},
+        {"ttft_ms": 2000},
+    ],
+)
+def test_a_load_rule_at_its_very_bounds_can_decide(load):
+    assert plan_problems(make(load=load), SUITES) == []
+
+
+def test_answers_of_two_tokens_have_a_time_per_token():
+    two = load_suite(prompts=[PROMPTS[0] | {"max_tokens": 2}])
+    assert plan_problems(make(load={"suite": two.digest}), SUITES | {two.digest: two}) == []
+
+
+def test_a_step_may_ask_for_more_requests_than_it_needs():
+    steps = [step | {"min_requests": 30} for step in CANARY["steps"]]
+    assert plan_problems(make(canary={"steps": steps}), SUITES) == []
+
+
+def test_the_send_lag_that_is_allowed_is_a_whole_number_of_milliseconds():
+    problem = "/gates/3/send_lag_ms: 51 ms would hide in a bound of 509 ms: at most 50"
+    assert plan_problems(make(load={"ttft_ms": 509, "send_lag_ms": 51}), SUITES) == [problem]
+    assert plan_problems(make(load={"ttft_ms": 10, "send_lag_ms": 5}), SUITES) == []
+    problem = "/gates/3/send_lag_ms: 6 ms would hide in a bound of 10 ms: at most 5"
+    assert plan_problems(make(load={"ttft_ms": 10, "send_lag_ms": 6}), SUITES) == [problem]
 
 
 def test_the_load_floor_is_exactly_the_least_sample_size():
@@ -297,6 +333,11 @@ def test_a_structured_rule_that_could_never_decide_is_refused(rule, start):
     assert found.startswith(start)
 
 
+def test_a_second_is_time_enough_for_an_answer():
+    assert with_structured(answer_seconds="1") == []
+    assert plan_problems(*make_drill(LOAD, recovery_seconds="1")) == []
+
+
 def test_a_structured_suite_whose_instances_contradict_its_schema_is_refused():
     unfit = structured.suite(structured.item(valid=('{"n":"1"}',)))
     assert [one.split(":")[0] for one in with_structured(unfit)] == ["/gates/2/suite"]
@@ -308,6 +349,23 @@ def test_a_structured_suite_whose_instances_contradict_its_schema_is_refused():
 class TestDrill:
     def test_a_drill_with_a_plan_to_see_by_is_fine(self):
         assert plan_problems(*make_drill(LOAD)) == []
+        for requests, rate in ((20, "10"), (2_000, "100")):
+            assert plan_problems(*make_drill(load_suite(requests=requests, rate_per_second=rate))) == []
+
+    def test_a_plan_that_begins_late_is_no_longer_for_that(self):
+        # It ends 1.2 s after the window began, and takes 0.9 s.
+        plan = [Arrival(at_us=300_000 + place * 20_000, prompt="one") for place in range(46)]
+        late = LOAD.model_copy(update={"plan": plan})
+        found = plan_problems(*make_drill(late))
+        assert [one for one in found if one.startswith("/gates/4/suite: its plan is over within 1 s")]
+        just = [Arrival(at_us=300_000 + place * 50_000, prompt="one") for place in range(21)]
+        found = plan_problems(*make_drill(LOAD.model_copy(update={"plan": just})))
+        assert not [one for one in found if one.startswith("/gates/4/suite: its plan is over")]
+
+    def test_one_request_of_a_hundred_may_be_lost(self):
+        assert plan_problems(*make_drill(LOAD, lost_max=3)) == []
+        (problem,) = plan_problems(*make_drill(LOAD, lost_max=4))
+        assert problem.endswith("of the 320 sent: at most 3")
 
     @pytest.mark.parametrize(
         ("suite", "rule", "problem"),

@@ -2,6 +2,7 @@ import math
 import random
 from decimal import Decimal
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +68,12 @@ def test_one_miss_more_never_improves_a_verdict(n, data):
     assert better.index(after) >= better.index(before)
 
 
+def test_a_percentile_of_next_to_nothing_admits_almost_every_miss():
+    assert stats.admissible_misses(1, D("0.01"), D("0.95")) == 0
+    assert stats.admissible_misses(2, D("0.01"), D("0.95")) == 1
+    assert stats.admissible_misses(1, D("0.01"), D("0.999")) is None
+
+
 def test_all_misses_fail_and_no_sample_is_refused():
     assert stats.decide_percentile(10, 10, D("0.9"), D("0.99")).verdict is Verdict.FAILED
     with pytest.raises(ValueError, match="at least one observation"):
@@ -89,6 +96,67 @@ def test_all_misses_fail_and_no_sample_is_refused():
 def test_numbers_that_would_make_a_vacuous_decision_are_refused(over, n, percentile, confidence, alpha):
     with pytest.raises(ValueError, match=r"proportion|percentile|confidence"):
         stats.decide_percentile(over, n, D(percentile), D(confidence), alpha)
+
+
+def out_of_range():
+    for bad in ("-0.1", "0", "1", "1.1"):
+        yield "percentile", lambda bad=bad: stats.decide_percentile(0, 10, D(bad), D("0.95"))
+        yield "percentile", lambda bad=bad: stats.minimum_samples(D(bad), D("0.95"))
+        yield "percentile", lambda bad=bad: stats.minimum_samples(D("0.9"), D(bad))
+        yield "bound", lambda bad=bad: stats.minimum_samples_for_bound(D(bad))
+        yield "alpha", lambda bad=bad: stats.minimum_detectable(64, 0.1, alpha=float(bad))
+        yield "alpha", lambda bad=bad: stats.minimum_detectable(64, 0.1, power=float(bad))
+    for bad in ("-0.1", "0.4", "0.5", "1", "1.1"):
+        yield "confidence", lambda bad=bad: stats.decide_percentile(0, 10, D("0.9"), D(bad))
+    for bad in (-0.1, 0.0, 0.5, 0.6):
+        yield "alpha", lambda bad=bad: stats.decide_percentile(0, 10, D("0.9"), D("0.95"), bad)
+    for bad in ("-0.1", "0", "1.1"):
+        yield "percentile", lambda bad=bad: stats.nearest_rank([1.0, 2.0], D(bad))
+    for bad in (-0.5, 1.5):
+        yield "ratio", lambda bad=bad: stats.at_most(0, 10, bad)
+        yield "ratio", lambda bad=bad: stats.at_least(0, 10, bad)
+        yield "ratio", lambda bad=bad: stats.minimum_detectable(10, bad)
+        yield "quantile", lambda bad=bad: stats.gamma_quantile(bad, 1.0)
+    for bad in (-1, 0):
+        yield "observation", lambda bad=bad: stats.minimum_detectable(bad, 0.1)
+        yield "above 0", lambda bad=bad: stats.gap_fit([1.0], rate_per_second=bad, shape=1.0)
+        yield "above 0", lambda bad=bad: stats.gap_fit([1.0], rate_per_second=1.0, shape=bad)
+        yield "above 0", lambda bad=bad: stats.expected_distinct(bad, rate_per_second=1.0, shape=1.0)
+        yield "above 0", lambda bad=bad: stats.expected_distinct(1, rate_per_second=bad, shape=1.0)
+        yield "above 0", lambda bad=bad: stats.expected_distinct(1, rate_per_second=1.0, shape=bad)
+    yield "misses", lambda: stats.minimum_samples(D("0.9"), D("0.95"), -1)
+    yield "one gap", lambda: stats.gap_fit([], rate_per_second=1.0, shape=1.0)
+
+
+@pytest.mark.parametrize(("about", "call"), list(out_of_range()))
+def test_a_number_out_of_its_range_is_refused(about, call):
+    with pytest.raises(ValueError, match=about):
+        call()
+
+
+def test_what_is_just_as_rare_as_the_limit_decides_nothing():
+    # Coins: probabilities that are exact in binary.
+    assert stats.decide_percentile(0, 2, D("0.5"), D("0.75")).verdict is Verdict.INCONCLUSIVE
+    assert stats.decide_percentile(0, 3, D("0.5"), D("0.75")).verdict is Verdict.PASSED
+    assert stats.decide_percentile(2, 2, D("0.5"), D("0.75"), 0.25).verdict is Verdict.INCONCLUSIVE
+    assert stats.decide_percentile(3, 3, D("0.5"), D("0.75"), 0.25).verdict is Verdict.FAILED
+    assert stats.minimum_samples(D("0.5"), D("0.75")) == 3
+    assert stats.minimum_samples(D("0.5"), D("0.875")) == 4
+    assert (stats.admissible_misses(2, D("0.5"), D("0.75")), stats.admissible_misses(3, D("0.5"), D("0.75"))) == (
+        None,
+        0,
+    )
+    assert stats.minimum_detectable(2, 0.5, alpha=0.25) is None
+    assert stats.minimum_detectable(2, 0.5, alpha=0.75) == pytest.approx(math.sqrt(0.8))
+    assert stats.holm({"a": 0.05}) == frozenset()
+    assert stats.holm({"a": 0.05, "b": 0.025}) == frozenset()
+
+
+def test_the_ends_of_the_binomial_distribution_are_certain():
+    for ratio in (0.0, 0.3, 1.0):
+        assert (stats.at_least(0, 7, ratio), stats.at_most(7, 7, ratio)) == (1.0, 1.0)
+    assert (stats.at_least(1, 7, 0.0), stats.at_most(6, 7, 1.0)) == (0.0, 0.0)
+    assert (stats.lower_bound(0, 7), stats.upper_bound(7, 7)) == (0.0, 1.0)
 
 
 # One-sided 95 % bounds: 0 of 350 gives .0085 (gates.md A.6); 0 of 299 is the least for .01; textbook values
@@ -131,6 +199,12 @@ def test_a_faultless_bound_has_a_least_sample_size(limit, n):
     assert stats.upper_bound(0, n) <= float(1 - D(limit)) + 1e-12
 
 
+def test_one_good_sample_proves_a_bound_of_a_twentieth():
+    # The logarithms' quotient is 1 up to rounding, and must not become 2.
+    assert stats.minimum_samples_for_bound(D("0.05")) == 1
+    assert stats.lower_bound(1, 1) == pytest.approx(0.05)
+
+
 @pytest.mark.parametrize("limit", ["0", "1"])
 def test_a_bound_that_every_or_no_sample_reaches_is_refused(limit):
     with pytest.raises(ValueError, match="between 0 and 1"):
@@ -168,7 +242,8 @@ def test_a_percentile_of_nothing_is_refused(values, percentile):
 @settings(deadline=None)
 def test_the_minimum_detectable_ratio_is_found_with_the_power_it_states(n, ratio):
     found = stats.minimum_detectable(n, ratio)
-    critical = next((k for k in range(n + 1) if oracle.binom.sf(k - 1, n, ratio) < 0.05), None)
+    tails = oracle.binom.sf(np.arange(n + 1) - 1, n, ratio)
+    critical = next((k for k, tail in enumerate(tails) if tail < 0.05), None)
     if critical is None:
         assert found is None
     else:
@@ -260,6 +335,21 @@ def test_gaps_below_the_step_of_the_clock_still_fit():
     assert gaps.count(0.0) > 50
     assert stats.gap_fit(gaps, rate_per_second=20, shape=0.25) > 0.1
     assert stats.gap_fit(gaps, rate_per_second=20, shape=0.25, resolution_seconds=0) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("n", "rate", "shape"), [(100, 100_000, 1.0), (50, 3_000, 0.5), (400, 20_000, 4.0), (3, 1_000_000, 1.0)]
+)
+def test_expected_distinct_values_are_those_of_the_process_rounded_to_microseconds(n, rate, shape):
+    scale = 1e6 / (rate * shape)
+    edges = np.arange(0, 200_000) + 0.5
+    chances = np.diff(oracle.gamma.cdf(np.concatenate([[0.0], edges]), shape, scale=scale))
+    exact = float(np.sum(-np.expm1(n * np.log1p(-chances))))
+    assert stats.expected_distinct(n, rate_per_second=rate, shape=shape) == pytest.approx(exact, rel=1e-4)
+
+
+def test_gaps_that_all_round_to_nothing_have_one_distinct_value():
+    assert stats.expected_distinct(10, rate_per_second=1e12, shape=1.0) == pytest.approx(1.0)
 
 
 def test_slow_gaps_need_no_ties():

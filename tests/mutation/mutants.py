@@ -43,6 +43,7 @@ def main(arguments: list[str]) -> int:
 
 def _cosmic(source: str) -> Iterator[tuple[str, int, str]]:
     tree, skipped = get_ast(source), list(_undecided(ast.parse(source)))
+    lines = source.splitlines()  # a bare star among parameters is no multiplication
     for full_name in operator_names():
         name = full_name.partition("/")[2]
         if name in _EMPTY or not _is_near(name):
@@ -50,7 +51,9 @@ def _cosmic(source: str) -> Iterator[tuple[str, int, str]]:
         operator = get_operator(full_name)()
         places = (place for node in ast_nodes(tree) for place in operator.mutation_positions(node))
         for occurrence, (start, _) in enumerate(list(places)):
-            if any(begin <= tuple(start) < end for begin, end in skipped):
+            if lines[start[0] - 1][start[1] :].startswith("*,") or any(
+                begin <= tuple(start) < end for begin, end in skipped
+            ):
                 continue
             mutated = mutate_code(source, operator, occurrence)
             if mutated is not None and _is_whole(mutated):
@@ -101,8 +104,9 @@ def _ours(source: str) -> Iterator[tuple[str, int, str]]:
     """Leave out, one by one, elements of tables at module level, cases, and arguments of `replace`."""
     tree = ast.parse(source)
     for statement in tree.body:
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-            for node in ast.walk(statement.value):
+        value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+        if value is not None and not isinstance(value, ast.Subscript):  # that is a type's other name
+            for node in ast.walk(value):
                 for first, last in _elements(node):
                     yield _without(source, "DropElement", first, last)
     for node in ast.walk(tree):

@@ -54,6 +54,7 @@ TABLE = """
     gates_passed booted>gated
     refused candidate>rejected staged>rejected booted>rejected gated>rejected approved>rejected
     approval_granted gated.
+    approval_withdrawn gated. approved>gated
     approval_not_required gated.
     finding_accepted gated.
     approved gated>approved
@@ -68,9 +69,9 @@ TABLE = """
     replaced promoted>superseded
     reinstated superseded>promoted
     paused candidate. staged. booted. gated. approved. canary.
-    resumed candidate. staged. booted. gated. approved. canary.
+    resumed candidate. staged. booted. gated. approved. canary. promoted.
     held candidate. staged. booted. gated. approved. canary. promoted.
-    attempt_errored candidate. staged. booted. gated. approved. canary. promoted. rolled_back.
+    attempt_errored candidate. staged. booted. gated. approved. canary. promoted. rolled_back. rejected.
     replica_changed candidate. staged. booted. gated. approved. canary. promoted. superseded. rolled_back. rejected.
     evidence_revoked candidate. staged. booted. gated. approved. canary. promoted. superseded. rolled_back. rejected.
 """

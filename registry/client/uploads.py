@@ -90,14 +90,20 @@ class Uploader:
     def _in_pieces(self, sending: "_Sending") -> Sent:
         patience = _Patience(self._patience_seconds)
         resumed_at: int | None = None
+        is_doubtful = False
         while True:
             try:
                 upload = self._begin(sending)
                 resumed_at = upload.offset if resumed_at is None else resumed_at
                 while not upload.is_complete:
                     patience.note(upload.offset)
-                    upload = self._next(sending, upload)
+                    if is_doubtful:
+                        # The request that was cut may hold it still: nothing is sent before it is known to be free.
+                        upload, is_doubtful = self._next(sending, upload, 0), False
+                        continue
+                    upload = self._next(sending, upload, self._piece)
             except _PASSING as problem:
+                is_doubtful = True
                 patience.spend(problem)
                 continue
             sending.go_on_at(sending.size)
@@ -108,9 +114,9 @@ class Uploader:
         # Asked twice it is the same upload.
         return self._transport.parse(Upload, self._transport.send("POST", "/v1/uploads", body=body, is_once=True))
 
-    def _next(self, sending: "_Sending", upload: Upload) -> Upload:
+    def _next(self, sending: "_Sending", upload: Upload, most: int) -> Upload:
         sending.go_on_at(upload.offset)
-        length = min(self._piece, sending.size - upload.offset)
+        length = min(most, sending.size - upload.offset)
         headers = {
             "content-length": str(length),
             "content-type": "application/partial-upload",

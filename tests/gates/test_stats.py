@@ -290,6 +290,8 @@ def test_holm_stops_at_the_first_hypothesis_that_stands():
     assert stats.holm({"a": 0.01, "b": 0.02, "c": 0.03}) == {"a", "b", "c"}
     assert stats.holm({"a": 0.02, "b": 0.02, "c": 0.02}) == frozenset()
     assert stats.holm({}) == frozenset()
+    # The smallest first, whatever its name is.
+    assert stats.holm({"a": 0.04, "b": 0.001}) == {"a", "b"}
 
 
 def gamma_gaps(n, rate, shape, seed):
@@ -328,6 +330,10 @@ def test_copied_gaps_have_half_the_distinct_values_that_are_expected(rate, n, sh
     expected = stats.expected_distinct(n, rate_per_second=rate, shape=shape)
     assert len(set(gaps)) == pytest.approx(expected, rel=0.03)
     assert len(set(gaps[: n // 2] * 2)) < 0.95 * expected
+
+
+def test_one_gap_at_one_request_a_second_can_be_fitted():
+    assert stats.gap_fit([1.0], rate_per_second=1.0, shape=1.0) == pytest.approx(2 / math.e, rel=1e-5)
 
 
 def test_gaps_below_the_step_of_the_clock_still_fit():

@@ -196,8 +196,7 @@ def _gemma3() -> Any:
 
 
 def _gemma_text(rows: int, *, is_third: bool, **sizes: Any) -> Any:
-    norms = {"norms": _GEMMA_NORMS, "head_norms": is_third}
-    return decoder(**sizes, rows=rows, head=256, head_name=None, **norms)
+    return decoder(**sizes, rows=rows, head=256, head_name=None, norms=_GEMMA_NORMS, head_norms=is_third)
 
 
 def _qwen_vision() -> Any:

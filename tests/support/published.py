@@ -72,7 +72,7 @@ def _write_weights(root: Path, tensors: Sequence[T]) -> None:
     if len(shards) == 1:
         write_safetensors(root / "model.safetensors", shards[0], sparse=True)
         return
-    places = {}
+    places: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
         write_safetensors(root / name, shard, sparse=True)

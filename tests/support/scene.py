@@ -1,5 +1,7 @@
 """A service whose other parts a test plays, with a person at the command line."""
 
+from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 from registry import releases
@@ -16,7 +18,7 @@ FINGERPRINT = Fingerprint(cpu="Test CPU", cpu_flags="avx2", cores=4, memory_byte
 class Scene:
     """A service with a bundle, a policy, a target and a runner, whose other parts the test plays."""
 
-    def __init__(self, stack, command) -> None:
+    def __init__(self, stack: Any, command: Any) -> None:
         self.api, self.service, self.command = stack, stack.service, command
         actor = stack.actor("manager")
         self.bundle = registered_bundle(self.service, actor)
@@ -31,8 +33,8 @@ class Scene:
     def target(self) -> None:
         self.command.ok("target", "create", "chat@prod")
 
-    def release(self, *options: object) -> dict:
-        return self.command.ok(
+    def release(self, *options: object) -> dict[str, Any]:
+        made: dict[str, Any] = self.command.ok(
             "release",
             "create",
             "-t",
@@ -44,8 +46,9 @@ class Scene:
             *options,
             "--json",
         ).json
+        return made
 
-    def act(self, release: str, name: str, kind: Kind, body) -> None:
+    def act(self, release: str, name: str, kind: Kind, body: Any) -> None:
         with self.service.database.transaction() as session:
             row = releases.get(session, self.api.project_id, UUID(release))
             releases.act(session, self.service, row, name, "controller", kind, body)
@@ -95,8 +98,8 @@ class Scene:
         self.act(release, f"shift:{weight}", Kind.TRAFFIC_SHIFTED, traffic(self.bundle.digest, weight))
 
 
-def traffic(bundle: str, weight: int, **changes) -> Traffic:
-    now = "2026-11-29T10:00:00Z"
+def traffic(bundle: str, weight: int, **changes: Any) -> Traffic:
+    now = datetime(2026, 11, 29, 10, tzinfo=UTC)
     return Traffic(
         desired=[SplitEntry(bundle=bundle, weight_bp=weight)],
         revision="1",

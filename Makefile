@@ -4,10 +4,12 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench-registry mutation lint format lock schemas clean
+.PHONY: help install demo test test-faults bench-registry mutation lint format lock schemas clean
 
 PYTHON ?= python3
 ARGS ?=
+FAULT_SEEDS ?= 1,2,3,4
+FAULT_RELEASES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -55,6 +57,9 @@ $(MUTATION)/.installed: $(MUTATION_LOCK)
 
 mutation: install $(MUTATION)/.installed ## Change each decision once and see that a test notices: ARGS=gates/stats.py
 	$(BIN)/python -m tests.mutation.run --mutants $(MUTATION)/bin/python $(ARGS)
+
+test-faults: install ## Kill, stop and starve every process, with more seeds: make test-faults FAULT_SEEDS=1,2,3
+	FAULT_SEEDS=$(FAULT_SEEDS) FAULT_RELEASES=$(FAULT_RELEASES) $(BIN)/python -m pytest tests/faults tests/cases $(ARGS)
 
 lint: install ## Check format, style, types and the direction of imports
 	$(BIN)/ruff format --check .

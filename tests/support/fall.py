@@ -75,7 +75,7 @@ def _noted(kind: str) -> Test:
 _CLAIM, _REPORT = "registry.client.jobs:Runners.claim", "registry.client.jobs:Jobs.report"
 _COMPLETE, _TAKE = "registry.client.jobs:Jobs.complete", "workers.control:Control.claim"
 _APPLY, _RESTORE = "workers.traffic.envoy:EnvoyGateway.apply", "workers.traffic.envoy:EnvoyGateway.restore"
-_APPEND, _COMMIT = "registry.evidence:append", "sqlalchemy.orm:Session.commit"
+_APPEND, _COMMIT = "registry.evidence:_write", "sqlalchemy.orm:Session.commit"
 
 POINTS: Final[dict[str, dict[str, Point]]] = {
     "runner": {

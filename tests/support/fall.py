@@ -3,7 +3,7 @@
 `python -P -m tests.support.fall FOLDER GROUP MODULE ARGUMENT…` runs MODULE as it is, but for the boundaries of GROUP
 (`runner`, `control` or `api`): at each, it looks for a file of the point's name in FOLDER, and whoever takes the file
 away is gone at once. So a test arms a point by making the file, one process dies of it, once, and the file is the
-proof that it did. The wall clock of such a process is off by what `set_clock` says. GROUP `stack` is `sluicegate up`,
+proof that it did. The wall clock of the service is off by what `set_clock` says. GROUP `stack` is `sluicegate up`,
 whose own processes are run like this.
 """
 
@@ -132,7 +132,7 @@ def armed(folder: Path) -> set[str]:
 
 
 def set_clock(folder: Path, seconds: float) -> None:
-    """Have the wall clock of every process that is run like this be so far off, from now on."""
+    """Have the wall clocks of the API and of the control worker be so far off, from now on."""
     folder.mkdir(exist_ok=True)
     beside = folder.parent / ".clock"
     beside.write_text(str(seconds))
@@ -243,7 +243,8 @@ def _main() -> None:
     folder, group, *rest = sys.argv[1:]
     if group == "stack":
         raise SystemExit(_stack(Path(folder), rest))
-    _unsettle(Path(folder))
+    if group != "runner":  # an engine shares the clock of its runner's machine
+        _unsettle(Path(folder))
     install(Path(folder), group)
     sys.argv = rest
     runpy.run_module(rest[0], run_name="__main__", alter_sys=True)

@@ -31,7 +31,8 @@ ALLOWED: dict[Deed, frozenset[Phase]] = {
     Deed.WITHDRAW: frozenset({Phase.GATED, Phase.APPROVED}),
     Deed.REJECT: frozenset(OPEN) - {Phase.CANARY},
     Deed.PAUSE: frozenset(OPEN),
-    Deed.RESUME: frozenset(OPEN),
+    # One that is live holds when its replica did not come back.
+    Deed.RESUME: frozenset({*OPEN, Phase.PROMOTED}),
     Deed.PROMOTE: frozenset({Phase.CANARY}),
     Deed.ROLLBACK: frozenset({Phase.CANARY, Phase.PROMOTED}),
 }
@@ -85,7 +86,7 @@ INSTEAD: dict[tuple[Deed, Phase], str] = {
     (Deed.RESUME, Phase.GATED): f"it is neither paused nor held, and goes on when people agree: {_APPROVE}",
     (Deed.RESUME, Phase.APPROVED): "it is neither paused nor held, and goes on when a replica is ready",
     (Deed.RESUME, Phase.CANARY): "it is neither paused nor held, and goes on when it has served enough requests",
-    (Deed.RESUME, Phase.PROMOTED): "it has nowhere to go on to: there is nothing to resume",
+    (Deed.RESUME, Phase.PROMOTED): "it is neither paused nor held: there is nothing to resume",
     **{(Deed.RESUME, phase): f"what has ended is not resumed: {_ANOTHER}" for phase in _OVER},
     **{(Deed.PROMOTE, phase): f"its gates come first: {_WATCH}" for phase in _EARLY},
     (Deed.PROMOTE, Phase.GATED): f"approval comes first: {_APPROVE}",

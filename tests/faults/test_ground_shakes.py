@@ -26,6 +26,7 @@ HOUR = 3600.0
 
 WALL_CLOCK = {
     "registry/storage/local.py": "how old an abandoned upload is, by the file system that says when it was written",
+    "registry/collection.py": "how old a file is that no row knows, by the file system that says when it was written",
     "registry/keys.py": "when a key that nobody knows signed, which is refused whatever the time",
     "registry/cli/tokens.py": "a person's --days",
     "registry/cli/memory.py": "when a remembered hash was last of use",

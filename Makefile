@@ -42,7 +42,7 @@ demo: install ## Run the demonstration on a fresh embedded stack: make demo ARGS
 
 test: install lint ## Lint, check migrations, run every test and look into the built wheel
 	$(BIN)/python -m migrations check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m $(if $(strip $(ARGS)),pytest $(ARGS),tests.suite)
 
 bench-registry: install ## Time the API at 1,000 and 100,000 bundles: make bench-registry ARGS="--sizes 1000:10000"
 	$(BIN)/python -m tests.bench.registry $(ARGS)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import suite
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("schemas", "gates", "registry", "workers", "migrations")
 FILE_LINES = 600
@@ -273,3 +275,12 @@ DOCUMENTED = 'def f():\n    """Say.\n' + "\n    More." * 100 + '\n    """\n    r
 )
 def test_a_rule_sees_what_breaks_it_and_nothing_else(rule, path, text, count):
     assert len(list(rule(Source(path, text)))) == count
+
+
+def test_every_test_is_in_one_session_of_the_suite():
+    sessions = (*suite.FAULTS, *suite.TIMED, *suite.others(ROOT))
+    held = [
+        [place for place in sessions if file.is_relative_to(ROOT / place)] for file in ROOT.glob("tests/**/test_*.py")
+    ]
+    assert held
+    assert {len(places) for places in held} == {1}

@@ -56,8 +56,11 @@ $(MUTATION)/.installed: $(MUTATION_LOCK)
 mutation: install $(MUTATION)/.installed ## Change each decision once and see that a test notices: ARGS=gates/stats.py
 	$(BIN)/python -m tests.mutation.run --mutants $(MUTATION)/bin/python $(ARGS)
 
-test-faults: install ## Kill, stop and starve every process, and nothing else
-	$(BIN)/python -m pytest tests/faults tests/cases $(ARGS)
+FAULT_SEEDS ?= 1,2,3,4,5
+FAULT_RELEASES ?= 1
+
+test-faults: install ## Kill, stop and starve every process, with more seeds: make test-faults FAULT_SEEDS=1,2,3
+	FAULT_SEEDS=$(FAULT_SEEDS) FAULT_RELEASES=$(FAULT_RELEASES) $(BIN)/python -m pytest tests/faults tests/cases $(ARGS)
 
 lint: install ## Check format, style, types and the direction of imports
 	$(BIN)/ruff format --check .

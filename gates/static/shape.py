@@ -140,8 +140,11 @@ def _value(name: str, text: Mapping[str, Any], config: Mapping[str, Any], family
 
 def _derive(values: dict[str, int | None], text: Mapping[str, Any], model_type: str) -> None:
     heads, hidden = values["heads"], values["hidden"]
-    if values["kv_heads"] is None:
-        values["kv_heads"] = 1 if text.get("multi_query") is True else heads
+    # A configuration of Falcon's first decoder says how many heads there could be, and that all share one.
+    if text.get("multi_query") is True and text.get("new_decoder_architecture") is not True:
+        values["kv_heads"] = 1
+    elif values["kv_heads"] is None:
+        values["kv_heads"] = heads
     if values["head_dim"] is None and heads and hidden and hidden % heads == 0:
         values["head_dim"] = hidden // heads
     if values["experts"] and values["moe_intermediate"] is None:

@@ -16,6 +16,8 @@ from registry.cli.failures import Exit, Usage, invalid, invalid_act
 from registry.cli.memory import HashMemory
 from registry.cli.options import Json, Limit, Reason, examples, group
 from registry.cli.output import Clock, Output, size
+from registry.cli.placement import EXAMPLES as PLAN_EXAMPLES
+from registry.cli.placement import plan
 from registry.cli.profile import connect, folder
 from registry.cli.validation import EXAMPLES, validate
 from registry.client import Client
@@ -25,6 +27,7 @@ from schemas.problems import BlobsMissing, DigestMismatch, InvalidDocument
 
 app = group("Bundles: everything that decides what is served, named by one digest.")
 app.command("validate", epilog=EXAMPLES)(validate)
+app.command("plan", epilog=PLAN_EXAMPLES)(plan)
 
 BundleName = Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, or 8 or more of its hexadecimal digits.")]
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory with the files.")]

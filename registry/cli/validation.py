@@ -56,7 +56,7 @@ def validate(
     output = Output(as_json=as_json)
     if not directory.is_dir():
         raise Usage(f"{directory} is not a directory")
-    declared = _declared(file)
+    declared = declared_in(file)
     try:
         what = composition.of_directory(directory, declared, beside=None if file is None else file.resolve().parent)
     except FileNotFoundError as error:
@@ -75,7 +75,8 @@ def validate(
     return Exit.FAILED if found.verdict == "failed" else Exit.DONE
 
 
-def _declared(file: Path | None) -> Any:
+def declared_in(file: Path | None) -> Any:
+    """Return what a file of `-f` declares, nothing without one. Raises Usage, InvalidDocument."""
     from gates.static.declared import DeclaredError, read_declared  # as above
 
     if file is None:

@@ -1,0 +1,262 @@
+"""What each layer of a model keeps of a sequence, read from its configuration.
+
+Source: the configuration classes of transformers 4.57 and 5.24, and the cache specifications of vLLM and SGLang.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gates.placement import PlacementUnknown
+from gates.placement.cache import Cache, Kept
+from gates.placement.dtypes import Numbers
+from gates.static.shape import Shape
+
+# What `layer_types` may say → kind of layer here.
+_WORDS = {
+    **dict.fromkeys(("full_attention", "attention", "global", "global_attention", "full"), "full"),
+    **dict.fromkeys(("sliding_attention", "sliding_window", "local", "local_attention", "chunked_attention"), "window"),
+    **dict.fromkeys(("linear_attention", "gated_delta_net"), "linear"),
+    **dict.fromkeys(("mamba", "mamba2", "ssm"), "mamba"),
+    **dict.fromkeys(("mlp", "moe", "none"), "none"),
+    "conv": "conv",
+    "hybrid": "both",
+}
+_LETTERS = {"M": "mamba", "*": "full", "-": "none", "E": "none"}
+# Families that alternate and say it by a number, or by their class alone: every n-th layer attends to everything.
+_EVERY = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4, "olmo3": 4}
+_ALL_WINDOWS = frozenset({"mistral", "mixtral", "ministral", "phi3", "phimoe", "starcoder2"})
+_SWITCHED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text"})
+_RECURRENT = frozenset({"mamba", "mamba2", "falcon_mamba"})
+SCALE_BYTES = 4
+_INDEX_GROUP = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the engine reads the configuration: whether it frees what leaves a window, and keeps latents compressed."""
+
+    frees_windows: bool = True
+    keeps_latents: bool = True
+
+
+def cache_of(shape: Shape, numbers: Numbers, reading: Reading | None = None) -> Cache:
+    """Return what each layer keeps.
+
+    Raises:
+        PlacementUnknown: a size that is needed is missing, or a kind of layer is not known.
+    """
+    reading = Reading() if reading is None else reading
+    if shape.text.get("is_encoder_decoder") is True or shape.text.get("cross_attention_layers"):
+        raise PlacementUnknown(shape.at("cross_attention_layers"), "cross attention keeps what no rule here counts")
+    kinds, assumed = _kinds(shape)
+    shared = _count(shape, "num_kv_shared_layers") or 0  # the last ones read what earlier layers keep
+    kinds = [kind if layer < len(kinds) - shared else "none" for layer, kind in enumerate(kinds)]
+    if "window" in kinds:
+        if shape.sliding_window is None and _count(shape, "attention_chunk_size") is None:
+            assumed.append("The width of the windows is not told: windowed layers are counted as full ones.")
+        elif not reading.frees_windows:
+            assumed.append("The engine frees nothing that leaves a window: windowed layers are counted as full ones.")
+        else:
+            assumed.append("A window is counted at its width; while a prompt is read, engines keep up to a batch more.")
+    layers = tuple(_MAKERS[kind](shape, numbers, reading, layer) for layer, kind in enumerate(kinds))
+    return Cache(layers, numbers.name, tuple(assumed))
+
+
+# ------------------------------------------------------------------------------------------------- kinds of layers
+
+
+def _kinds(shape: Shape) -> tuple[list[str], list[str]]:
+    """Return the kind of each layer, and what had to be assumed."""
+    text, count = shape.text, shape.layers
+    if count is None:
+        raise PlacementUnknown(shape.at("num_hidden_layers"), "is missing, so nothing can be counted")
+    for key in ("layer_types", "layers_block_type"):
+        if isinstance(told := text.get(key), list) and told:
+            return _named(shape, key, told, count), []
+    if isinstance(letters := text.get("hybrid_override_pattern"), str):
+        found = [_LETTERS.get(one, "") for one in letters]
+        if len(found) != count or "" in found:
+            raise PlacementUnknown(
+                shape.at("hybrid_override_pattern"), f"does not name {count} layers by M, *, - and E"
+            )
+        return found, []
+    every = _count(shape, "full_attention_interval")
+    if every is not None:
+        return ["full" if (layer + 1) % every == 0 else "linear" for layer in range(count)], []
+    if isinstance(told := text.get("attn_type_list"), list) and len(told) == count:
+        return ["full" if one == 1 else "lightning" for one in told], []
+    if (period := _count(shape, "attn_layer_period")) is not None:
+        offset = text.get("attn_layer_offset", 0)
+        return ["full" if layer % period == offset else "mamba" for layer in range(count)], []
+    if isinstance(told := text.get("attn_layer_indices"), list):
+        return ["full" if layer in told else "mamba" for layer in range(count)], []
+    if shape.model_type in _RECURRENT:
+        return ["mamba"] * count, []
+    if shape.model_type == "falcon_h1":
+        return ["both"] * count, []
+    return _attending(shape, count)
+
+
+def _named(shape: Shape, key: str, told: list[Any], count: int) -> list[str]:
+    if len(told) < count:
+        raise PlacementUnknown(shape.at(key), f"names {len(told)} of {count} layers")
+    found = []
+    for layer, name in enumerate(told[:count]):
+        kind = _WORDS.get(name) if isinstance(name, str) else None
+        if kind is None:
+            raise PlacementUnknown(f"{shape.at(key)}/{layer}", f"what a layer of the kind {name!r} keeps is not known")
+        found.append("latent" if kind == "full" and shape.is_mla else kind)
+    return found
+
+
+def _attending(shape: Shape, count: int) -> tuple[list[str], list[str]]:
+    if shape.is_mla:
+        return ["latent"] * count, []
+    if (chunk := _count(shape, "attention_chunk_size")) is not None and shape.model_type.startswith("llama4"):
+        flags = shape.text.get("no_rope_layers")
+        step = _count(shape, "no_rope_layer_interval") or 4
+        marks = flags if isinstance(flags, list) and len(flags) == count else [(n + 1) % step for n in range(count)]
+        return ["window" if mark else "full" for mark in marks], [f"Chunks of {chunk} tokens are counted as windows."]
+    window = shape.sliding_window
+    if window is None:
+        return ["full"] * count, []
+    if shape.model_type in _EVERY:
+        told = shape.text.get("sliding_window_pattern", shape.text.get("_sliding_window_pattern"))
+        every = told if type(told) is int and told > 0 else _EVERY[shape.model_type]
+        return ["full" if (layer + 1) % every == 0 else "window" for layer in range(count)], []
+    if shape.model_type in _ALL_WINDOWS:
+        return ["window"] * count, []
+    if shape.model_type in _SWITCHED or "use_sliding_window" in shape.text:
+        if shape.text.get("use_sliding_window") is not True:
+            return ["full"] * count, []
+        first = shape.text.get("max_window_layers")
+        return ["window" if type(first) is int and layer >= first else "full" for layer in range(count)], []
+    family = shape.model_type or "this family"
+    said = f"Which layers of {family} have the window of {window} is not known: all are counted as full ones."
+    return ["full"] * count, [said]
+
+
+# ---------------------------------------------------------------------------------------------- what each one keeps
+
+_Maker = Callable[[Shape, Numbers, Reading, int], tuple[Kept, ...]]
+
+
+def _full(shape: Shape, numbers: Numbers, _reading: Reading, layer: int) -> tuple[Kept, ...]:
+    head = _count(shape, "global_head_dim") or _size(shape, "head_dim", shape.head_dim)
+    heads = _count(shape, "num_global_key_value_heads") or _key_heads(shape, layer)
+    if heads == 0:
+        return ()
+    return (Kept("full", heads, head * numbers.key + (shape.value_dim or head) * numbers.value),)
+
+
+def _window(shape: Shape, numbers: Numbers, reading: Reading, layer: int) -> tuple[Kept, ...]:
+    width = shape.sliding_window or _count(shape, "attention_chunk_size")
+    if width is None or not reading.frees_windows:
+        width = None
+    head = _size(shape, "head_dim", shape.head_dim)
+    heads = _key_heads(shape, layer)
+    if heads == 0:
+        return ()
+    token = head * numbers.key + (shape.value_dim or head) * numbers.value
+    return (Kept("window" if width else "full", heads, token, window=width),)
+
+
+def _latent(shape: Shape, numbers: Numbers, reading: Reading, _layer: int) -> tuple[Kept, ...]:
+    rank = _size(shape, "kv_lora_rank", shape.kv_rank)
+    rope = _size(shape, "qk_rope_head_dim", shape.rope_dim)
+    if not reading.keeps_latents:
+        key = _size(shape, "qk_nope_head_dim", shape.nope_dim) + rope
+        value = _size(shape, "v_head_dim", shape.value_dim)
+        heads = _size(shape, "num_attention_heads", shape.heads)
+        return (Kept("full", heads, key * numbers.key + value * numbers.value),)
+    index = _count(shape, "index_head_dim")
+    if index is None:
+        return (Kept("latent", 0, (rank + rope) * numbers.key),)
+    # Sparse attention keeps 8-bit keys for its index; 8-bit latents have scales, and their rotary part keeps 16 bits.
+    scales = -(-index // _INDEX_GROUP) * SCALE_BYTES
+    row = (rank + rope) * numbers.key
+    if numbers.is_eight_bit:
+        row = rank * numbers.key + -(-rank // _INDEX_GROUP) * SCALE_BYTES + rope * 2
+    return (Kept("latent", 0, row + index + scales),)
+
+
+def _mamba(shape: Shape, numbers: Numbers, _reading: Reading, _layer: int) -> tuple[Kept, ...]:
+    hidden = _size(shape, "hidden_size", shape.hidden)
+    expand = _count(shape, "mamba_expand", "expand") or 2
+    state = _need(shape, "mamba_d_state", "ssm_state_size", "state_size")
+    taps = _need(shape, "mamba_d_conv", "conv_kernel") - 1
+    names = ("mamba_n_heads", "mamba_num_heads", *(("num_heads",) if shape.model_type == "mamba2" else ()))
+    heads = _count(shape, *names)
+    if heads is None:
+        inner = (shape.intermediate if shape.model_type in _RECURRENT else None) or expand * hidden
+        return (Kept("state", inner, state_bytes=state * numbers.state + taps * numbers.model),)
+    width = _count(shape, "mamba_d_head", "mamba_head_dim", *(("head_dim",) if shape.model_type == "mamba2" else ()))
+    width = width or -(-expand * hidden // heads)
+    groups = _count(shape, "mamba_n_groups", "n_groups") or 1
+    own = Kept("state", heads, state_bytes=width * (state * numbers.state + taps * numbers.model))
+    return own, Kept("state", groups, state_bytes=2 * state * taps * numbers.model)
+
+
+def _linear(shape: Shape, numbers: Numbers, _reading: Reading, _layer: int) -> tuple[Kept, ...]:
+    keys, values = _need(shape, "linear_num_key_heads"), _need(shape, "linear_num_value_heads")
+    key, value = _need(shape, "linear_key_head_dim"), _need(shape, "linear_value_head_dim")
+    taps = _need(shape, "linear_conv_kernel_dim") - 1
+    own = Kept("state", values, state_bytes=value * (key * numbers.state + taps * numbers.model))
+    return own, Kept("state", keys, state_bytes=2 * key * taps * numbers.model)
+
+
+def _lightning(shape: Shape, numbers: Numbers, _reading: Reading, _layer: int) -> tuple[Kept, ...]:
+    head = _size(shape, "head_dim", shape.head_dim)
+    heads = _size(shape, "num_attention_heads", shape.heads)
+    return (Kept("state", heads, state_bytes=head * head * numbers.state),)
+
+
+def _conv(shape: Shape, numbers: Numbers, _reading: Reading, _layer: int) -> tuple[Kept, ...]:
+    hidden = _size(shape, "hidden_size", shape.hidden)
+    return (Kept("state", hidden, state_bytes=(_need(shape, "conv_L_cache") - 1) * numbers.model),)
+
+
+def _both(shape: Shape, numbers: Numbers, reading: Reading, layer: int) -> tuple[Kept, ...]:
+    return _full(shape, numbers, reading, layer) + _mamba(shape, numbers, reading, layer)
+
+
+def _none(_shape: Shape, _numbers: Numbers, _reading: Reading, _layer: int) -> tuple[Kept, ...]:
+    return ()
+
+
+_MAKERS: Mapping[str, _Maker] = {
+    "full": _full,
+    "window": _window,
+    "latent": _latent,
+    "mamba": _mamba,
+    "linear": _linear,
+    "lightning": _lightning,
+    "conv": _conv,
+    "both": _both,
+    "none": _none,
+}
+
+
+def _key_heads(shape: Shape, layer: int) -> int:
+    for key in ("num_key_value_heads", "num_kv_heads"):
+        told = shape.text.get(key)
+        if isinstance(told, list):
+            if layer >= len(told) or type(told[layer]) is not int or told[layer] < 0:
+                raise PlacementUnknown(f"{shape.at(key)}/{layer}", "is no number of key-value heads")
+            return int(told[layer])
+    return _size(shape, "num_key_value_heads", shape.kv_heads)
+
+
+def _count(shape: Shape, *keys: str) -> int | None:
+    return next((value for key in keys if type(value := shape.text.get(key)) is int and value > 0), None)
+
+
+def _need(shape: Shape, *keys: str) -> int:
+    return _size(shape, keys[0], _count(shape, *keys))
+
+
+def _size(shape: Shape, key: str, value: int | None) -> int:
+    if value is None:
+        raise PlacementUnknown(shape.at(key), "is missing, so what a sequence takes cannot be counted")
+    return value

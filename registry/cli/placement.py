@@ -1,0 +1,266 @@
+"""`sluicegate bundle plan`: what a bundle takes on each device, whether it fits, and the smallest layout that does."""
+
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from registry.cli.documents import read_bundle, resolve
+from registry.cli.failures import Exit, Usage
+from registry.cli.options import Json, examples
+from registry.cli.output import Output, size
+from registry.cli.profile import connect
+from registry.cli.validation import DeclaredFile, declared_in
+from registry.client import Client
+from schemas.bundle import Bundle
+from schemas.bundle import File as BundleFile
+
+if TYPE_CHECKING:
+    from gates.placement.plan import Plan
+    from gates.placement.topology import Topology
+    from gates.static.composition import Composition
+
+EXAMPLES = examples(
+    "sluicegate bundle plan ./llama --device-memory 80GB",
+    "sluicegate bundle plan ./llama -f bundle.yaml --device-memory 80GB --context 8000 --sequences 50",
+    "sluicegate bundle plan 3c3aff2a --device-memory 80GB --topology tp=4 --price 4 --rate 2400 --json",
+)
+_UNITS = {"": 1, **{f"{letter}b": 1000**n for n, letter in enumerate("kmgt", 1)}} | {
+    **{f"{letter}ib": 1024**n for n, letter in enumerate("kmgt", 1)},
+    "b": 1,
+}
+_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,6})?) ?([a-z]{0,3})")
+_FRONT_BYTES = 128 * 1024 * 1024
+"""Most bytes read of a weight file on the service: more than any header that is accepted."""
+_SMALL_BYTES = 64 * 1024 * 1024
+_READ_WHOLE = ("config.json", "adapter_config.json", ".safetensors.index.json")
+
+What = Annotated[
+    str, typer.Argument(metavar="DIR|BUNDLE", help="Directory with the files, or a registered bundle's digest.")
+]
+Memory = Annotated[
+    str | None, typer.Option("--device-memory", metavar="SIZE", help="Memory of one device, such as 80GB or 80GiB.")
+]
+Utilization = Annotated[
+    str | None, typer.Option(help="Share that the engine may use; otherwise its launch argument's, or 0.90.")
+]
+Activations = Annotated[
+    str, typer.Option(metavar="SIZE", help="Stated for activations and execution buffers, on each device.")
+]
+Graphs = Annotated[str, typer.Option(metavar="SIZE", help="Stated for captured graphs and workspaces, on each device.")]
+Headroom = Annotated[str, typer.Option(metavar="SIZE", help="Left free on each device.")]
+Context = Annotated[int | None, typer.Option(min=1, help="Tokens of each sequence; otherwise what is declared.")]
+Sequences = Annotated[int | None, typer.Option(min=1, help="Sequences at once that must fit; otherwise as declared.")]
+Judged = Annotated[
+    str | None, typer.Option("--topology", metavar="LAYOUT", help="Layout to judge, such as tp=4,pp=2,ep=4.")
+]
+Among = Annotated[
+    list[str] | None,
+    typer.Option(metavar="LAYOUT", help="Layout to find the smallest among; repeatable; otherwise up to 8 devices."),
+]
+Price = Annotated[str | None, typer.Option(metavar="AMOUNT", help="Price of one device for an hour, in any currency.")]
+Rate = Annotated[
+    str | None, typer.Option(metavar="TOKENS", help="Output tokens a second that a replica was measured to sustain.")
+]
+
+
+def plan(
+    what: What,
+    file: DeclaredFile = None,
+    device_memory: Memory = None,
+    utilization: Utilization = None,
+    activations: Activations = "4GB",
+    graphs: Graphs = "0",
+    headroom: Headroom = "0",
+    context: Context = None,
+    sequences: Sequences = None,
+    topology: Judged = None,
+    among: Among = None,
+    price: Price = None,
+    rate: Rate = None,
+    as_json: Json = False,
+) -> int:
+    """Plan a bundle's memory on each device: weights, cache and reserves, and how many sequences fit.
+
+    Exit status: 0 when it fits, 1 when it does not, 2 for usage, 3 when something that decides is not known. Of a
+    registered bundle only configurations and the headers of weights are fetched. With -f comes what a directory's
+    files cannot tell. Price and rate together give the price of a million output tokens.
+    """
+    # Only where it is asked for: it brings in what reads tensors, and takes a moment.
+    from gates.placement import PlacementUnknown, ledger
+    from gates.placement import plan as plans  # as above
+
+    output = Output(as_json=as_json)
+    if (price is None) != (rate is None):
+        raise Usage("--price and --rate come together: a price a token needs both")
+    asked_layouts = (
+        None if topology is None else _layout(topology),
+        None if not among else tuple(_layout(one) for one in among),
+    )
+    share = None if utilization is None else _number(utilization, "--utilization")
+    with _composition(what, file) as (composition, bundle):
+        memory = device_memory or (None if bundle is None else str(bundle.hardware.memory_bytes or "")) or None
+        if memory is None:
+            raise Usage("say how much memory a device has: --device-memory 80GB")
+        stated = ledger.Reserve(
+            _bytes(memory, "--device-memory", least=1),
+            activation_bytes=_bytes(activations, "--activations"),
+            graph_bytes=_bytes(graphs, "--graphs"),
+            headroom_bytes=_bytes(headroom, "--headroom"),
+        )
+        try:
+            asked = plans.Asked(
+                plans.reserve_of(composition.declared, stated, share),
+                *asked_layouts,
+                context_tokens=context,
+                sequences=sequences,
+                price=None if price is None else _number(price, "--price"),
+                rate=None if rate is None else _number(rate, "--rate", above_zero=True),
+                cache_dtype=None if bundle is None else bundle.quantization.kv_cache,
+            )
+            found = plans.plan(composition, asked)
+        except (PlacementUnknown, OSError) as error:
+            reason = str(error)
+            output.result({"verdict": "errored", "reason": reason}, lambda out: out.note(f"errored: {reason}", "bad"))
+            return Exit.UNDECIDED
+    output.result(plans.as_json(found), lambda out: _say(out, what, found))
+    return Exit.DONE if found.judged.judgement.fits else Exit.FAILED
+
+
+# ------------------------------------------------------------------------------------------------ what is planned
+
+
+@contextmanager
+def _composition(what: str, file: Path | None) -> "Iterator[tuple[Composition, Bundle | None]]":
+    """Return a directory's composition, or that of a registered bundle with its document."""
+    from gates.static import composition  # as above
+
+    if Path(what).is_dir():
+        beside = None if file is None else file.resolve().parent
+        try:
+            found = composition.of_directory(Path(what), declared_in(file), beside=beside)
+        except FileNotFoundError as error:
+            raise Usage(f"{file}: {error.strerror}: {error.filename}") from None
+        except OSError as error:
+            raise Usage(f"{what} cannot be read: {error.strerror or error}") from None
+        yield found, None
+        return
+    if file is not None:
+        raise Usage("-f goes with a directory: a registered bundle says everything itself")
+    with connect() as client, TemporaryDirectory(prefix="sluicegate-plan-") as name:
+        registered = client.bundles.get(resolve(what, client.bundles, read_bundle, "bundle or directory"))
+        bundle = Bundle.model_validate(registered.document)
+        for one in bundle.files:
+            _fetch(client, one, Path(name))
+        yield composition.of_bundle(bundle, Path(name)), bundle
+
+
+def _fetch(client: Client, file: BundleFile, root: Path) -> None:
+    """Write what a plan reads of a file: small ones whole, of weights the header in a file of the right length."""
+    place = root / file.path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if file.path.endswith(_READ_WHOLE):
+        place.write_bytes(client.blobs.read(file.sha256, limit=_SMALL_BYTES))
+    elif file.path.endswith((".safetensors", ".gguf")):
+        front = bytearray()
+        with client.blobs.stream(file.sha256) as chunks:
+            for chunk in chunks:
+                front += chunk
+                if len(front) >= min(_FRONT_BYTES, _header_bytes(front, file)):
+                    break
+        with place.open("wb") as out:
+            out.write(front)
+            out.truncate(file.size)
+
+
+def _header_bytes(front: bytearray, file: BundleFile) -> int:
+    """Return how many bytes a header takes. A GGUF file does not tell, so all that a header may take is read."""
+    if len(front) < 8 or not file.path.endswith(".safetensors"):
+        return file.size
+    return 8 + int(struct.unpack_from("<Q", front)[0])
+
+
+# ------------------------------------------------------------------------------------------------- what is written
+
+
+def _layout(text: str) -> "Topology":
+    from gates.placement import PlacementUnknown, topology  # as above
+
+    try:
+        return topology.parse(text)
+    except PlacementUnknown as error:
+        raise Usage(error.detail) from None
+
+
+def _bytes(text: str, option: str, *, least: int = 0) -> int:
+    match = _SIZE.fullmatch(text.strip().lower())
+    unit = None if match is None else _UNITS.get(match[2])
+    count = None if match is None or unit is None else Decimal(match[1]) * unit
+    if count is None or count != int(count) or count < least:
+        raise Usage(f"{option} {text} is no size: write bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB")
+    return int(count)
+
+
+def _number(text: str, option: str, *, above_zero: bool = False) -> Decimal:
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        raise Usage(f"{option} {text} is no number") from None
+    if not value.is_finite() or value < 0 or (above_zero and value == 0):
+        raise Usage(f"{option} {text} is {'not above' if above_zero else 'below'} 0")
+    return value
+
+
+def _say(out: Output, what: str, found: "Plan") -> None:
+    from gates.placement.plan import money  # as above
+
+    judged = found.judged
+    if judged.ledgers:
+        out.table(
+            ["STAGE", "USABLE", "WEIGHTS", "ADAPTERS", "DRAFT", "STATED", "LEFT FOR CACHE", "A SEQUENCE", "SEQUENCES"],
+            (
+                [
+                    *(
+                        one.stage,
+                        size(one.reserve.usable_bytes),
+                        size(one.weights),
+                        size(one.adapters),
+                        size(one.draft),
+                    ),
+                    size(one.reserve.activation_bytes + one.reserve.graph_bytes + one.reserve.headroom_bytes),
+                    *(
+                        size(one.room) if one.room >= 0 else f"-{size(-one.room)}",
+                        size(one.sequence_bytes),
+                        one.sequences,
+                    ),
+                ]
+                for one in judged.ledgers
+            ),
+        )
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found.cache.kinds().items())
+    smallest = "none of those tried"
+    if found.smallest is not None:
+        smallest = _laid(found.smallest.topology)
+    out.fields(
+        [
+            ("cache", f"{found.cache.dtype}; layers: {kinds}; {found.cache.token_bytes():,} bytes a token in all"),
+            ("holds", f"{judged.judgement.cached_tokens:,} tokens, at {found.context_tokens:,} a sequence"),
+            ("smallest", smallest),
+            ("a million", None if found.per_million is None else f"{money(found.per_million)} for output tokens"),
+        ]
+    )
+    for line in found.assumed:
+        out.note(line)
+    tone = "good" if judged.judgement.fits else "bad"
+    said = "fits" if judged.judgement.fits else "does not fit"
+    out.say(f"{what} on {_laid(judged.topology)}: {said}: {judged.judgement.message}", tone)
+
+
+def _laid(topology: "Topology") -> str:
+    return f"{topology} ({topology.devices} {'device' if topology.devices == 1 else 'devices'})"

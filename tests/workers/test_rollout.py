@@ -2,6 +2,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import ClassVar
 from uuid import UUID
 
 import pytest
@@ -245,13 +246,13 @@ def test_what_one_manager_has_accepted_the_next_need_not_and_a_failure_needs_no_
 class Overtaken(EnvoyGateway):
     """A gateway that takes a split while somebody else does something."""
 
-    meanwhile: Callable[[], None] | None = None
+    # Shared by every copy of the gateway: a controller works with one that is its own for as long as its lease.
+    meanwhile: ClassVar[list[Callable[[], None]]] = []
 
     def apply(self, split: Split) -> Applied:
         applied = super().apply(split)
-        if self.meanwhile is not None:
-            act, self.meanwhile = self.meanwhile, None
-            act()
+        if self.meanwhile:
+            self.meanwhile.pop()()
         return applied
 
 
@@ -282,10 +283,10 @@ def test_who_is_first_while_the_gateway_takes_the_first_split_wins_and_traffic_g
         second = here.release(here.bundle("two", b"2" * 10), policy)
         here.evaluate()
         here.until_phase(second, Phase.GATED)
-        gateway.meanwhile = overtake
+        gateway.meanwhile.append(overtake)
         _approved(here, second, "kim")
         here.serve(two, pid=2000)
-        here.until(lambda: gateway.meanwhile is None)
+        here.until(lambda: not gateway.meanwhile)
         here.turn()
         split = gateway.desired(here.name)
         assert split is not None

@@ -24,6 +24,10 @@ app = group("Evidence: signed, hash-chained entries of what happened.")
 
 Stream = Annotated[str | None, typer.Option("--stream", help="Only this stream, as `evidence list` shows it.")]
 OfRelease = Annotated[str | None, typer.Option("--release", help="Only of this release.")]
+ResultEntry = Annotated[str | None, typer.Argument(metavar="[ENTRY]", help="Whole digest of a gate result's entry.")]
+ResultRelease = Annotated[str | None, typer.Option("--release", help="Or the release whose result it is, and")]
+ResultGate = Annotated[str | None, typer.Option("--gate", "-g", help="the gate, whose latest result it is.")]
+"""How a command names one gate result: by its entry, or by a release and a gate; see `_named`."""
 
 
 def _stream(client: Client, stream: str | None, release: str | None) -> str | None:
@@ -280,11 +284,9 @@ def export(
     )
 )
 def erase(
-    entry: Annotated[
-        str | None, typer.Argument(metavar="[ENTRY]", help="Whole digest of a gate result's entry.")
-    ] = None,
-    release: Annotated[str | None, typer.Option("--release", help="Or the release whose result it is, and")] = None,
-    gate: Annotated[str | None, typer.Option("--gate", "-g", help="the gate, whose latest result it is.")] = None,
+    entry: ResultEntry = None,
+    release: ResultRelease = None,
+    gate: ResultGate = None,
     *,
     reason: Reason,
     as_json: Json = False,
@@ -304,11 +306,9 @@ def erase(
     )
 )
 def revoke(
-    entry: Annotated[
-        str | None, typer.Argument(metavar="[ENTRY]", help="Whole digest of a gate result's entry.")
-    ] = None,
-    release: Annotated[str | None, typer.Option("--release", help="Or the release whose result it is, and")] = None,
-    gate: Annotated[str | None, typer.Option("--gate", "-g", help="the gate, whose latest result it is.")] = None,
+    entry: ResultEntry = None,
+    release: ResultRelease = None,
+    gate: ResultGate = None,
     *,
     reason: Reason,
     as_json: Json = False,

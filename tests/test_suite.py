@@ -1,0 +1,52 @@
+"""What `make test` does about tests that fail: a few are run once more, alone, and count by that."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.suite import MOST_AGAIN, Session, again
+
+UNSTEADY = """
+from pathlib import Path
+
+def test_once():
+    seen = Path(__file__).with_suffix(".seen")
+    was_there = seen.exists()
+    seen.touch()
+    assert was_there
+"""
+BROKEN = "def test_never():\n    assert False\n"
+
+
+def run(tests: Sequence[str], memory: Path) -> tuple[Session, int]:
+    session = Session(["-q", "-p", "no:randomly", *tests], memory)
+    return session, session.finish()
+
+
+@pytest.mark.parametrize(("text", "status"), [(UNSTEADY, 0), (BROKEN, 1)], ids=["unsteady", "broken"])
+def test_what_failed_is_run_once_more_and_counts_by_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], text: str, status: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_given.py").write_text(text, "utf-8")
+    session, first = run(["test_given.py"], tmp_path / "first")
+    assert first == 1
+    assert again([session], [first], tmp_path / "again") == status
+    assert ("UNSTEADY" in capfd.readouterr().out) == (status == 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["".join(f"def test_{number}(): assert False\n" for number in range(MOST_AGAIN + 1)), "raise RuntimeError"],
+    ids=["too many", "not collected"],
+)
+def test_what_is_no_stumble_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_given.py").write_text(text, "utf-8")
+    session, first = run(["test_given.py"], tmp_path / "first")
+    assert first != 0
+    assert again([session], [first], tmp_path / "again") == 1
+    assert "Once more" not in capfd.readouterr().out

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from gates import compatibility, consistency, golden, identity, integrity, load, rollback, structured
 from gates.errors import InstrumentError
 from gates.gate import Gate, GateContext, Judged, JudgeInput, Records, Rule, clip, errored
+from gates.placement import gate as placement
 from gates.pulse import STILL_SECONDS, Pulse
 from gates.static import gate as static
 from schemas.bundle import Bundle
@@ -20,6 +21,7 @@ from schemas.suite import AnySuite
 GATES = (
     integrity.GATE,
     static.GATE,
+    placement.GATE,
     compatibility.GATE,
     golden.GATE,
     structured.GATE,

@@ -12,16 +12,16 @@ from typing import Any
 from gates.endpoint import Endpoint
 from gates.stage import Stage
 from schemas.bundle import Bundle
-from schemas.policy import CompatibilityRule, IntegrityRule, StaticRule, SuiteRule
+from schemas.policy import CompatibilityRule, IntegrityRule, PlacementRule, StaticRule, SuiteRule
 from schemas.reference import Reference
 from schemas.result import Finding, Measurement, Severity, Verdict
-from schemas.runner import EngineIdentity
+from schemas.runner import EngineIdentity, Fingerprint
 from schemas.suite import AnySuite
 
 Records = dict[str, Any]
 """Raw records as JSON values. They come back from storage as untrusted input: `judge` checks what it reads."""
 
-Rule = IntegrityRule | StaticRule | CompatibilityRule | SuiteRule
+Rule = IntegrityRule | StaticRule | PlacementRule | CompatibilityRule | SuiteRule
 
 MAX_FINDINGS = 500
 MAX_TEXT = 4096
@@ -34,7 +34,7 @@ class GateContext:
     `root` is the folder where the engine reads the bundle's files. `process_id` returns the pid of the live
     engine, or None when it is dead. `ready_ms` is the time from launch to ready. `progress` takes one line for
     people and may be called often. `before_boot` is the integrity pass that was taken before the engine started.
-    `stage` is given to a gate that moves traffic: a private place where it may.
+    `stage` is given to a gate that moves traffic: a private place where it may. `fingerprint` is the hardware.
     """
 
     bundle: Bundle
@@ -49,6 +49,7 @@ class GateContext:
     progress: Callable[[str], None] = lambda _: None
     before_boot: Records | None = None
     stage: Stage | None = None
+    fingerprint: Fingerprint | None = None
 
 
 @dataclass(frozen=True, slots=True)

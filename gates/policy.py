@@ -22,6 +22,7 @@ from schemas.policy import (
     GoldenRule,
     IntegrityRule,
     LoadRule,
+    PlacementRule,
     Policy,
     RollbackRule,
     StaticRule,
@@ -111,6 +112,8 @@ def plan_problems(policy: Policy, suites: Mapping[str, AnySuite]) -> list[str]:
         match rule:
             case IntegrityRule() | StaticRule() | CompatibilityRule():
                 continue
+            case PlacementRule():
+                problems = _placement_problems(rule)
             case GoldenRule():
                 problems = _golden_problems(rule, suites.get(rule.suite))
             case LoadRule():
@@ -127,6 +130,11 @@ def plan_problems(policy: Policy, suites: Mapping[str, AnySuite]) -> list[str]:
 
 
 Problems = Iterator[tuple[str, str]]
+
+
+def _placement_problems(rule: PlacementRule) -> Problems:
+    if rule.utilization is not None and rule.utilization <= 0:
+        yield "utilization", "an engine that may use nothing holds nothing"
 
 
 def _golden_problems(rule: GoldenRule, suite: AnySuite | None) -> Problems:

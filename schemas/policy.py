@@ -32,6 +32,20 @@ class StaticRule(Closed):
     gate: Literal["static"] = Field(description="Gate name.")
 
 
+class PlacementRule(Closed):
+    """Weights, cache and what is stated fit the memory of the runner's devices, for every sequence that is promised."""
+
+    gate: Literal["placement"] = Field(description="Gate name.")
+    activation_bytes: Integer = Field(
+        description="Stated for activations and execution buffers on each device, from a measured high-water mark."
+    )
+    graph_bytes: Integer = Field(0, description="Stated for captured graphs and workspaces on each device.")
+    headroom_bytes: Integer = Field(0, description="Left free on each device.")
+    utilization: Ratio | None = Field(
+        None, description="Share of a device that the engine may use; otherwise its launch argument's, or 0.90."
+    )
+
+
 class CompatibilityRule(Closed):
     """The engine boots, names the model, generates, keeps the wire format and survives malformed requests."""
 
@@ -103,7 +117,9 @@ class RollbackRule(Closed):
 
 SuiteRule = GoldenRule | LoadRule | StructuredRule | RollbackRule
 """Rules that name a suite."""
-GateRule = Annotated[IntegrityRule | StaticRule | CompatibilityRule | SuiteRule, Field(discriminator="gate")]
+GateRule = Annotated[
+    IntegrityRule | StaticRule | PlacementRule | CompatibilityRule | SuiteRule, Field(discriminator="gate")
+]
 
 
 class Approval(Closed):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gates import catalog, compatibility, integrity, rollback
 from gates.gate import GateContext, Records
+from gates.placement import gate as placement
 from gates.static import gate as static
 from schemas.bundle import Bundle
 from schemas.evidence import Kind
@@ -31,7 +32,9 @@ from workers.serving import Cause, Ready, Replica
 from workers.site import Site
 from workers.staging import Place
 
-INTEGRITY, STATIC, COMPATIBILITY, ROLLBACK = (one.GATE.name for one in (integrity, static, compatibility, rollback))
+INTEGRITY, COMPATIBILITY, ROLLBACK = (one.GATE.name for one in (integrity, compatibility, rollback))
+BEFORE_BOOT = (static.GATE.name, placement.GATE.name)
+"""Gates that need the files and no engine, in the order in which they run."""
 
 
 def evaluate(site: Site, lease: Lease) -> None:
@@ -70,10 +73,10 @@ class _Evaluation:
             before = self._hash_before_boot()
             if before is None:
                 return
-        if STATIC in gates and not self._passes_static():
+        if not all(self._passes_unstarted(gate) for gate in BEFORE_BOOT if gate in gates):
             self._hash_after_gates(before)
             return
-        engine_gates = [gate for gate in gates if gate not in {INTEGRITY, STATIC}]
+        engine_gates = [gate for gate in gates if gate not in {INTEGRITY, *BEFORE_BOOT}]
         if engine_gates:
             self._load_documents(engine_gates)
             with gate_replica(self.site, self.lease, self.bundle, self.place) as replica:
@@ -97,9 +100,10 @@ class _Evaluation:
         self._record(result, raw)
         return None
 
-    def _passes_static(self) -> bool:
+    def _passes_unstarted(self, gate: str) -> bool:
         """Check the composition while nothing runs; False when that already decides, and no engine need start."""
-        result, raw = catalog.run(STATIC, self._context(STATIC))
+        self.lease.step(f"gate {gate}")
+        result, raw = catalog.run(gate, self._context(gate))
         self._record(result, raw)
         return result.verdict is not Verdict.FAILED
 
@@ -198,4 +202,5 @@ class _Evaluation:
             ready_ms=ready.ready_ms if ready is not None else None,
             progress=self.lease.progress,
             before_boot=before_boot,
+            fingerprint=self.site.fingerprint,
         )

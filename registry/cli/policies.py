@@ -150,7 +150,7 @@ def _show(out: Output, found: Registered) -> None:
 
 
 def _limits(rule: Any) -> str:
-    limits = rule.model_dump(mode="json", exclude={"gate"})
+    limits = rule.model_dump(mode="json", exclude={"gate"}, exclude_none=True)
     return ", ".join(f"{name} {str(value)[:19] if name == 'suite' else value}" for name, value in limits.items())
 
 

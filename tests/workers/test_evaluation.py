@@ -7,6 +7,7 @@ from registry.storage.local import LocalBlobs
 from tests.support.outage import door
 from tests.support.runners import QUICK_GATES, is_running, result, until
 from workers.engines.drivers import LLAMACPP
+from workers.fingerprint import fingerprint
 
 
 def booted(bench, run) -> int:
@@ -150,7 +151,8 @@ def test_integrity_alone_boots_nothing(bench):
     assert [entry.kind for entry in bench.entries(run)] == ["staged", "gate_recorded", "run_ended"]
 
 
-CHECKED_FIRST = [{"gate": "integrity"}, {"gate": "static"}, QUICK_GATES[-1]]
+PLACED = {"gate": "placement", "activation_bytes": 1_000_000}
+CHECKED_FIRST = [{"gate": "integrity"}, {"gate": "static"}, PLACED, QUICK_GATES[-1]]
 
 
 def test_what_does_not_fit_is_told_before_an_engine_is_started(bench):
@@ -166,10 +168,13 @@ def test_what_does_not_fit_is_told_before_an_engine_is_started(bench):
 
 
 def test_what_fits_passes_without_an_engine_where_no_gate_needs_one(bench):
-    run = bench.evaluate(bench.bundle(), bench.policy(CHECKED_FIRST), gates=["integrity", "static"])
+    run = bench.evaluate(bench.bundle(), bench.policy(CHECKED_FIRST), gates=["integrity", "static", "placement"])
     bench.start()
-    assert bench.done(run).outcome == "passed"
-    assert gates_of(bench, run) == ["static", "integrity"]
+    done = bench.done(run)
+    assert done.outcome == "passed"
+    assert gates_of(bench, run) == ["static", "placement", "integrity"]
+    device = next(one for one in result(done, "placement")["measurements"] if one["name"] == "device")
+    assert device["value"] == fingerprint().memory_bytes
 
 
 def test_a_gate_that_fails_ends_the_run_and_integrity_is_told_last(bench):

@@ -51,6 +51,17 @@ def test_the_policy_with_a_drill_is_the_demonstration_s_and_can_decide_too():
     assert last.gate == "rollback"
 
 
+def test_what_needs_no_engine_comes_before_what_does():
+    assert [rule.gate for rule in policy().gates] == [
+        "integrity",
+        "static",
+        "placement",
+        "compatibility",
+        "golden",
+        "load",
+    ]
+
+
 def test_the_policy_names_the_committed_suites_and_no_others():
     named = {rule.suite for rule in policy().gates if isinstance(rule, GoldenRule | LoadRule)}
     assert named == set(suites())

@@ -16,7 +16,7 @@ from gates import stats
 from gates.arrivals import plan_faults
 from gates.canary import least_requests, limit_ratio
 from gates.contracts import suite_faults
-from gates.rollback_judgement import CAUSES, DRILL_REQUESTS, LEAST_PLAN_US
+from gates.rollback_judgement import DRILL_REQUESTS, LEAST_PLAN_US, causes
 from schemas.policy import (
     CompatibilityRule,
     GoldenRule,
@@ -222,6 +222,8 @@ def _structured_problems(rule: StructuredRule, suite: AnySuite | None) -> Proble
 def _rollback_problems(rule: RollbackRule, suite: AnySuite | None) -> Problems:
     if rule.recovery_seconds <= 0:
         yield "recovery_seconds", "no answer can come in no time"
+    if rule.cold_recovery_seconds is not None and rule.cold_recovery_seconds <= 0:
+        yield "cold_recovery_seconds", "no engine can boot in no time"
     if suite is None:
         yield "suite", f"no suite {rule.suite} is registered; push it first"
         return
@@ -234,8 +236,8 @@ def _rollback_problems(rule: RollbackRule, suite: AnySuite | None) -> Problems:
         yield "suite", f"it plans {n} requests, which are sent once for each cause: from {least} to {most} are needed"
     elif suite.plan[-1].at_us - suite.plan[0].at_us < LEAST_PLAN_US:
         yield "suite", f"its plan is over within {LEAST_PLAN_US / 1e6:g} s, before traffic can be seen to go back"
-    elif rule.lost_max > (most := len(CAUSES) * n // LOST_SHARE):
-        what = f"{rule.lost_max} lost requests are more than one of {LOST_SHARE} of the {len(CAUSES) * n} sent"
+    elif rule.lost_max > (most := (sent := len(causes(has_accepted=False)) * n) // LOST_SHARE):
+        what = f"{rule.lost_max} lost requests are more than one of {LOST_SHARE} of the {sent} sent"
         yield "lost_max", f"{what}: at most {most}"
 
 

@@ -9,11 +9,15 @@ back as a release would take it back, twice, and quiet questions tell who answer
 - `slo_breach`: a stop condition that the candidate cannot keep (1 ms to the first token) is judged from the
   router's log as a canary's is, until it fires.
 - `during_shift`: traffic is taken back while a further shift to the candidate is under way.
+- `cold_start`: the accepted bundle's engine is ended before, as it is once a soak is over. Going back begins with its
+  boot, from bytes that are hashed anew, and the candidate serves until it is ready.
 - `crash`: the candidate's engine is killed under traffic. It is the last, since the engine is gone then.
 
-On a target that has accepted nothing, going back means no traffic: every request is told 503.
+On a target that has accepted nothing, going back means no traffic: every request is told 503, and there is nothing to
+boot.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +31,7 @@ from gates.endpoint import Endpoint
 from gates.errors import InstrumentError
 from gates.gate import Gate, GateContext, Records
 from gates.rollback_judgement import (
-    CAUSES,
+    COLD_START,
     CRASH,
     DURING_SHIFT,
     ENDED,
@@ -35,7 +39,9 @@ from gates.rollback_judgement import (
     PROBES,
     SLO_BREACH,
     Back,
+    causes,
     judge,
+    recovery_seconds,
 )
 from gates.rollback_traffic import COLUMNS, Clock, Sent, Traffic, ask
 from gates.router import WHOLE_BP, Split
@@ -79,19 +85,19 @@ class _Drill:
         self.lines: dict[str, LogRecord] = {}
 
     def run(self) -> Records:
-        answers = self._own_answers()
+        answers, accepted = self._own_answers(), self.stage.accepted
         exercises = []
-        for number, cause in enumerate(CAUSES, start=1):
-            self.context.progress(f"rollback {number} of {len(CAUSES)}: {cause}")
-            exercises.append(self._exercise(cause))
+        told = {
+            "candidate": {"bundle": self.stage.candidate.bundle, "address": self.stage.candidate.address},
+            "accepted": None if accepted is None else {"bundle": accepted.bundle, "address": accepted.address},
+        }
+        chosen = causes(has_accepted=accepted is not None)
+        for number, cause in enumerate(chosen, start=1):
+            self.context.progress(f"rollback {number} of {len(chosen)}: {cause}")
+            exercises.append(self._cold_start() if cause == COLD_START else self._exercise(cause))
             self.stage.check()
             if not self._is_back(exercises[-1], answers) or self._is_cut(exercises[-1]):
                 break  # it has failed, and what came after might begin from a state that nobody knows
-        sides = {"candidate": self.stage.candidate, "accepted": self.stage.accepted}
-        told = {
-            name: None if side is None else {"bundle": side.bundle, "address": side.address}
-            for name, side in sides.items()
-        }
         return {"columns": list(COLUMNS), **told, "answers": answers, "exercises": exercises}
 
     def _own_answers(self) -> dict[str, list[str | None]]:
@@ -125,20 +131,69 @@ class _Drill:
         is_moved = cause != DURING_SHIFT or self.stage.accepted is not None
         began_at = datetime.now(UTC)
         split = self.stage.shift(share, self.stage.next_revision()) if is_moved else None
-        pids = {"candidate": [self.stage.candidate.process_id()], "accepted": [self._accepted_pid()]}
-        with Traffic(self._public(), self.suite, f"{cause}-", self.clock) as traffic:
+        pids = self._pids()
+        with self._traffic(f"{cause}-") as traffic:
             if cause != SLO_BREACH:  # that one has its own time: the sooner it is seen, the better
-                self._await(traffic, lambda: traffic.sent * 2 >= len(self.suite.plan), "half of it was not sent")
+                self._await_half(traffic)
             if split is not None:
                 self._await(traffic, lambda: self._is_seen(cause), "no request reached the candidate")
             pids["candidate"].append(self.stage.candidate.process_id())
             told = self._trigger(cause, split, began_at, traffic)
             requests = traffic.finish()
-        probes = self._recover(cause, told["trigger_us"])
-        pids["accepted"].append(self._accepted_pid())
+        return self._told(cause, told | {"ready_us": None, "pids": pids}, requests)
+
+    def _cold_start(self) -> dict[str, Any]:
+        """Take traffic back to an engine that has to boot first.
+
+        The plan is sent from before the trigger on. Where it is over when the engine is ready, it is sent once more, so
+        that there is traffic to take back; in between nobody asks, and so nobody is lost.
+        """
+        self.stage.settle()
+        pids = self._pids()
+        self.stage.cool()
+        with contextlib.ExitStack() as stack:
+            rounds = [stack.enter_context(self._traffic(f"{COLD_START}-0-"))]
+            self._await_half(rounds[0])
+            self._await(rounds[0], lambda: self._is_seen(COLD_START), "no request reached the candidate")
+            self._await_open(rounds[0])
+            trigger_us, ready_us = self.clock.now(), None
+            problem = self._warm()
+            if problem is None:
+                ready_us = self.clock.now()
+                if rounds[0].is_over:
+                    rounds.append(stack.enter_context(self._traffic(f"{COLD_START}-1-")))
+                    self._await(rounds[1], lambda: rounds[1].sent > 0, "none of it was sent")
+            pids["candidate"].append(self.stage.candidate.process_id())
+            restored = self._restore() if problem is None else {"revision": None, "at_us": None, "problem": problem}
+            again = self._restore() if restored["problem"] is None else restored
+            requests = [each for one in rounds for each in one.finish()]
+        told = {"trigger_us": trigger_us, "gone_us": None, "restored": restored, "again": again}
+        return self._told(COLD_START, told | {"ready_us": ready_us, "pids": pids}, requests)
+
+    def _warm(self) -> str | None:
+        """Boot the accepted bundle anew; return why it did not boot, or None."""
+        try:
+            self.stage.warm()
+        except NotTakenBack as problem:
+            return str(problem)
+        if self.stage.accepted is not None:
+            self.back = Back(self.stage.accepted.address)
+        return None
+
+    def _told(self, cause: str, told: dict[str, Any], requests: list[Sent]) -> dict[str, Any]:
+        """Return an exercise's records, once it is seen who answers after it. Without an engine nobody is asked."""
+        is_booted = cause != COLD_START or told["ready_us"] is not None
+        probes = self._recover(cause, told["trigger_us"]) if is_booted else []
+        told["pids"]["accepted"].append(self._accepted_pid())
         self._attribute(requests)
         rows = {"requests": [each.row() for each in requests], "probes": [each.row() for each in probes]}
-        return {"cause": cause, **told, "pids": pids, **rows}
+        return {"cause": cause, "back": self.back.address, **told, **rows}
+
+    def _traffic(self, prefix: str) -> Traffic:
+        return Traffic(self._public(), self.suite, prefix, self.clock)
+
+    def _pids(self) -> dict[str, list[int | None]]:
+        return {"candidate": [self.stage.candidate.process_id()], "accepted": [self._accepted_pid()]}
 
     def _accepted_pid(self) -> int | None:
         return None if self.stage.accepted is None else self.stage.accepted.process_id()
@@ -198,6 +253,9 @@ class _Drill:
 
     # -------------------------------------------------------------------------------------------- waiting
 
+    def _await_half(self, traffic: Traffic) -> None:
+        self._await(traffic, lambda: traffic.sent * 2 >= len(self.suite.plan), "half of it was not sent")
+
     def _await(self, traffic: Traffic, condition: Callable[[], bool], otherwise: str) -> None:
         """Wait until something is true; traffic that has ended long ago will not make it so."""
         ended: float | None = None
@@ -247,7 +305,7 @@ class _Drill:
 
     def _recover(self, cause: str, trigger_us: int) -> list[Sent]:
         """Ask quietly until what traffic goes back to has answered every prompt, or its time is over."""
-        deadline_us = trigger_us + round(float(self.rule.recovery_seconds) * 1e6)
+        deadline_us = trigger_us + round(recovery_seconds(cause, self.rule) * 1e6)
         probes: list[Sent] = []
         while True:
             self.stage.check()
@@ -290,4 +348,4 @@ class _Drill:
         return any(dict(zip(COLUMNS, row, strict=True))["is_silent"] for row in exercise["requests"])
 
 
-GATE = Gate("rollback", version=1, depends_on=tuple(COMPONENTS), measure=measure, judge=judge, ends_engine=True)
+GATE = Gate("rollback", version=2, depends_on=tuple(COMPONENTS), measure=measure, judge=judge, ends_engine=True)

@@ -28,10 +28,13 @@ MANUAL: Final = "manual"
 GATE_FAILED: Final = "gate_failed"
 SLO_BREACH: Final = "slo_breach"
 DURING_SHIFT: Final = "during_shift"
+COLD_START: Final = "cold_start"
 CRASH: Final = "crash"
-CAUSES: Final = (MANUAL, GATE_FAILED, SLO_BREACH, DURING_SHIFT, CRASH)
+CAUSES: Final = (MANUAL, GATE_FAILED, SLO_BREACH, DURING_SHIFT, COLD_START, CRASH)
 """In the order in which they are drilled: the last one ends the candidate's engine."""
 
+COLD_SECONDS: Final = 600.0
+"""Longest time from a trigger to the first answer where the engine has to boot first, unless the rule says it."""
 PROBES: Final = 4
 """Prompts of the suite, from its first, that are asked quietly before and after."""
 DRILL_REQUESTS: Final = (20, 2_000)
@@ -45,6 +48,18 @@ ENDED: Final = (
     "engine ended by itself or was replaced during the drill; look at its log and at the memory of the runner, which"
     " holds two engines then, and run the gate again."
 )
+
+
+def causes(*, has_accepted: bool) -> tuple[str, ...]:
+    """Return what is drilled, in its order. Where nothing is accepted yet, there is no engine to boot."""
+    return tuple(cause for cause in CAUSES if has_accepted or cause != COLD_START)
+
+
+def recovery_seconds(cause: str, rule: RollbackRule) -> float:
+    """Return the longest time from a trigger to the first answer of what traffic goes back to."""
+    if cause != COLD_START:
+        return float(rule.recovery_seconds)
+    return COLD_SECONDS if rule.cold_recovery_seconds is None else float(rule.cold_recovery_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +102,15 @@ class Exercise:
     """One cause, drilled. Instants in µs on the drill's clock.
 
     `restored_us` is the router's acknowledgement, None with a `problem`. `gone_us`: when a killed engine was gone.
+    `ready_us`: when the engine that had to boot first was ready, None where it did not boot or there was none to boot.
     `again` is the revision in force after the second rollback, None with an `again_problem`.
     """
 
     cause: str
+    back: Back
     trigger_us: int
     gone_us: int | None
+    ready_us: int | None
     restored_us: int | None
     revision: int | None
     problem: str | None
@@ -103,8 +121,10 @@ class Exercise:
     requests: tuple[Request, ...]
     probes: tuple[Request, ...]
 
-    def recovered_us(self, back: Back) -> int | None:
-        """Return when the first answer came, to a request after the trigger, of what traffic goes back to."""
+    @property
+    def recovered_us(self) -> int | None:
+        """When the first answer came, to a request after the trigger, of what traffic goes back to."""
+        back = self.back
         found = [
             each.done_us
             for each in (*self.requests, *self.probes)
@@ -115,8 +135,9 @@ class Exercise:
         ]
         return min(found, default=None)
 
-    def is_spared(self, request: Request, back: Back, candidate: str) -> bool:
+    def is_spared(self, request: Request, candidate: str) -> bool:
         """Tell whether a request without a whole answer is counted apart; see the module."""
+        back = self.back
         if back.address is None and back.has(request.served, request.route, request.code, is_whole=False):
             return True
         if self.gone_us is None:
@@ -174,14 +195,14 @@ def judge(given: JudgeInput) -> Judged:
         (each, request)
         for each in drill.exercises
         for request in each.requests
-        if not request.is_whole and not each.is_spared(request, drill.back, drill.candidate)
+        if not request.is_whole and not each.is_spared(request, drill.candidate)
     ]
     if len(lost) > rule.lost_max:
         found.append(_lost(lost, drill, rule))
     measured = _measurements(drill, rule, len(lost))
     if found:
         return Judged(Verdict.FAILED, "; ".join(one.message for one in found), measured, found, drill.accepted)
-    if [each.cause for each in drill.exercises] != list(CAUSES):
+    if tuple(each.cause for each in drill.exercises) != causes(has_accepted=drill.accepted is not None):
         return errored("Not every cause was drilled; run the gate again.", measurements=measured)
     return Judged(Verdict.PASSED, _passed(drill, len(lost)), measured, _remarks(drill), drill.accepted)
 
@@ -218,22 +239,22 @@ def _read(records: Records, suite: LoadSuite) -> Drill:
     if sorted(answers) != sorted(prompts if back.address is not None else []):
         raise InstrumentError("The accepted bundle's own answers are not all on record; run the gate again.")
     exercises = tuple(_exercise(each, suite) for each in records["exercises"])
-    if [each.cause for each in exercises] != list(CAUSES[: len(exercises)]):
+    if tuple(each.cause for each in exercises) != causes(has_accepted=accepted is not None)[: len(exercises)]:
         raise InstrumentError("The causes on record are not those of this version; run the gate again.")
     bundle = None if accepted is None else str(accepted["bundle"])
     return Drill(str(records["candidate"]["address"]), back, bundle, answers, exercises)
 
 
 def _exercise(told: dict[str, Any], suite: LoadSuite) -> Exercise:
-    requests = tuple(_request(row) for row in told["requests"])
-    planned = [(arrival.prompt, arrival.at_us - suite.plan[0].at_us) for arrival in suite.plan]
-    if [(each.prompt, each.at_us - requests[0].at_us) for each in requests] != planned:
-        raise InstrumentError(f"The requests on record for {told['cause']} are not the plan; run the gate again.")
+    requests, cause = tuple(_request(row) for row in told["requests"]), str(told["cause"])
+    _require_plan(requests, cause, suite)
     restored, again = told["restored"], told["again"]
     return Exercise(
-        cause=str(told["cause"]),
+        cause=cause,
+        back=Back(_text(told["back"])),
         trigger_us=_count(told["trigger_us"]),
         gone_us=None if told["gone_us"] is None else _count(told["gone_us"]),
+        ready_us=None if told["ready_us"] is None else _count(told["ready_us"]),
         restored_us=None if restored["problem"] else _count(restored["at_us"]),
         revision=None if restored["problem"] else _count(restored["revision"]),
         problem=restored["problem"],
@@ -244,6 +265,16 @@ def _exercise(told: dict[str, Any], suite: LoadSuite) -> Exercise:
         requests=requests,
         probes=tuple(_request(row) for row in told["probes"]),
     )
+
+
+def _require_plan(requests: Sequence[Request], cause: str, suite: LoadSuite) -> None:
+    """Refuse requests that are not the plan; where an engine had to boot it may have been sent twice."""
+    n = len(suite.plan)
+    planned = [(arrival.prompt, arrival.at_us - suite.plan[0].at_us) for arrival in suite.plan]
+    rounds = [requests[at : at + n] for at in range(0, len(requests), n)]
+    sent = [[(each.prompt, each.at_us - one[0].at_us) for each in one] for one in rounds]
+    if sent not in ([planned], [planned, planned]) or (len(sent) > 1 and cause != COLD_START):
+        raise InstrumentError(f"The requests on record for {cause} are not the plan; run the gate again.")
 
 
 def _request(row: Sequence[Any]) -> Request:
@@ -286,12 +317,35 @@ def _count(value: object) -> int:
 
 def _require_one_and_the_same(drill: Drill) -> None:
     """Refuse a drill in which an engine ended or was another one before the drill itself ended it."""
-    sides = [("candidate", [pid for each in drill.exercises for pid in each.candidate_pids])]
+    lives = [("candidate", [pid for each in drill.exercises for pid in each.candidate_pids])]
     if drill.back.address is not None:
-        sides.append(("accepted", [pid for each in drill.exercises for pid in each.accepted_pids]))
-    for name, pids in sides:
+        lives += [("accepted", pids) for pids in _accepted_lives(drill)]
+    for name, pids in lives:
         if not pids or None in pids or len(set(pids)) != 1:
             raise InstrumentError(f"The {name} bundle's {ENDED}")
+    address = drill.back.address
+    for each in drill.exercises:
+        is_booted = each.ready_us is not None
+        if each.cause == COLD_START and is_booted and each.back.address is not None:
+            address = each.back.address
+        if each.back.address != address or (is_booted and each.cause != COLD_START):
+            raise InstrumentError("The records do not say alike what traffic goes back to; run the gate again.")
+
+
+def _accepted_lives(drill: Drill) -> list[list[int | None]]:
+    """Return the processes of the accepted bundle, with those of before a cold start apart from those of after it."""
+    lives: list[list[int | None]] = [[]]
+    for each in drill.exercises:
+        pids = each.accepted_pids
+        if each.cause == COLD_START:
+            lives[-1] += pids[:1]
+            if each.ready_us is not None:
+                lives.append([])
+            pids = pids[1:] or (None,) if each.ready_us is not None else ()
+        lives[-1] += pids
+    if len(lives) > 1 and set(lives[0]) & set(lives[1]):
+        raise InstrumentError("The accepted bundle's engine was to boot anew, and did not end; run the gate again.")
+    return lives
 
 
 def _require_traffic(drill: Drill) -> None:
@@ -313,15 +367,19 @@ def _faults(each: Exercise, drill: Drill, rule: RollbackRule) -> list[Finding]:
     if silent:
         message = f"{each.cause}: {len(silent)} streams ended as if they were whole, and were not"
         found.append(finding("stream-cut-silently", message, expected=0, found=len(silent)))
-    if each.problem is not None:
+    if each.problem is not None and each.cause == COLD_START and each.ready_us is None:
+        message = f"{each.cause}: the accepted bundle did not boot again: {each.problem}"
+        found.append(finding("accepted-not-booted", message))
+    elif each.problem is not None:
         message = f"{each.cause}: the router did not go back: {each.problem}"
         found.append(finding("router-did-not-go-back", message))
-    recovered = each.recovered_us(drill.back)
-    limit_ms = round(float(rule.recovery_seconds) * 1000)
+    recovered = each.recovered_us
+    limit = recovery_seconds(each.cause, rule)
+    limit_ms = round(limit * 1000)
     took_ms = None if recovered is None else (recovered - each.trigger_us) / 1000
     if took_ms is None or took_ms > limit_ms:
         when = "none came" if took_ms is None else f"the first came after {took_ms:.0f} ms"
-        message = f"{each.cause}: no answer of {_name(drill)} within {rule.recovery_seconds} s of the trigger: {when}"
+        message = f"{each.cause}: no answer of {_name(drill)} within {limit:g} s of the trigger: {when}"
         found.append(finding("not-recovered", message, expected=f"{limit_ms} ms", found=took_ms))
     if each.problem is None:
         found += _second(each)
@@ -362,7 +420,7 @@ def _answers(each: Exercise, drill: Drill) -> list[Finding]:
     found = []
     for prompt, expected in drill.answers.items():
         seen = last.get(prompt)
-        if seen is None or not drill.back.has(seen.served, seen.route, seen.code, is_whole=seen.is_whole):
+        if seen is None or not each.back.has(seen.served, seen.route, seen.code, is_whole=seen.is_whole):
             message = f"{each.cause}: the accepted bundle did not answer {prompt} after traffic had gone back"
             found.append(finding("not-answered-after", message, pointer=prompt, found=seen and seen.outcome))
         elif seen.output != expected:
@@ -386,9 +444,13 @@ def _lost(lost: Sequence[tuple[Exercise, Request]], drill: Drill, rule: Rollback
 
 
 def _passed(drill: Drill, lost: int) -> str:
-    times = [(at - each.trigger_us) / 1000 for each in drill.exercises if (at := each.recovered_us(drill.back))]
+    times = {each.cause: (at - each.trigger_us) / 1000 for each in drill.exercises if (at := each.recovered_us)}
     n = sum(len(each.requests) for each in drill.exercises)
-    took = f"after each of {len(times)} causes, at most {max(times):.0f} ms after it; {lost} of {n} requests were lost"
+    cold = times.pop(COLD_START, None)
+    count = len(drill.exercises)
+    took = f"after each of {count} causes, at most {max(times.values()):.0f} ms after it"
+    took += "" if cold is None else f" and {cold:.0f} ms where its engine had to boot first"
+    took += f"; {lost} of {n} requests were lost"
     if drill.accepted is None:
         return f"The target has accepted no bundle yet, so going back means no traffic: it was told 503 {took}."
     return f"Traffic went back to the accepted bundle {drill.accepted[:19]} {took}."
@@ -406,17 +468,20 @@ def _measurements(drill: Drill, rule: RollbackRule, lost: int) -> list[Measureme
     n = sum(len(each.requests) for each in drill.exercises)
     found = []
     for each in drill.exercises:
-        recovered = each.recovered_us(drill.back)
+        recovered = each.recovered_us
         took = None if recovered is None else (recovered - each.trigger_us) / 1000
-        limit = float(rule.recovery_seconds) * 1000
+        limit = recovery_seconds(each.cause, rule) * 1000
         found.append(_measured(f"recovery_{each.cause}", "ms", took, n=1, limit=limit))
         acknowledged = None if each.restored_us is None else (each.restored_us - each.trigger_us) / 1000
         found.append(_measured(f"acknowledged_{each.cause}", "ms", acknowledged, n=1))
+        if each.cause == COLD_START:
+            booted = None if each.ready_us is None else (each.ready_us - each.trigger_us) / 1000
+            found.append(_measured("boot_cold_start", "ms", booted, n=1))
     spared = [
         request
         for each in drill.exercises
         for request in each.requests
-        if not request.is_whole and each.is_spared(request, drill.back, drill.candidate)
+        if not request.is_whole and each.is_spared(request, drill.candidate)
     ]
     idle = sum(request.route == IDLE_ROUTE for request in spared)
     silent = sum(request.is_silent for each in drill.exercises for request in (*each.requests, *each.probes))

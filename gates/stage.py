@@ -13,7 +13,10 @@ from gates.tally import LogRecord
 
 
 class NotTakenBack(Exception):
-    """The router did not acknowledge that traffic goes back. The message says what it did instead."""
+    """Traffic did not go back: the router did not acknowledge it, or there is no engine to go back to.
+
+    The message says what happened instead.
+    """
 
 
 class Overtaken(Exception):
@@ -73,6 +76,21 @@ class Stage(Protocol):
 
         Raises:
             NotTakenBack.
+        """
+        ...
+
+    def cool(self) -> Split:
+        """Give all traffic to the candidate, forget the way back, and end the accepted bundle's engine.
+
+        So it is once the soak of a release is over: what it replaced is not kept warm any more.
+        """
+        ...
+
+    def warm(self) -> None:
+        """Boot the accepted bundle anew, as a release does that goes back to it; `accepted` is the new engine then.
+
+        Raises:
+            NotTakenBack: it does not boot any more.
         """
         ...
 

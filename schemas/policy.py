@@ -110,6 +110,10 @@ class RollbackRule(Closed):
     recovery_seconds: Seconds = Field(
         Decimal(120), description="Longest time from a trigger to the first answer of what traffic goes back to."
     )
+    cold_recovery_seconds: Seconds | None = Field(
+        None,
+        description="The same where the engine of what traffic goes back to has to boot first. Absent: 600 seconds.",
+    )
     lost_max: Integer = Field(
         0, description="Requests that may be lost, all causes together. A count: a drill is too short to prove a share."
     )

@@ -7,9 +7,9 @@ import contextlib
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from gates.errors import InstrumentError
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Arm, Split, cluster_name
@@ -18,12 +18,28 @@ from gates.tally import LogRecord
 from schemas.problems import Problem
 from workers.traffic import envoy_process
 from workers.traffic.envoy import EnvoyGateway
-from workers.traffic.problems import NotAcknowledged, Rejected, StaleRevision
+from workers.traffic.problems import ArmNotHealthy, NotAcknowledged, NothingPrepared, Rejected, StaleRevision
 
 TARGET: Final = "drill@private"
 """What the private gateway knows the target under; nobody else asks it."""
 SILENCE_SECONDS: Final = 3600.0
 """No dead-man switch watches this gateway."""
+
+
+class Engines(Protocol):
+    """Who starts and ends the engines of both sides."""
+
+    def kill_candidate(self) -> None:
+        """End the candidate's engine without warning, and return when it is gone."""
+        ...
+
+    def stop_accepted(self) -> None:
+        """End the accepted bundle's engine; no request is open on it."""
+        ...
+
+    def boot_accepted(self) -> Side:
+        """Boot the accepted bundle anew. Raises NotTakenBack when it does not boot, InstrumentError."""
+        ...
 
 
 class EnvoyStage:
@@ -36,15 +52,15 @@ class EnvoyStage:
         *,
         candidate: Side,
         accepted: Side | None,
-        kill: Callable[[], object],
+        engines: Engines,
     ) -> None:
-        """Use a gateway that runs. `kill` ends the candidate's engine without warning."""
+        """Use a gateway that runs."""
         self.candidate = candidate
         self.accepted = accepted
         self.public_url = f"http://{gateway.host}:{gateway.port}/{TARGET}"
         self.gateway = gateway
         self._process = process
-        self._kill = kill
+        self._engines = engines
         self._position = gateway.log.end()
 
     def settle(self) -> None:
@@ -69,12 +85,34 @@ class EnvoyStage:
                 raise Overtaken(problem.detail) from problem
 
     def restore(self) -> int:
-        """Put the prepared way back in force and return its revision. Raises NotTakenBack, InstrumentError."""
+        """Put the way back in force, as a release does: the prepared one, else one that is made now.
+
+        Raises:
+            NotTakenBack, InstrumentError.
+        """
         with _broken("The private router is gone"):
             try:
-                return self.gateway.restore(TARGET).split.revision
-            except (NotAcknowledged, Rejected) as problem:
+                with contextlib.suppress(NothingPrepared):
+                    return self.gateway.restore(TARGET).split.revision
+                current, back = self.gateway.desired(TARGET), self._arms(0)
+                is_back = current is not None and current.arms == back
+                split = current if current is not None and is_back else Split(TARGET, self.next_revision(), back)
+                return self.gateway.apply(split).split.revision
+            except (ArmNotHealthy, NotAcknowledged, Rejected) as problem:
                 raise NotTakenBack(problem.detail) from problem
+
+    def cool(self) -> Split:
+        """Give all traffic to the candidate, forget the way back, and end what is accepted. Raises InstrumentError."""
+        alone = (_arm(CANDIDATE, self.candidate, WHOLE_BP),)
+        with _broken("The private router did not give the candidate all traffic"):
+            self.gateway.discard_rollback(TARGET)
+            split = self.gateway.apply(Split(TARGET, self.next_revision(), alone)).split
+        self._engines.stop_accepted()
+        return split
+
+    def warm(self) -> None:
+        """Boot the accepted bundle anew. Raises NotTakenBack, InstrumentError."""
+        self.accepted = self._engines.boot_accepted()
 
     def log(self) -> Sequence[LogRecord]:
         """Return what the router logged since the last call. Raises InstrumentError for lines that are none."""
@@ -90,7 +128,7 @@ class EnvoyStage:
 
     def kill_candidate(self) -> None:
         """End the candidate's engine at once, and return when it is gone."""
-        self._kill()
+        self._engines.kill_candidate()
 
     def check(self) -> None:
         """Return while the router runs. Raises InstrumentError."""
@@ -126,16 +164,14 @@ def _broken(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stage(
-    directory: Path, *, candidate: Side, accepted: Side | None, kill: Callable[[], object]
-) -> Iterator[EnvoyStage]:
+def stage(directory: Path, *, candidate: Side, accepted: Side | None, engines: Engines) -> Iterator[EnvoyStage]:
     """Run a private Envoy before both sides; in the end it is gone, with its folder.
 
     Args:
         directory: of the gateway; made anew.
         candidate: a running engine.
         accepted: another one, or None where the target has accepted nothing.
-        kill: ends the candidate's engine without warning, and returns when it is gone.
+        engines: ends the engines of both, and boots what is accepted anew.
 
     Raises:
         InstrumentError: there is no Envoy on this runner, or it did not start.
@@ -149,7 +185,7 @@ def stage(
             envoy_process.wait_ready(gateway, process)
         except (OSError, Problem) as error:
             raise InstrumentError(f"The private router did not start on this runner: {error}") from error
-        yield EnvoyStage(gateway, process, candidate=candidate, accepted=accepted, kill=kill)
+        yield EnvoyStage(gateway, process, candidate=candidate, accepted=accepted, engines=engines)
     finally:
         if process is not None:
             process.kill()

@@ -6,20 +6,21 @@ or memory for two of them, says nothing about either bundle, and the gate is err
 
 import contextlib
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gates import catalog, rollback
 from gates.errors import InstrumentError
 from gates.gate import GateContext, Records
 from gates.rollback_judgement import no_way_back
-from gates.stage import Side
+from gates.stage import NotTakenBack, Side
 from schemas.bundle import Bundle
 from schemas.problems import DigestMismatch, EngineFailed, NotFound
 from schemas.result import GateResult
 from workers import drill
 from workers.boot import (
     NOT_THE_BUNDLES,
+    STOP_SECONDS,
     EngineMismatch,
     IntegrityFailed,
     endpoint_of,
@@ -66,13 +67,13 @@ def run(
     records: Records
     try:
         with contextlib.ExitStack() as stack:
-            accepted = _accepted(site, lease, stack, boot_seconds=boot_seconds)
+            engines = _Engines(site, lease, stack, replica, boot_seconds)
             made = stack.enter_context(
                 drill.stage(
                     site.data_dir / "engines" / f"{lease.job}-gateway",
                     candidate=_side(replica),
-                    accepted=None if accepted is None else _side(accepted),
-                    kill=lambda: replica.crash("ended by the rollback drill"),
+                    accepted=engines.first(),
+                    engines=engines,
                 )
             )
             stack.enter_context(lease.on_end(made.end))
@@ -88,35 +89,77 @@ def _side(replica: Replica) -> Side:
     return Side(replica.bundle.digest, endpoint_of(replica), replica.address, replica.process_id)
 
 
-def _accepted(site: Site, lease: Lease, stack: contextlib.ExitStack, *, boot_seconds: float) -> Replica | None:
-    """Boot the accepted bundle from bytes that were hashed here. None when the target has accepted nothing yet."""
-    digest = lease.claim.accepted
-    if digest is None:
-        return None
-    lease.step("staging the accepted bundle")
-    try:
-        bundle = site.bundle(lease, digest)
-        require_engine(bundle)
-        place = site.stage(lease, bundle)
-        require_integrity(site, lease, bundle, place)
-    except EngineMismatch as problem:
-        raise InstrumentError(f"This runner cannot boot the accepted bundle: {problem.detail}") from problem
-    except NotFound as problem:
-        raise NoWayBack(no_way_back("blobs", problem.detail, bundle=digest)) from problem
-    except (DigestMismatch, IntegrityFailed) as problem:
-        raise NoWayBack(no_way_back("bytes", problem.detail, bundle=digest)) from problem
-    _require_memory(bundle)
-    replica = stack.enter_context(gate_replica(site, lease, bundle, place, beside=BESIDE))
-    try:
-        start_and_wait(lease, replica, boot_seconds)
-    except EngineFailed as failure:
-        if Cause(failure.members["cause"]) in NOT_THE_BUNDLES:
-            raise InstrumentError(
-                f"This runner could not hold the accepted bundle beside the candidate: {failure.detail}"
-            ) from failure
-        tail = failure.members.get("log_tail") or []
-        raise NoWayBack(no_way_back("boot", failure.detail, bundle=digest, log_tail=tail)) from failure
-    return replica
+@dataclass(slots=True)
+class _Engines:
+    """The candidate's engine, which may be killed, and the accepted bundle's, which may be ended and booted anew."""
+
+    site: Site
+    lease: Lease
+    stack: contextlib.ExitStack
+    """Ends what was booted."""
+    candidate: Replica
+    boot_seconds: float
+    accepted: Replica | None = None
+    bundle: Bundle | None = None
+    boots: int = 0
+
+    def first(self) -> Side | None:
+        """Boot the accepted bundle; None when the target has accepted nothing yet. Raises NoWayBack."""
+        digest = self.lease.claim.accepted
+        if digest is None:
+            return None
+        self.lease.step("staging the accepted bundle")
+        try:
+            self.bundle = self.site.bundle(self.lease, digest)
+        except NotFound as problem:
+            raise NoWayBack(no_way_back("blobs", problem.detail, bundle=digest)) from problem
+        except DigestMismatch as problem:
+            raise NoWayBack(no_way_back("bytes", problem.detail, bundle=digest)) from problem
+        return self._boot(self.bundle)
+
+    def kill_candidate(self) -> None:
+        self.candidate.crash("ended by the rollback drill")
+
+    def stop_accepted(self) -> None:
+        if self.accepted is not None:
+            self.accepted.stop(grace_seconds=STOP_SECONDS)
+
+    def boot_accepted(self) -> Side:
+        """Boot what is accepted anew, from bytes that are hashed anew, without a word to the service."""
+        if self.bundle is None:
+            raise InstrumentError("There is no accepted bundle to boot; run the gate again.")
+        try:
+            return self._boot(self.bundle)
+        except NoWayBack as problem:
+            raise NotTakenBack(problem.records["no_way_back"]["detail"]) from problem
+
+    def _boot(self, bundle: Bundle) -> Side:
+        site, lease = self.site, self.lease
+        try:
+            require_engine(bundle)
+            place = site.stage(lease, bundle)
+            require_integrity(site, lease, bundle, place)
+        except EngineMismatch as problem:
+            raise InstrumentError(f"This runner cannot boot the accepted bundle: {problem.detail}") from problem
+        except NotFound as problem:
+            raise NoWayBack(no_way_back("blobs", problem.detail, bundle=bundle.digest)) from problem
+        except (DigestMismatch, IntegrityFailed) as problem:
+            raise NoWayBack(no_way_back("bytes", problem.detail, bundle=bundle.digest)) from problem
+        _require_memory(bundle)
+        self.boots += 1
+        beside = f"{BESIDE}-{self.boots}"
+        replica = self.stack.enter_context(gate_replica(site, lease, bundle, place, beside=beside))
+        try:
+            start_and_wait(lease, replica, self.boot_seconds)
+        except EngineFailed as failure:
+            if Cause(failure.members["cause"]) in NOT_THE_BUNDLES:
+                raise InstrumentError(
+                    f"This runner could not hold the accepted bundle beside the candidate: {failure.detail}"
+                ) from failure
+            tail = failure.members.get("log_tail") or []
+            raise NoWayBack(no_way_back("boot", failure.detail, bundle=bundle.digest, log_tail=tail)) from failure
+        self.accepted = replica
+        return _side(replica)
 
 
 def _require_memory(bundle: Bundle) -> None:

@@ -375,6 +375,7 @@ class TestDrill:
             ({"rate_per_second": "100"}, {}, "/gates/4/suite: its plan is over within 1 s"),
             ({}, {"lost_max": 4}, "/gates/4/lost_max: 4 lost requests are more than one of 100 of the 320 sent"),
             ({}, {"recovery_seconds": "0"}, "/gates/4/recovery_seconds: no answer can come in no time"),
+            ({}, {"cold_recovery_seconds": "0"}, "/gates/4/cold_recovery_seconds: no engine can boot in no time"),
         ],
     )
     def test_a_drill_that_could_show_nothing_is_refused(self, suite, rule, problem):

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from gates import catalog
+from gates import catalog, rollback_judgement
 from gates.dialect import LLAMACPP
 from gates.endpoint import Endpoint
 from gates.gate import GateContext
-from gates.rollback_judgement import CAUSES
-from gates.stage import Side
+from gates.rollback_judgement import CAUSES, COLD_START, CRASH
+from gates.stage import NotTakenBack, Side
 from schemas.policy import RollbackRule
 from schemas.result import GateResult, Verdict
 from schemas.suite import LoadSuite
 from tests.support import chain, factories
-from tests.support.engine import RunningEngine, chain_engine
+from tests.support.engine import RunningEngine, boot, chain_engine
 from tests.support.faulty import Exchanged, faulty
 from workers import drill
 from workers.launchers.process import Condition
@@ -34,7 +34,7 @@ OTHER = {chain.token("H"): chain.token("e"), chain.token("e"): 4}
 
 @pytest.fixture(scope="module")
 def accepted(tmp_path_factory) -> Iterator[RunningEngine]:
-    """The accepted bundle's engine, which every drill leaves as it was."""
+    """The accepted bundle's engine, which a drill that is not passed leaves as it was."""
     with chain_engine(tmp_path_factory.mktemp("accepted")) as running:
         yield running
 
@@ -73,13 +73,49 @@ class Drilled:
         return found.value
 
 
-@contextmanager
-def staged(folder: Path, candidate: Side, accepted: Side | None, running: RunningEngine) -> Iterator[drill.EnvoyStage]:
-    def kill() -> None:
-        running.launcher.crash(running.launched)
+@dataclass
+class Engines:
+    """The engines of a drill; what is accepted is booted anew in a folder of the test."""
 
-    with drill.stage(folder / "gateway", candidate=candidate, accepted=accepted, kill=kill) as made:
-        yield made
+    candidate: RunningEngine
+    accepted: RunningEngine | None
+    folder: Path
+    anew: RunningEngine | None = None
+
+    def kill_candidate(self) -> None:
+        self.candidate.launcher.crash(self.candidate.launched)
+
+    def stop_accepted(self) -> None:
+        self.accepted.launcher.stop(self.accepted.launched, grace_seconds=5.0)
+
+    def boot_accepted(self) -> Side:
+        self.anew = boot(self.accepted.bundle, self.accepted.root, self.folder / "anew")
+        return side(self.anew, ACCEPTED)
+
+
+class Broken(Engines):
+    """What is accepted boots once, and no more."""
+
+    def boot_accepted(self) -> Side:
+        raise NotTakenBack("exited: the engine exited with status 1")
+
+
+@contextmanager
+def staged(
+    folder: Path,
+    candidate: Side,
+    accepted: Side | None,
+    running: RunningEngine,
+    beside: RunningEngine | None = None,
+    kind: type[Engines] = Engines,
+) -> Iterator[drill.EnvoyStage]:
+    engines = kind(running, beside, folder)
+    try:
+        with drill.stage(folder / "gateway", candidate=candidate, accepted=accepted, engines=engines) as made:
+            yield made
+    finally:
+        if engines.anew is not None:
+            engines.anew.launcher.stop(engines.anew.launched, grace_seconds=5.0)
 
 
 def drilled(stage: drill.EnvoyStage, running: RunningEngine, *, recovery_seconds: str = "20", progress=None) -> Drilled:
@@ -99,12 +135,16 @@ def drilled(stage: drill.EnvoyStage, running: RunningEngine, *, recovery_seconds
 
 
 def test_traffic_goes_back_to_the_accepted_bundle_for_every_cause_and_a_second_rollback_changes_nothing(
-    tmp_path, accepted, candidate
+    tmp_path, candidate
 ):
-    with staged(tmp_path, side(candidate, CANDIDATE), side(accepted, ACCEPTED), candidate) as stage:
+    with (
+        chain_engine(tmp_path / "accepted") as accepted,
+        staged(tmp_path, side(candidate, CANDIDATE), side(accepted, ACCEPTED), candidate, accepted) as stage,
+    ):
         done = drilled(stage, candidate)
     assert done.result.verdict is Verdict.PASSED, done.result.summary
     assert ACCEPTED[:19] in done.result.summary
+    assert "where its engine had to boot first" in done.result.summary
     assert [each["cause"] for each in done.exercises] == list(CAUSES)
     assert done.value("lost_requests") == done.value("silent_cuts") == 0
     for each in done.exercises:
@@ -115,6 +155,12 @@ def test_traffic_goes_back_to_the_accepted_bundle_for_every_cause_and_a_second_r
         # Both engines had traffic, and their answers tell them apart.
         outputs = {row["served"]: row["output"] for row in rows if row["outcome"] == "ok"}
         assert len(outputs) == len(set(outputs.values())) == 2
+    # The engine that had to boot is another one, and the candidate served until it was ready.
+    cold = next(each for each in done.exercises if each["cause"] == COLD_START)
+    before, after = cold["pids"]["accepted"]
+    assert before != after
+    assert cold["trigger_us"] < cold["ready_us"] < cold["restored"]["at_us"]
+    assert done.value("boot_cold_start") < done.value("recovery_cold_start")
     assert candidate.launcher.state(candidate.launched).condition is Condition.EXITED
 
 
@@ -124,6 +170,21 @@ def test_on_a_target_that_has_accepted_nothing_everybody_is_told_that_nothing_se
     assert done.result.verdict is Verdict.PASSED, done.result.summary
     assert done.result.summary.startswith("The target has accepted no bundle yet, so going back means no traffic")
     assert done.value("told_no_traffic") > 0
+    assert done.value("lost_requests") == 0
+
+
+def test_an_accepted_bundle_that_does_not_boot_a_second_time_fails(tmp_path, candidate, monkeypatch):
+    monkeypatch.setattr(rollback_judgement, "CAUSES", (COLD_START, CRASH))
+    with (
+        chain_engine(tmp_path / "accepted") as accepted,
+        staged(tmp_path, side(candidate, CANDIDATE), side(accepted, ACCEPTED), candidate, accepted, Broken) as stage,
+    ):
+        done = drilled(stage, candidate)
+    assert done.result.verdict is Verdict.FAILED
+    assert done.codes == {"accepted-not-booted", "not-recovered"}
+    assert "exited: the engine exited with status 1" in done.result.summary
+    assert [each["cause"] for each in done.exercises] == [COLD_START]
+    # The candidate went on serving: nobody was lost for it.
     assert done.value("lost_requests") == 0
 
 

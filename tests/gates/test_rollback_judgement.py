@@ -7,7 +7,7 @@ import pytest
 
 from gates.catalog import conclude, recompute
 from gates.gate import GateContext, JudgeInput
-from gates.rollback_judgement import CAUSES, CRASH, DURING_SHIFT, judge, no_way_back
+from gates.rollback_judgement import CAUSES, COLD_START, CRASH, DURING_SHIFT, causes, judge, no_way_back
 from gates.rollback_traffic import COLUMNS
 from schemas.bundle import Bundle
 from schemas.common import canonical_json
@@ -19,7 +19,7 @@ from tests.support import factories
 SUITE = LoadSuite.model_validate(factories.load_body(requests=20, gap_us=100_000))
 CHAT = Bundle.model_validate(factories.bundle_body())
 RULE = RollbackRule(gate="rollback", suite=SUITE.digest)
-CANDIDATE, ACCEPTED = "127.0.0.1:1001", "127.0.0.1:1002"
+CANDIDATE, ACCEPTED, ANEW = "127.0.0.1:1001", "127.0.0.1:1002", "127.0.0.1:1003"
 BUNDLE = "sha256:" + "a" * 64
 HI, HE = "1" * 64, "2" * 64
 
@@ -51,7 +51,10 @@ def exercise(cause, number, *, has_accepted=True):
     """A drill of a cause that goes as it should: the tenth request is open on the candidate at the trigger."""
     start = number * 10_000_000
     trigger = start + 950_000
-    after = {"served": ACCEPTED, "output": HI, "revision": 3} | ({} if has_accepted else IDLE)
+    is_anew = has_accepted and CAUSES.index(cause) >= CAUSES.index(COLD_START)
+    back = ANEW if is_anew else ACCEPTED if has_accepted else None
+    after = {"served": back, "output": HI, "revision": 3} | ({} if has_accepted else IDLE)
+    pids = [22, 23] if cause == COLD_START else [23, 23] if is_anew else [22, 22]
     requests = []
     for place, arrival in enumerate(SUITE.plan):
         at = start + arrival.at_us - SUITE.plan[0].at_us
@@ -61,10 +64,12 @@ def exercise(cause, number, *, has_accepted=True):
     return {
         "cause": cause,
         "trigger_us": trigger,
+        "back": back,
         "gone_us": trigger + 2_000 if cause == CRASH else None,
+        "ready_us": trigger + 4_000 if cause == COLD_START else None,
         "restored": {"revision": 3, "at_us": trigger + 5_000, "problem": None},
         "again": {"revision": 3, "at_us": trigger + 6_000, "problem": None},
-        "pids": {"candidate": [11, 11], "accepted": [22, 22] if has_accepted else [None, None]},
+        "pids": {"candidate": [11, 11], "accepted": pids if has_accepted else [None, None]},
         "requests": requests,
         "probes": [row(f"{cause}-quiet-0", start + 4_000_000, **after)],
     }
@@ -76,7 +81,10 @@ def drill(*, has_accepted=True):
         "candidate": {"bundle": "sha256:" + "b" * 64, "address": CANDIDATE},
         "accepted": {"bundle": BUNDLE, "address": ACCEPTED} if has_accepted else None,
         "answers": {"p0": [HI, HI]} if has_accepted else {},
-        "exercises": [exercise(cause, place, has_accepted=has_accepted) for place, cause in enumerate(CAUSES)],
+        "exercises": [
+            exercise(cause, place, has_accepted=has_accepted)
+            for place, cause in enumerate(causes(has_accepted=has_accepted))
+        ],
     }
 
 
@@ -109,7 +117,7 @@ def test_a_drill_that_goes_back_for_every_cause_passes_and_says_how_fast():
     assert value(found, "acknowledged_manual") == 5.0
     assert value(found, "lost_requests") == 0
     assert value(found, "open_at_trigger") == len(CAUSES)
-    assert "0 of 100 requests were lost" in found.summary
+    assert "0 of 120 requests were lost" in found.summary
 
 
 def test_a_target_that_has_accepted_nothing_is_told_503_and_that_is_said():
@@ -143,6 +151,51 @@ def test_an_answer_that_comes_too_late_fails():
     found = judged(drill(), rule)
     assert found.verdict is Verdict.FAILED
     assert set(codes(found)) == {"not-recovered"}
+
+
+def test_an_engine_that_has_to_boot_first_has_a_time_of_its_own():
+    seconds = type(RULE.recovery_seconds)
+    assert value(judged(drill()), "boot_cold_start") == 4.0
+    assert judged(drill(), RULE.model_copy(update={"cold_recovery_seconds": seconds("0.06")})).verdict is Verdict.PASSED
+    found = judged(drill(), RULE.model_copy(update={"cold_recovery_seconds": seconds("0.05")}))
+    assert codes(found) == ["not-recovered"]
+    assert "cold_start: no answer of the accepted bundle" in found.summary
+    warm = RULE.model_copy(update={"recovery_seconds": seconds("0.05"), "cold_recovery_seconds": seconds("0.06")})
+    assert "cold_start" not in judged(drill(), warm).summary
+
+
+def cold(records):
+    return records["exercises"][CAUSES.index(COLD_START)]
+
+
+def test_an_accepted_bundle_that_does_not_boot_again_fails():
+    records = drill()
+    failed = {"revision": None, "at_us": None, "problem": "exited: the engine exited with status 1"}
+    records["exercises"] = records["exercises"][: CAUSES.index(COLD_START) + 1]
+    cold(records).update(ready_us=None, back=ACCEPTED, restored=failed, again=failed, probes=[])
+    cold(records)["pids"]["accepted"] = [22, None]
+    for place in range(10, 20):
+        change(records, CAUSES.index(COLD_START), place, served=CANDIDATE, revision=2, output=HE)
+    found = judged(records)
+    assert found.verdict is Verdict.FAILED, found.summary
+    assert codes(found) == ["accepted-not-booted", "not-recovered"]
+    assert value(found, "lost_requests") == 0
+
+
+def test_the_plan_may_be_sent_again_once_the_engine_is_ready_and_nowhere_else():
+    records = drill()
+    more = copy.deepcopy(cold(records)["requests"])
+    for row_ in more:
+        for name in ("at_us", "sent_us", "done_us"):
+            row_[COLUMNS.index(name)] += 3_000_000
+        row_[COLUMNS.index("served")] = ANEW
+    cold(records)["requests"] += more
+    found = judged(records)
+    assert found.verdict is Verdict.PASSED, found.summary
+    assert "0 of 140 requests were lost" in found.summary
+    elsewhere = drill()
+    elsewhere["exercises"][0]["requests"] *= 2
+    assert judged(elsewhere).verdict is Verdict.ERRORED
 
 
 def test_answers_under_an_older_split_are_not_those_of_the_restored_one():
@@ -253,8 +306,17 @@ def without(records, *path):
         lambda records: change(records, 0, 2, sent_us="soon"),
         lambda records: change(records, 0, 2, prompt="other"),
         lambda records: records["exercises"][0]["pids"].update(candidate=[11, 12]) or records,
-        lambda records: records["exercises"][4]["pids"].update(candidate=[11, None]) or records,
-        lambda records: records["exercises"][4]["pids"].update(accepted=[22, 23]) or records,
+        lambda records: records["exercises"][5]["pids"].update(candidate=[11, None]) or records,
+        lambda records: records["exercises"][3]["pids"].update(accepted=[22, 23]) or records,
+        lambda records: records["exercises"][5]["pids"].update(accepted=[23, 24]) or records,
+        lambda records: cold(records)["pids"].update(accepted=[22, 22]) or records,
+        lambda records: cold(records)["pids"].update(accepted=[22]) or records,
+        lambda records: cold(records)["pids"].update(accepted=[22, None]) or records,
+        lambda records: cold(records).update(back=None) or records,
+        lambda records: cold(records).update(ready_us=None) or records,
+        lambda records: records["exercises"][0].update(back=ANEW) or records,
+        lambda records: records["exercises"][0].update(ready_us=1) or records,
+        lambda records: records | {"exercises": records["exercises"][:4] + records["exercises"][5:]},
         lambda records: records["exercises"][0].update(trigger_us=9_000_000) or records,
     ],
 )

@@ -5,6 +5,7 @@ import pytest
 from registry.storage.local import LocalBlobs
 from schemas.problems import InvalidDocument
 from tests.support import chain, factories, phases
+from tests.support.outage import door
 from tests.support.runners import QUICK_GATES, is_running, result, until
 from workers import rehearsal
 
@@ -25,17 +26,23 @@ def accept(bench, policy, bundle) -> None:
     phases.promoted(bench.service, actor, bundle.digest, policy.digest)
 
 
-def drill(bench, policy, **changes):
-    run = bench.evaluate(bench.bundle("next", extra=OTHER), policy, target="chat@prod", gates=GATES, **changes)
-    bench.start()
+def drill(bench, policy, url=None):
+    run = bench.evaluate(bench.bundle("next", extra=OTHER), policy, target="chat@prod", gates=GATES)
+    bench.start(url=url)
     return run
 
 
-def test_both_bundles_are_booted_and_nothing_of_the_drill_is_left(bench, policy):
+def test_both_bundles_are_booted_and_nothing_of_the_drill_is_left_though_the_service_is_away_meanwhile(bench, policy):
     accepted = bench.bundle("good")
     accept(bench, policy, accepted)
-    run = drill(bench, policy)
-    done = bench.done(run)
+    with door(bench.api.url) as before:
+        run = drill(bench, policy, before.url)
+        engines = bench.settings().data_dir / "engines"
+        until(lambda: list(engines.glob("*-gateway/envoy.log")), what="a private router")
+        before.shut()  # the service, its database and its queue: going back asks none of them
+        until(lambda: not is_running(bench.replica(run)["pid"]), seconds=60, what="the last cause")
+        before.open()
+        done = bench.done(run)
     assert done.outcome == "passed", done
     assert [one["gate"] for one in done.results] == ["rollback", "integrity"]
     assert accepted.digest[:19] in result(done, "rollback")["summary"]

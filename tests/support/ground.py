@@ -115,10 +115,10 @@ class Ground:
             self.patiently(lambda file=file: self.client.blobs.upload(file.sha256, directory / file.path))  # type: ignore[misc]
         return self.patiently(lambda: self.client.bundles.create(bundle)).digest
 
-    def release(self, bundle: str | None = None) -> UUID:
+    def release(self, bundle: str | None = None, policy: str | None = None) -> UUID:
         """Start a release of a new bundle, once, however often that has to be asked."""
         digest, key = bundle or self.bundle(), uuid4().hex
-        body = ReleaseCreate(target=TARGET, bundle=digest, policy=self.policy)
+        body = ReleaseCreate(target=TARGET, bundle=digest, policy=policy or self.policy)
         return self.patiently(lambda: self.client.releases.create(body, key=key)).id
 
     def show(self, release: UUID) -> ReleaseDetail:

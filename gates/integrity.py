@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gates.gate import MAX_FINDINGS, Gate, GateContext, Judged, JudgeInput, Records, clip, errored, finding
-from schemas.bundle import MAX_FILES, Bundle, File
+from schemas.bundle import COMPONENTS, MAX_FILES, Bundle, File
 from schemas.result import Finding, Measurement, Verdict
 
 CHUNK_BYTES = 1024 * 1024
@@ -263,7 +263,7 @@ def _measurements(bundle: Bundle, passes: list[Records]) -> list[Measurement]:
 GATE = Gate(
     name="integrity",
     version=1,
-    depends_on=("weights", "tokenizer", "template", "quantization", "adapters", "draft", "runtime"),
+    depends_on=tuple(COMPONENTS),
     measure=measure,
     judge=judge,
 )

@@ -15,6 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
+from gates.files.document import refuse_document
 from gates.policy import plan_problems
 from registry import auth, blobs, db, evidence, quotas
 from registry.auth import Actor
@@ -129,6 +130,7 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
         return known, False
     match document:
         case Bundle():
+            _check_contents(document)
             _check_files(session, actor.project_id, document)
         case Policy():
             _check_policy(session, service, actor.project_id, document)
@@ -227,6 +229,19 @@ def hold(session: Session, project: UUID, digest: str) -> None:
         .where(ProjectDocumentRow.project_id == project, ProjectDocumentRow.digest == digest)
         .with_for_update(read=True, key_share=True)
     )
+
+
+def _check_contents(bundle: Bundle) -> None:
+    """Hold a bundle to what directories are held to, whoever wrote its document; what bytes show, a gate finds."""
+    wrong: list[dict[str, Any]] = []
+    for place, refused in refuse_document(bundle):
+        detail = f"{refused.file or 'the launch'} {refused}" + (f"; {refused.advice}" if refused.advice else "")
+        more = {"code": refused.code, "found": refused.found, "expected": refused.expected}
+        wrong.append({"pointer": place, "detail": detail, **{key: one for key, one in more.items() if one is not None}})
+    if wrong:
+        more_of = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        first = f"{wrong[0]['pointer']} {wrong[0]['detail']}{more_of}"
+        raise InvalidDocument(f"the bundle is not valid: {first}", errors=wrong[:MAX_ERRORS])
 
 
 def _check_files(session: Session, project: UUID, bundle: Bundle) -> None:

@@ -53,6 +53,8 @@ _CODE = re.compile(
 _MEDIA = re.compile(
     r"(?i).*\.(png|jpe?g|gif|svg|webp|bmp|ico|tiff?|pdf|mp[34]|m4a|wav|flac|ogg|mov|webm|avi|html?|css|ttf)"
 )
+_OF_TRAINING = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state(_[0-9]+)?)\.(bin|pt|pth)")
+"""Pickled by a trainer beside the weights, and read by no engine."""
 _ADAPTER_PICKLED = re.compile(r"adapter_model\.(bin|pt|pth)")
 _IMPORTANCE = re.compile(r"(?i)imatrix.*\.gguf|.*[._-]imatrix\.gguf")
 _CONSOLIDATED = re.compile(r"consolidated[._-].*")
@@ -163,7 +165,7 @@ class _Choice:
         elif path in self.reader.code:
             self._keep(path, Role.CODE)
         elif given is not None:
-            self._keep(path, given)
+            self._sort_given(path, name, given)
         elif _CODE.fullmatch(name):
             self._leave(path, "code", "code, which no engine needs from a bundle")
         elif _FOREIGN_WEIGHTS.fullmatch(name) or _IMPORTANCE.fullmatch(name):
@@ -171,13 +173,27 @@ class _Choice:
         else:
             self._sort_readable(path, name, role_of(path))
 
+    def _sort_given(self, path: str, name: str, given: Role) -> None:
+        if _CODE.fullmatch(name):  # of whatever role: code that is let in may import it
+            said = f"has the role {given}, but is code, and engine.remote_code does not name it"
+            advice = "name it under engine.remote_code, after somebody has read it"
+            self._refuse("remote-code", path, said, found=given, expected=Role.CODE, advice=advice)
+        elif given is Role.WEIGHTS and PurePosixPath(name).suffix.removeprefix(".") not in self.formats:
+            readable = " or ".join(f".{kind}" for kind in self.formats)
+            said = f"has the role weights, and {self.reader.engine} does not read it"
+            self._refuse("weights-unreadable", path, said, found=name, expected=readable)
+        else:
+            self._keep(path, given)
+
     def _sort_pickled(self, path: str, name: str, given: Role | None) -> None:
         if given is not None:
             said = f"has the role {given}, but is pickled: it can run code when it is loaded"
-            self._refuse("weights-pickled", path, said, advice="convert it to safetensors")
+            self._refuse("pickle-weights", path, said, advice="convert it to safetensors")
         elif _ADAPTER_PICKLED.fullmatch(name) and _beside(path, "adapter_model.safetensors") not in self.paths:
             said = "is an adapter that can run code when it is loaded, and there is no other form of it"
-            self._refuse("weights-pickled", path, said, advice="convert it to adapter_model.safetensors")
+            self._refuse("pickle-weights", path, said, advice="convert it to adapter_model.safetensors")
+        elif _OF_TRAINING.fullmatch(name):
+            self._leave(path, "of-training", "what a trainer keeps of itself")
         else:
             self.pickled.append(path)
             self._leave(path, "pickled", "pickled, so that it can run code when it is loaded")
@@ -212,7 +228,7 @@ class _Choice:
         load_format = self.reader.argument("--load-format") or "auto"
         if load_format in {"pt", "bin", "npcache"}:
             said = f"the engine is told to load pickled weights (--load-format {load_format})"
-            self._refuse("weights-pickled", "", said, expected="--load-format safetensors")
+            self._refuse("pickle-weights", "", said, expected="--load-format safetensors")
         is_mistral = "mistral" in (load_format, self.reader.argument("--config-format"))
         sets = {
             "gguf": _gguf_sets(self.candidates["gguf"]),
@@ -236,7 +252,7 @@ class _Choice:
 
     def _chosen(self, sets: Mapping[str, Mapping[str, list[str]]]) -> tuple[str, list[str]] | None:
         """Return format and files of the one set of weights that is taken; refuse where there is none, or no one."""
-        if any(role is Role.WEIGHTS for role in self.selection.kept.values()):
+        if Role.WEIGHTS in {*self.selection.kept.values(), *self.roles.values()}:
             return None  # a person named them by their role
         pattern = self.reader.weights
         matching = {
@@ -266,7 +282,7 @@ class _Choice:
             said, code = f"holds weights that {self.reader.engine} does not read", "weights-unreadable"
             advice = f"convert them to {readable}, or name another engine"
         elif self.pickled:
-            said, code = "holds no weights but pickled ones, which can run code when they are loaded", "weights-pickled"
+            said, code = "holds no weights but pickled ones, which can run code when they are loaded", "pickle-weights"
             there, advice = self.pickled, "convert them to safetensors"
         else:
             said, code = "holds no weights", "weights-missing"

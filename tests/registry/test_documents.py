@@ -508,3 +508,21 @@ def test_a_dead_man_s_time_is_longer_than_another_controller_needs_to_take_over(
         }
     more = policy_body(canary=canary_body(dead_man_seconds=f"{lease + 0.1:g}"))
     assert register(service, actor, "policy", more)[1]
+
+
+def test_what_a_bundle_s_names_and_arguments_show_is_refused_before_its_bytes_are_asked_for(service, actor):
+    files = [
+        file_entry("all.zip", b"PK", "documentation"),
+        file_entry("model.gguf", WEIGHTS, "weights"),
+        file_entry("modeling_x.py", b"import os", "tokenizer"),
+        file_entry("pytorch_model.bin", b"\x80\x04", "weights"),
+    ]
+    body = bundle_body(files=files)
+    body["engine"]["arguments"] = ["--trust-remote-code"]
+    places = refused(service, actor, "bundle", body)
+    assert set(places) == {"/files/0/path", "/files/2/path", "/files/3/path", "/engine/arguments"}
+    assert places["/files/3/path"].startswith("pytorch_model.bin has the role weights, but is pickled")
+    with pytest.raises(InvalidDocument) as raised:
+        register(service, actor, "bundle", body)
+    codes = [one["code"] for one in raised.value.members["errors"]]
+    assert codes == ["archive", "remote-code", "pickle-weights", "remote-code"]

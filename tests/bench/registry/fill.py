@@ -66,6 +66,7 @@ def body(number: int, weights: bytes = b"shard 0\n") -> dict[str, Any]:
         files.append(file_entry(path, content, role))
     files.sort(key=lambda entry: entry["path"])
     made = bundle_body(name(number), files=files, tokenizer={"origin": "files"}, description=f"bundle {number}")
+    made["engine"] |= {"name": "vllm"}
     return made | {"model": {"format": "safetensors", "architecture": "llama"}, "labels": labels(number)}
 
 

@@ -103,8 +103,8 @@ PUBLISHED = {
     "a fine-tuned one": (
         [*HUB, "model.safetensors", "README.md", "chat_template.jinja"],
         {
-            "training_args.bin": "pickled",
-            "optimizer.pt": "pickled",
+            "training_args.bin": "of-training",
+            "optimizer.pt": "of-training",
             "runs/events.out.tfevents.1": "unknown",
             "trainer_state.json": "unknown",
             "notebook.ipynb": "code",
@@ -215,10 +215,10 @@ def test_without_an_index_the_files_called_model_are_the_model():
 @pytest.mark.parametrize(
     ("paths", "engine", "expected"),
     [
-        (["config.json", "pytorch_model.bin"], "vllm", [("weights-pickled", "")]),
-        (["config.json", "pytorch_model-00001-of-00002.bin"], "sglang", [("weights-pickled", "")]),
-        (["consolidated.00.pth", "params.json"], "vllm", [("weights-pickled", "")]),
-        (["model.pkl"], "llamacpp", [("weights-pickled", "")]),
+        (["config.json", "pytorch_model.bin"], "vllm", [("pickle-weights", "")]),
+        (["config.json", "pytorch_model-00001-of-00002.bin"], "sglang", [("pickle-weights", "")]),
+        (["consolidated.00.pth", "params.json"], "vllm", [("pickle-weights", "")]),
+        (["model.pkl"], "llamacpp", [("pickle-weights", "")]),
         (["model.onnx"], "vllm", [("weights-missing", "")]),
         (["config.json"], "vllm", [("weights-missing", "")]),
         (["config.json", "model.safetensors"], "llamacpp", [("weights-unreadable", "")]),
@@ -233,12 +233,12 @@ def test_weights_that_no_engine_may_load_are_refused(paths, engine, expected):
 @pytest.mark.parametrize("load_format", ["pt", "bin", "npcache"])
 def test_an_engine_that_is_told_to_load_pickled_weights_is_refused(load_format):
     found = chosen(["model.safetensors", "pytorch_model.bin"], arguments=("--load-format", load_format))
-    assert codes(found) == [("weights-pickled", "")]
+    assert codes(found) == [("pickle-weights", "")]
 
 
 def test_an_adapter_that_is_only_pickled_is_refused_and_one_that_is_both_is_not():
     paths = ["model.safetensors", "lora/adapter_config.json", "lora/adapter_model.bin"]
-    assert codes(chosen(paths)) == [("weights-pickled", "lora/adapter_model.bin")]
+    assert codes(chosen(paths)) == [("pickle-weights", "lora/adapter_model.bin")]
     both = chosen([*paths, "lora/adapter_model.safetensors"])
     assert codes(both) == []
     assert both.kept["lora/adapter_model.safetensors"] is Role.ADAPTER
@@ -270,7 +270,7 @@ def test_a_role_takes_a_file_but_never_a_pickled_one():
         paths, Reader("vllm"), {"words.xyz": Role.TOKENIZER, "old.bin": Role.WEIGHTS, "not.there": Role.CONFIG}
     )
     assert found.kept["words.xyz"] is Role.TOKENIZER
-    assert codes(found) == [("role-without-file", "not.there"), ("weights-pickled", "old.bin")]
+    assert codes(found) == [("role-without-file", "not.there"), ("pickle-weights", "old.bin")]
 
 
 def test_weights_that_a_person_names_are_the_only_ones():

@@ -24,6 +24,9 @@ class SourceRefused(FileRefused):
 class SourceUnavailable(FileRefused):
     """A source cannot be reached now: no network, a silent or slow server, or one that says to come back later."""
 
+    wait_seconds: float | None = None
+    """How long the source asks to be left alone, where it says so."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resolved:

@@ -245,8 +245,8 @@ def holm(p_values: Mapping[str, float], alpha: float = FAIL_ALPHA) -> frozenset[
     Source: Holm (1979).
     """
     fallen: set[str] = set()
-    for place, (name, p_value) in enumerate(sorted(p_values.items(), key=lambda item: (item[1], item[0]))):
-        if not p_value < alpha / (len(p_values) - place):
+    for place, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        if not p_values[name] < alpha / (len(p_values) - place):
             break
         fallen.add(name)
     return frozenset(fallen)
@@ -265,12 +265,12 @@ def gap_fit(gaps: Sequence[float], *, rate_per_second: float, shape: float, reso
         resolution_seconds: how far a gap may be off; a bursty process has gaps shorter than the clock's step.
 
     Raises:
-        ValueError: no gaps, or rate or shape not above 0.
+        ValueError: no gaps, a NaN among them, or rate or shape not above 0.
 
     Source: Birnbaum and Tingey (1951).
     """
-    if not gaps:
-        raise ValueError("a fit needs at least one gap")
+    if not gaps or any(math.isnan(gap) for gap in gaps):
+        raise ValueError("a fit needs at least one gap, and no NaN")
     if rate_per_second <= 0 or shape <= 0:
         raise ValueError("rate and shape must be above 0")
     n = len(gaps)
@@ -278,8 +278,8 @@ def gap_fit(gaps: Sequence[float], *, rate_per_second: float, shape: float, reso
     ranks = np.arange(1, n + 1, dtype=np.float64)
     above = _gamma_cdf(ordered + resolution_seconds, rate_per_second, shape)
     below = _gamma_cdf(ordered - resolution_seconds, rate_per_second, shape)
-    distance = float(max(np.max(ranks / n - above), np.max(below - (ranks - 1) / n), 0.0))
-    return min(1.0, 2.0 * float(special.smirnov(n, min(1.0, distance))))
+    distance = float(max(np.max(ranks / n - above), np.max(below - (ranks - 1) / n)))
+    return min(1.0, 2.0 * float(special.smirnov(n, distance)))
 
 
 def expected_distinct(n: int, *, rate_per_second: float, shape: float) -> float:
@@ -295,7 +295,7 @@ def expected_distinct(n: int, *, rate_per_second: float, shape: float) -> float:
         raise ValueError("n, rate and shape must be above 0")
     quantiles = special.gammaincinv(shape, np.linspace(0.0, 1.0 - 1e-9, 2_001)) / (rate_per_second * shape) * 1e6
     # Whole microseconds in groups of about the same chance: one by one where they are short, else by quantile.
-    starts = np.unique(np.concatenate([np.arange(2_000.0), np.floor(quantiles), np.ceil(quantiles[-1:]) + 1]))
+    starts = np.unique(np.concatenate([np.arange(2_000.0), np.floor(quantiles)]))
     sizes = np.diff(starts)
     masses = np.diff(_gamma_cdf((starts - 0.5) / 1e6, rate_per_second, shape))
     chances = np.minimum(masses / sizes, 1.0 - 1e-12)

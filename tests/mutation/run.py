@@ -1,9 +1,10 @@
 """Are the tests of what decides able to fail? Changes each of its decisions once, and looks whether a test does.
 
-    python -m tests.mutation.run --mutants PYTHON [--jobs N] [MODULE_FILE…]
+    python -m tests.mutation.run --mutants PYTHON [--jobs N] [--resume FILE] [MODULE_FILE…]
 
 `--mutants` is the interpreter of the environment that has cosmic-ray. A mutant survives when every test of its module
 still passes. Exit status 1: a survivor is not in `equivalent.toml`, or an entry of that list is no survivor any more.
+With `--resume` a run that was stopped goes on where it was, see `tests.mutation.tried`.
 
 One process imports what is slow to import and not under test; each mutant is a fork of it, whose import system gives
 the mutated source in place of the module. Nothing is written, so that nothing is left behind.
@@ -24,13 +25,17 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import IO, Any, Final
+
+from tests.mutation.tried import Outcome, Tried, loaded_digest
 
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
@@ -83,8 +88,42 @@ class Running:
 
     mutant: Mutant | None
     pid: int
+    told: IO[bytes]
     began: float = field(default_factory=time.monotonic)
     used_seconds: float = 0.0
+
+    def said(self) -> dict[str, Any]:
+        """Return what the fork told before it ended; nothing when it was killed."""
+        with self.told:
+            self.told.seek(0)
+            told: dict[str, Any] = json.loads(self.told.read() or b"{}")
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The tests of a module without any mutant: processor seconds, their names, cheapest first, and what they load."""
+
+    seconds: float
+    order: tuple[str, ...]
+    digest: str
+
+
+class _Watch:
+    """A plugin of pytest: runs the tests in a given order, and keeps which failed first and how long each took."""
+
+    def __init__(self, order: Sequence[str]) -> None:
+        self.places = {name: place for place, name in reversed(list(enumerate(order)))}
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.failed: str | None = None
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items.sort(key=lambda item: self.places.get(item.nodeid, len(self.places)))
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] += report.duration
+        if report.failed and self.failed is None:
+            self.failed = report.nodeid
 
 
 class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -123,19 +162,26 @@ def _changed(before: str, after: str) -> tuple[str, str]:
     )
 
 
-def _start(mutant: Mutant | None, tests: Sequence[str], processor_seconds: float) -> Running:
+def _start(mutant: Mutant | None, tests: Sequence[str], processor_seconds: float, order: Sequence[str]) -> Running:
     sys.stdout.flush()
+    told = tempfile.TemporaryFile()  # noqa: SIM115 - `Running.said` closes it
     pid = os.fork()
     if pid:
-        return Running(mutant, pid)
+        return Running(mutant, pid, told)
     status = 70
     with contextlib.suppress(BaseException):  # edge: a fork ends here, whatever the mutant raised
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(processor_seconds), math.ceil(processor_seconds)))
-        status = _try(mutant, tests)
+        watch = _Watch(order)
+        status = _try(mutant, tests, watch)
+        said: dict[str, Any] = {"by": watch.failed}
+        if mutant is None:
+            said = {"order": sorted(watch.seconds, key=watch.seconds.__getitem__), "digest": loaded_digest(ROOT)}
+        told.write(json.dumps(said).encode())
+        told.flush()
     os._exit(status)
 
 
-def _try(mutant: Mutant | None, tests: Sequence[str]) -> int:
+def _try(mutant: Mutant | None, tests: Sequence[str], watch: _Watch) -> int:
     """Run the tests in this process, silently; 0 when all pass."""
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
@@ -159,7 +205,7 @@ def _try(mutant: Mutant | None, tests: Sequence[str]) -> int:
         "-o",
         "timeout=0",
     ]
-    return int(pytest.main([*words, *tests]))
+    return int(pytest.main([*words, *tests], plugins=[watch]))
 
 
 def _ended(running: list[Running]) -> Iterator[tuple[Running, bool]]:
@@ -176,33 +222,48 @@ def _ended(running: list[Running]) -> Iterator[tuple[Running, bool]]:
         yield each, status == 0
 
 
-def baseline(module: str) -> float:
-    """Return the processor seconds that a module's tests use. Raises RuntimeError when they fail without any mutant."""
-    running = [_start(None, TESTS[module], WALL_SECONDS)]
+def baseline(module: str) -> Baseline:
+    """Run a module's tests without any mutant. Raises RuntimeError when they fail."""
+    running = [_start(None, TESTS[module], WALL_SECONDS, ())]
     while True:
         for each, passed in _ended(running):
-            if not passed:
+            said = each.said()
+            if not passed or not said:
                 raise RuntimeError(f"the tests of {module} fail without any mutant")
-            return each.used_seconds
+            return Baseline(each.used_seconds, tuple(said["order"]), said["digest"])
         select.select([], [], [], 0.02)
 
 
-def survivors(found: Sequence[Mutant], *, jobs: int, told: Callable[[Mutant], None]) -> list[Mutant]:
+def survivors(found: Sequence[Mutant], *, jobs: int, tried: Tried, told: Callable[[Mutant], None]) -> list[Mutant]:
     """Return the mutants that no test noticed, in order; `told` hears of each at once."""
-    limits = {module: max(LEAST_SECONDS, SLACK * baseline(module)) for module in {each.module for each in found}}
-    waiting, running, alive, tried = list(reversed(found)), list[Running](), list[Mutant](), 0
+    bases = {module: baseline(module) for module in {each.module for each in found}}
+    waiting, running, alive, done = list(reversed(found)), list[Running](), list[Mutant](), 0
+
+    def ended(mutant: Mutant, outcome: Outcome) -> None:
+        nonlocal done
+        done += 1
+        if not outcome.is_noticed:
+            alive.append(mutant)
+            told(mutant)
+        if done % 50 == 0:
+            sys.stderr.write(f"{done} of {len(found)} tried, {len(alive)} not noticed\n")
+
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.pop()
-            running.append(_start(mutant, TESTS[mutant.module], limits[mutant.module]))
+            base = bases[mutant.module]
+            if known := tried.outcome(mutant, base.digest):
+                ended(mutant, known)
+                continue
+            limit = max(LEAST_SECONDS, SLACK * base.seconds)
+            running.append(_start(mutant, TESTS[mutant.module], limit, [*tried.likely(mutant), *base.order]))
         for each, passed in _ended(running):
-            tried += 1
-            if passed and each.mutant is not None:
-                alive.append(each.mutant)
-                told(each.mutant)
-            if tried % 50 == 0:
-                sys.stderr.write(f"{tried} of {len(found)} tried, {len(alive)} not noticed\n")
-        select.select([], [], [], 0.01)
+            if each.mutant is not None:
+                outcome = Outcome(is_noticed=not passed, by=each.said().get("by"))
+                tried.keep(each.mutant, bases[each.mutant.module].digest, outcome)
+                ended(each.mutant, outcome)
+        if running:
+            select.select([], [], [], 0.01)
     return sorted(alive, key=lambda each: (each.module, each.line, each.operator))
 
 
@@ -217,11 +278,13 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Changes each decision once and looks whether a test notices.")
     parser.add_argument("--mutants", required=True, help="interpreter of the environment that has cosmic-ray")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="forks at once")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keeps what was tried, and goes on from there")
     parser.add_argument("modules", nargs="*", help=f"of {', '.join(TESTS)}; all of them by default")
     told = parser.parse_args(arguments)
     if unknown := [each for each in told.modules if each not in TESTS]:
         parser.error(f"no tests are known for {', '.join(unknown)}")
     modules = told.modules or list(TESTS)
+    tried = Tried(told.resume and told.resume.absolute())
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     for name in SLOW:
@@ -235,16 +298,18 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.write(f"\nnot noticed: {mutant.module}:{mutant.line} {mutant.operator}\n{mutant.diff()}")
             sys.stdout.flush()
 
-    alive = survivors(found, jobs=told.jobs, told=tell)
+    alive = survivors(found, jobs=told.jobs, tried=tried, told=tell)
     unknown_ones = [each for each in alive if each.key not in equivalent]
     stale = [key for key in equivalent if key[0] in modules and key not in {each.key for each in alive}]
     for module, was, now in stale:
         sys.stdout.write(f"\nlisted as equivalent, but noticed or not made: {module}\n- {was}\n+ {now}\n")
-    sys.stdout.write(
-        f"\n{len(found)} mutants of {len(modules)} modules in {time.monotonic() - began:.0f} s:"
-        f" {len(found) - len(alive)} noticed, {len(alive) - len(unknown_ones)} equivalent,"
-        f" {len(unknown_ones)} not noticed, {len(stale)} entries of the list are stale\n"
-    )
+    sys.stdout.write("\n")
+    for module in modules:
+        made, left, new = (Counter(each.module for each in some)[module] for some in (found, alive, unknown_ones))
+        sys.stdout.write(
+            f"{module}: {made} mutants, {made - left} noticed, {left - new} equivalent, {new} not noticed\n"
+        )
+    sys.stdout.write(f"{time.monotonic() - began:.0f} s, {len(stale)} entries of the list are stale\n")
     return 1 if unknown_ones or stale else 0
 
 

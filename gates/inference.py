@@ -214,10 +214,18 @@ def _check_templates(contents: Contents) -> list[FileRefused]:
 
 def _check_code(contents: Contents, engine: EngineChoice) -> list[FileRefused]:
     said = {file.path: file.facts["code"] for file in contents.files if "code" in file.facts}
-    model_type = next((file.facts.get("architecture") for file in contents.files if file.path == "config.json"), None)
+    model_types = {
+        file.path.rpartition("/")[0]: str(file.facts["architecture"])
+        for file in contents.files
+        if PurePosixPath(file.path).name == "config.json" and "architecture" in file.facts
+    }
     code = [file.path for file in contents.with_role(Role.CODE)]
     is_trusted = remote_code.trusts(engine.arguments, engine.variables)
-    return list(remote_code.refuse_code(said, model_type=model_type, is_trusted=is_trusted, accepted=code))
+    # Only where files are judged: it brings in what compares versions, and takes a moment.
+    from gates.static.rules import implemented
+
+    own = implemented(engine.name, engine.version)
+    return list(remote_code.refuse_code(said, model_types=model_types, is_trusted=is_trusted, accepted=code, own=own))
 
 
 # ------------------------------------------------------------------------------------------------ what they tell

@@ -116,6 +116,12 @@ def role_of(path: str) -> Role | None:
     return next((role for pattern, role in ROLES if re.fullmatch(pattern, name)), None)
 
 
+def is_pickled(path: str) -> bool:
+    """Tell by its name whether a file holds pickled weights; what a trainer keeps of itself does not."""
+    name = PurePosixPath(path).name
+    return _PICKLED.fullmatch(name) is not None and _OF_TRAINING.fullmatch(name) is None
+
+
 def select(paths: Iterable[str], reader: Reader, roles: Mapping[str, Role] | None = None) -> Selection:
     """Choose among files by their names.
 

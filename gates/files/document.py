@@ -31,5 +31,5 @@ def refuse_document(bundle: Bundle) -> Iterator[tuple[str, FileRefused]]:
             yield f"{places[file.path]}/path", FileRefused("formats-mixed", said, file=file.path, expected=expected)
     is_trusted = remote_code.trusts(engine.arguments, engine.variables)
     # What configurations say about code is in the files.
-    for refused in remote_code.refuse_code({}, model_type=None, is_trusted=is_trusted, accepted=code):
+    for refused in remote_code.refuse_code({}, model_types={}, is_trusted=is_trusted, accepted=code):
         yield ARGUMENTS, refused

@@ -23,24 +23,6 @@ _KERNELS: Final = (
 _DEEPEST: Final = 8
 _ADVICE_LIST: Final = "name each file under engine.remote_code in -f, after somebody has read it"
 
-OWN_IMPLEMENTATION: Final = frozenset(
-    {
-        *("arctic", "aria", "baichuan", "bailing_moe", "bailing_moe_v2", "chatglm", "cohere2_moe", "dbrx", "deci"),
-        *("deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_vl_v2", "dots1", "ernie4_5_moe"),
-        *("exaone", "falcon", "florence2", "glm4v", "h2ovl_chat", "hunyuan", "hunyuan_v1_moe", "internlm", "internlm2"),
-        *("internlm2_ve", "internlm3", "internvl_chat", "jais", "kimi_k2", "kimi_linear", "kimi_vl", "minicpm"),
-        *("minicpm3", "minicpmo", "minicpmv", "minimax_m1", "minimax_m2", "minimax_text_01", "mimo", "molmo", "mpt"),
-        *("nemotron-nas", "nemotron_h", "olmo", "orion", "ovis", "phi", "phi-msft", "phi3", "phi3_v", "phi3small"),
-        *("phi4mm", "phi4flash", "phimoe", "plamo2", "qwen", "RefinedWeb", "RefinedWebModel", "skywork_chat"),
-        *("solar", "stablelm", "stablelm_epoch", "step3_text", "telechat", "tele_flm", "xverse"),
-    }
-)
-"""Model types whose publishers ship code beside the weights, and which engines implement themselves.
-
-Such a bundle runs the engine's own code as long as it is not told to trust remote code. Source: the registries of
-vLLM and SGLang, `model_executor/models/registry.py`, against `config.json` of the published repositories.
-"""
-
 
 def told(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what one configuration says about code, small enough to be remembered; empty when it says nothing."""
@@ -92,26 +74,28 @@ def trusts(arguments: Sequence[str], variables: Mapping[str, str] | None = None)
 def refuse_code(
     said: Mapping[str, Mapping[str, Any]],
     *,
-    model_type: str | None,
+    model_types: Mapping[str, str],
     is_trusted: bool,
     accepted: Iterable[str] = (),
-    own: frozenset[str] = OWN_IMPLEMENTATION,
+    own: frozenset[str] = frozenset(),
 ) -> Iterator[FileRefused]:
     """Return a refusal for each way in which an engine could run code that the bundle does not accept by name.
 
     Args:
         said: configuration file → what `told` returned for it.
-        model_type: of the main configuration.
+        model_types: folder → model type of the configuration in it; where a folder has none, that of the root's.
         is_trusted: the engine is told to trust remote code.
         accepted: files with code that the bundle accepts.
-        own: model types that the engine implements itself although their publishers ship code.
+        own: model types that the engine implements itself although their publishers ship code. Their code does not run
+            as long as the engine is not told to trust it.
     """
     accepted = frozenset(accepted)
     for file, facts in sorted(said.items()):
         for place, value in facts.get("hooks", ()):
             yield _refused(file, "makes a loader fetch or trust code", place, value, "remove it from the file")
+        is_own = model_types.get(file.rpartition("/")[0], model_types.get("", "")) in own
         for module in facts.get("modules", ()):
-            yield from _refuse_module(file, module, accepted, runs=is_trusted, is_own=model_type in own)
+            yield from _refuse_module(file, module, accepted, runs=is_trusted, is_own=is_own)
     if is_trusted and not accepted:
         message = "lets the engine run code that comes with a model, and names none"
         yield FileRefused(

@@ -129,6 +129,11 @@ CODES: Final[Mapping[str, Code]] = {
             "An archive, into which nobody has looked.",
             "Leave it out, or unpack and check it.",
         ),
+        program=(
+            (BLOCK,),
+            "A program or a library of machine code.",
+            "Leave it out; what an engine loads is part of the engine.",
+        ),
     ),
     **_codes(
         "index",

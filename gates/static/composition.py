@@ -22,7 +22,7 @@ from gates.static.rules import Rules
 from gates.static.shape import Shape, shape_of
 from gates.static.tensors import Weights, gguf_headers
 from gates.static.words import Tokenizer
-from schemas.bundle import Bundle
+from schemas.bundle import Bundle, Role
 
 MAX_TEXT_BYTES = 8 * 1024 * 1024
 
@@ -193,6 +193,8 @@ class Composition:
     model: Part
     adapters: tuple[tuple[Adapter, Part], ...] = ()
     draft: Part | None = None
+    roles: Mapping[str, Role] | None = None
+    """Of a registered bundle's files. Each of them lies where the engine reads, so that none is left out."""
 
     @property
     def parts(self) -> Iterator[Part]:
@@ -283,7 +285,8 @@ def of_bundle(bundle: Bundle, root: Path) -> Composition:
     folders = sorted({file.path.rpartition("/")[0] for file in bundle.weights()}, key=lambda one: (one.count("/"), one))
     adapters = tuple((one, Part(one.folder, listing.entries)) for one in declared.adapters)
     draft = Part(declared.draft_folder, listing.entries) if declared.draft_folder is not None else None
-    return Composition(listing, declared, Part(folders[0], listing.entries), adapters, draft)
+    roles = {file.path: file.role for file in bundle.files}
+    return Composition(listing, declared, Part(folders[0], listing.entries), adapters, draft, roles)
 
 
 def _part(listing: Listing, places: list[Path], folder: str) -> Part:

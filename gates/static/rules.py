@@ -1,6 +1,6 @@
 """What an engine does in a version, from the data files beside this one, and what it runs on.
 
-Source: the `source` of each rule in engines.json, hardware.json and libraries.json.
+Source: the `source` of each rule in engines.json, hardware.json, libraries.json and implemented.json.
 """
 
 import json
@@ -59,6 +59,21 @@ class Rules:
         if name == "transformers" and self.engine == "transformers":
             return self.declared.version
         return None
+
+
+def implemented(engine: str | None, version: str | None) -> frozenset[str]:
+    """Return the model types that an engine implements itself although their publishers ship code.
+
+    Args:
+        engine: its name; None asks for those of any engine in any version.
+        version: of it; None means the newest.
+    """
+    return frozenset(
+        name
+        for one in table("implemented")["implemented"]
+        if engine is None or (one["engine"] == engine and is_within(version, one["versions"]))
+        for name in one["model_types"]
+    )
 
 
 def is_within(version: str | None, specifier: str) -> bool:

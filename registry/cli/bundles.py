@@ -203,10 +203,12 @@ def _told(choice: EngineChoice, overlay: Mapping[str, Any]) -> EngineChoice:
     code = engine.get("remote_code")
     files = code.get("files") if isinstance(code, Mapping) else None
     name, arguments, variables = engine.get("name"), engine.get("arguments"), engine.get("variables")
+    version = engine.get("version")
     # What has another type is refused with the document.
     return replace(
         choice,
         name=name if isinstance(name, str) else choice.name,
+        version=version if isinstance(version, str) else choice.version,
         arguments=tuple(map(str, arguments)) if isinstance(arguments, list) else choice.arguments,
         variables={str(key): str(value) for key, value in variables.items()} if isinstance(variables, Mapping) else {},
         remote_code=tuple(map(str, files)) if isinstance(files, list) else (),

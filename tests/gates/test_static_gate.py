@@ -8,7 +8,7 @@ import pytest
 
 from gates import catalog
 from gates.gate import GateContext
-from gates.static import examine, listing, rules
+from gates.static import contents, examine, listing, rules
 from gates.static.catalogue import CODES
 from gates.static.flaw import flaw, read_flaw
 from gates.static.rules import capability, is_within
@@ -96,7 +96,7 @@ def test_every_code_is_said_somewhere_and_only_codes_are_said():
                 choice = node.args[0]
                 names = [choice.body, choice.orelse] if isinstance(choice, ast.IfExp) else [choice]
                 said |= {one.value for one in names if isinstance(one, ast.Constant)}
-    said |= set(listing.REFUSALS.values()) | {listing.OTHER_REFUSALS}
+    said |= set(listing.REFUSALS.values()) | {listing.OTHER_REFUSALS} | contents.JUDGED
     assert said == set(CODES)
 
 
@@ -123,6 +123,10 @@ def test_every_rule_has_a_range_and_a_source():
                 assert entry["source"]
     for entry in rules.table("libraries")["rules"]:
         assert entry["source"]
+    for entry in rules.table("implemented")["implemented"]:
+        assert set(entry) == {"engine", "versions", "model_types", "source"}
+        assert entry["source"]
+        assert entry["model_types"] == sorted(set(entry["model_types"]))
 
 
 @pytest.mark.parametrize(
@@ -140,6 +144,28 @@ def test_every_rule_has_a_range_and_a_source():
 )
 def test_a_version_lies_in_a_range(version, specifier, expected):
     assert is_within(version, specifier) is expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "model_type", "expected"),
+    [
+        ("vllm", "0.32.0", "kimi_k2", True),
+        ("vllm", "0.9.2", "kimi_k2", False),
+        ("vllm", None, "kimi_k2", True),
+        ("vllm", "0.10.2", "phi4flash", True),
+        ("vllm", "0.32.0", "phi4flash", False),
+        ("vllm", None, "phi4flash", False),
+        ("vllm", "nightly", "phi3", False),
+        ("sglang", "0.5.9", "orion", True),
+        ("tgi", "3.3.6", "kimi_k2", False),
+        ("transformers", "5.0.0", "qwen", False),
+        ("external", "1", "phi3", False),
+        (None, None, "phi4flash", True),
+        (None, None, "llama", False),
+    ],
+)
+def test_an_engine_implements_a_family_in_a_range_of_versions(engine, version, model_type, expected):
+    assert (model_type in rules.implemented(engine, version)) is expected
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ from registry import auth, db, projects, quotas, tokens
 from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
+from registry.api.routes import Route
 from registry.auth import Actor
 from schemas.api import Act, LimitsSet, Page, Project, ProjectCreate, ProjectUsage, Token, TokenCreate, TokenCreated
 from schemas.common import Name
 from schemas.problems import Conflict, InvalidDocument, KeyReused, NotFound
 
-router = APIRouter(tags=["administration"])
+router = APIRouter(tags=["administration"], route_class=Route)
 
 ProjectName = Annotated[Name, Path(description="Name of the project.")]
 AdminDep = Annotated[Actor, allow("administer")]

@@ -60,7 +60,7 @@ def create_app(service: Service) -> FastAPI:
     """Return the application that serves with these parts. It gives the parts back when it shuts down."""
     app = assemble()
     app.state.service = service
-    # The pool may grow to twice this; see `deps.unit_of_work`.
+    # The pool may grow to twice this; see `deps.SessionDep`.
     app.state.places = anyio.CapacityLimiter(service.settings.database_pool)
     app.state.rates = Rates(service.settings.requests_per_second, service.settings.requests_burst)
     app.state.bodies = Bodies(service.settings.body_places)

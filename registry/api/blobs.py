@@ -9,12 +9,13 @@ from registry import blobs, collection, projects
 from registry.api.bodies import CHUNK_BYTES, receive
 from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.problems import Responses, declare
+from registry.api.routes import Route
 from registry.auth import Actor
 from schemas.api import Collect, Collected, Missing, MissingBlobs, StoredBlob
 from schemas.common import DIGEST_PATTERN
 from schemas.problems import DigestMismatch, InvalidDocument, NotFound, QuotaExceeded, TooLarge, TooSlow
 
-router = APIRouter(tags=["blobs"])
+router = APIRouter(tags=["blobs"], route_class=Route)
 
 BlobDigest = Annotated[str, Path(pattern=DIGEST_PATTERN, description="SHA-256 of the bytes.")]
 BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}

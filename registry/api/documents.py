@@ -10,6 +10,7 @@ from registry import deletion, documents
 from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import Responses, declare
+from registry.api.routes import Route
 from registry.auth import Actor
 from registry.service import Service
 from schemas.api import Act, BundleDeleted, Page, Registered
@@ -27,7 +28,7 @@ from schemas.problems import (
     UnsupportedMediaType,
 )
 
-router = APIRouter(tags=["documents"])
+router = APIRouter(tags=["documents"], route_class=Route)
 
 MEDIA_TYPE = "application/json"
 

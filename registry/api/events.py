@@ -21,6 +21,7 @@ from registry.api.bell import Bell, Waiter
 from registry.api.deps import SessionDep, bearer
 from registry.api.evidence import ReaderDep, StreamName, cursor
 from registry.api.problems import declare
+from registry.api.routes import Route
 from registry.cursors import Cursor
 from registry.evidence import Selection
 from registry.service import Service
@@ -39,7 +40,7 @@ BATCH = 100
 MEDIA_TYPE = "text/event-stream"
 
 log = structlog.get_logger("registry.api")
-router = APIRouter(tags=["evidence"])
+router = APIRouter(tags=["evidence"], route_class=Route)
 
 AfterEvent = Annotated[str | None, Query(max_length=64, description="Cursor: only what comes after it.")]
 LastEventId = Annotated[str | None, Header(max_length=64, description="Cursor; comes before `after`.")]

@@ -8,6 +8,7 @@ from registry import checkpoints, cursors, db, erasure, evidence, keys, recomput
 from registry.api.deps import PerformDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Limit
 from registry.api.problems import declare
+from registry.api.routes import Route
 from registry.auth import Actor
 from registry.cursors import Cursor
 from registry.evidence import Selection
@@ -17,7 +18,7 @@ from schemas.common import MAX_INTEGER, Digest
 from schemas.evidence import Entry, Recomputation, RecomputationCreate, Verification
 from schemas.problems import Conflict, InvalidDocument, NotFound
 
-router = APIRouter(tags=["evidence"])
+router = APIRouter(tags=["evidence"], route_class=Route)
 
 ReaderDep = Annotated[Actor, allow("read")]
 StreamName = Annotated[
@@ -185,8 +186,8 @@ def recompute_evidence(
     return recomputation.recompute(session, service, actor.project_id, body.entry_digest)
 
 
-@router.get("/v1/keys", operation_id="listKeys", responses=declare(), dependencies=[allow("read")])
-def list_keys(session: SessionDep) -> Page[PublicKey]:
+@router.get("/v1/keys", operation_id="listKeys", responses=declare())
+def list_keys(_actor: ReaderDep, session: SessionDep) -> Page[PublicKey]:
     """List every public key that ever signed evidence, oldest first."""
     items = [
         PublicKey(

@@ -9,13 +9,14 @@ from sqlalchemy.exc import ProgrammingError
 
 from registry.api.deps import ActorDep, ServiceDep, SessionDep
 from registry.api.problems import declare, declare_open
+from registry.api.routes import Route
 from registry.web.rendering import render
 from registry.web.visitors import perhaps
 from schemas import VERSION
 from schemas.api import Health, Identity, Version
 from schemas.problems import PROBLEMS, InvalidDocument, NotFound, Unavailable
 
-router = APIRouter(tags=["service"])
+router = APIRouter(tags=["service"], route_class=Route)
 
 OPEN: dict[str, Any] = {"security": []}
 """For OpenAPI: this route asks for no token."""

@@ -13,6 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from registry import db, projects
 from registry.api.deps import SessionDep, allow
 from registry.api.problems import declare
+from registry.api.routes import Route
 from registry.auth import Actor
 from registry.tables import EntryRow, JobRow, ReleaseRow
 from schemas.release import Phase
@@ -25,7 +26,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 LABELS = ("method", "route", "status")
 
-router = APIRouter(tags=["service"])
+router = APIRouter(tags=["service"], route_class=Route)
 
 
 class Requests:

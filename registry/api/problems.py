@@ -101,7 +101,7 @@ def install(app: FastAPI) -> None:
     """Let every exception that leaves an endpoint be answered in the one shape."""
 
     @app.exception_handler(Problem)
-    def refused(request: Request, problem: Problem) -> Response:
+    async def refused(request: Request, problem: Problem) -> Response:
         return answer(request, problem)
 
     @app.exception_handler(RequestValidationError)
@@ -112,15 +112,15 @@ def install(app: FastAPI) -> None:
         return answer(request, InvalidDocument(detail or "the request is not valid", errors=places))
 
     @app.exception_handler(HTTPException)
-    def framework(request: Request, error: HTTPException) -> Response:
+    async def framework(request: Request, error: HTTPException) -> Response:
         return answer(request, _translated(request, error), error.headers)
 
     @app.exception_handler(DBAPIError)
-    def database(request: Request, error: DBAPIError) -> Response:
+    async def database(request: Request, error: DBAPIError) -> Response:
         return answer(request, unexpected(error))
 
     @app.exception_handler(PoolTimeout)
-    def exhausted(request: Request, error: PoolTimeout) -> Response:
+    async def exhausted(request: Request, error: PoolTimeout) -> Response:
         return answer(request, unexpected(error))
 
 

@@ -11,6 +11,7 @@ from registry import approvals, releases, targets
 from registry.api.deps import IfMatch, OnceDep, Perform, PerformDep, ServiceDep, SessionDep, allow, tag
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
+from registry.api.routes import Route
 from registry.auth import Actor
 from registry.tables import ReleaseRow
 from schemas.api import Act, Approve, Page, ReleaseCreate, RollBack, TargetName, Withdraw
@@ -27,7 +28,7 @@ from schemas.problems import (
 )
 from schemas.release import Phase, Release, ReleaseDetail
 
-router = APIRouter(prefix="/v1/releases", tags=["releases"])
+router = APIRouter(prefix="/v1/releases", tags=["releases"], route_class=Route)
 
 ACT = declare(NotFound, InvalidDocument, TransitionRefused, StaleEdit)
 

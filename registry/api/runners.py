@@ -13,6 +13,7 @@ from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.documents import RawJson, takes
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
+from registry.api.routes import Route
 from registry.auth import Actor
 from schemas.api import Complete, Page, Progress, Reported, Run
 from schemas.problems import (
@@ -27,7 +28,7 @@ from schemas.problems import (
 )
 from schemas.runner import Claim, Renewal, Report, Runner, RunnerRegistration
 
-router = APIRouter(prefix="/v1", tags=["runners"])
+router = APIRouter(prefix="/v1", tags=["runners"], route_class=Route)
 
 FencingToken = Annotated[int, Query(ge=0, description="From the claim.")]
 MAX_RECORD_BYTES = 512 * 1024 * 1024

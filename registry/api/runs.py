@@ -9,11 +9,12 @@ from registry import jobs, releases, runs
 from registry.api.deps import OnceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
+from registry.api.routes import Route
 from registry.auth import Actor
 from schemas.api import Page, RecordCreate, Run, RunCreate
 from schemas.problems import InvalidDocument, KeyReused, NotFound, ReferenceMissing
 
-router = APIRouter(prefix="/v1", tags=["runs"])
+router = APIRouter(prefix="/v1", tags=["runs"], route_class=Route)
 
 
 @router.post(

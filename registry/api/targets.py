@@ -8,13 +8,14 @@ from registry import history, targets
 from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow, tag
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
+from registry.api.routes import Route
 from registry.auth import Actor
 from schemas.api import Page, TargetCreate, TargetName
 from schemas.common import Instant
 from schemas.problems import Conflict, InvalidDocument, KeyReused, NotFound
 from schemas.release import ServedAt, Target, TargetChange
 
-router = APIRouter(prefix="/v1/targets", tags=["targets"])
+router = APIRouter(prefix="/v1/targets", tags=["targets"], route_class=Route)
 
 
 @router.post("", status_code=201, responses=declare(Conflict, InvalidDocument, KeyReused), operation_id="createTarget")

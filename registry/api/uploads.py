@@ -16,12 +16,13 @@ from registry.api.bodies import Bodies, pieces, require_room
 from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
+from registry.api.routes import Route
 from registry.auth import Actor
 from schemas.api import Page, Upload, UploadCreate
 from schemas.common import MAX_INTEGER
 from schemas.problems import DigestMismatch, InvalidDocument, NotFound, OffsetMismatch, QuotaExceeded, TooLarge, TooSlow
 
-router = APIRouter(prefix="/v1/uploads", tags=["blobs"])
+router = APIRouter(prefix="/v1/uploads", tags=["blobs"], route_class=Route)
 
 OFFSET = "upload-offset"
 UploaderDep = Annotated[Actor, allow("upload_blob")]

@@ -9,10 +9,10 @@ from typing import Any
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from registry.api.routes import Route
 from schemas.problems import NotFound, Problem
 from schemas.release import Phase
 
@@ -131,7 +131,7 @@ def to_login(request: Request) -> Response:
     return RedirectResponse(f"/login?next={request.url.path}", status_code=303, headers=HEADERS)
 
 
-class PageRoute(APIRoute):
+class PageRoute(Route):
     """A route whose refusals are pages, for people: the API's own are problems in JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -3,13 +3,14 @@
 from typing import Annotated
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from registry import auth
 from registry.api.deps import ServiceDep, identify
+from registry.api.routes import Given
 from registry.auth import Actor
 from registry.service import Service
 from registry.web.rendering import HEADERS, LoginNeededError, PageRoute, render
@@ -21,7 +22,7 @@ SESSION_SECONDS = 12 * 3600
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
-def visitor(service: ServiceDep, request: Request) -> Actor:
+def visitor(service: Service, request: Request) -> Actor:
     """Return who is logged in. Raises LoginNeededError."""
     try:
         actor = identify(service, request.cookies.get(COOKIE, ""))
@@ -42,7 +43,7 @@ def perhaps(service: Service, request: Request) -> Actor | None:
         return None
 
 
-VisitorDep = Annotated[Actor, Depends(visitor)]
+VisitorDep = Annotated[Actor, Given(lambda exchange: visitor(exchange.service, exchange.request), is_gate=True)]
 
 
 @router.get("/login")

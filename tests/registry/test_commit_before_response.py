@@ -9,11 +9,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from registry import projects
 from registry.api.app import create_app
 from registry.api.deps import SessionDep
+from registry.api.routes import Route
 from registry.db import Database
 from schemas.api import Project
 from tests.support.api import Api
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
 
 @router.post("/probe")

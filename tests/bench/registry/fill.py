@@ -206,8 +206,8 @@ def bundles(place: Place, model: Model, numbers: range) -> int:
 
 
 def _hold(cursor: psycopg.Cursor, table: str, project: str, blobs: list[str], now: str) -> None:
-    held = [f"{project}\t{line.split(chr(9))[0]}\t{now}\n" for line in blobs]
-    copy(cursor, f"COPY {table} (project_id, digest, created_at) FROM STDIN", held)
+    held = [f"{project}\t{line.split(chr(9))[0]}\t{now}\t{now}\n" for line in blobs]
+    copy(cursor, f"COPY {table} (project_id, digest, created_at, used_at) FROM STDIN", held)
 
 
 def releases(place: Place, model: Model, columns: str, rows: list[tuple[str, str, str, str]]) -> int:

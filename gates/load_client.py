@@ -155,7 +155,7 @@ class Generator:
 
     def _processors(self) -> Processors:
         # Who started this generator measures too; what else it started, it did not start for this run.
-        return Processors.look(engine=self.job["engine_pid"], own=(os.getpid(), os.getppid()))
+        return Processors.look(engines=(self.job["engine_pid"],), own=(os.getpid(), os.getppid()))
 
     def _since_us(self, instant_ns: int | None) -> int | None:
         return None if not instant_ns else (instant_ns - self.origin_ns) // 1000

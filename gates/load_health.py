@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from gates import arrivals, stats
+from gates import arrivals, crowding, stats
 from gates.load_records import Run, Sample
 from schemas.policy import LoadRule
 from schemas.result import Measurement
@@ -25,10 +25,6 @@ TIMER_SECONDS: Final = 0.002
 """Step and jitter of the event loop's timer, by which a gap may be off without harm."""
 MAX_CACHED_RATIO: Final = 0.02
 """Of prompt tokens that may come from a cache, since no request asks for one."""
-MAX_FOREIGN_RATIO: Final = 0.2
-"""Of the machine's processor time that may go to processes which are neither the engine nor ours. A run that passes in
-spite of more has passed; one that fails says nothing about the candidate."""
-
 
 _ADVICE: Final = (
     "Give the runner a free core, or its generator the right to SCHED_RR (CAP_SYS_NICE), or lower the rate."
@@ -76,18 +72,9 @@ def faults(run: Run, rule: LoadRule, suite: LoadSuite) -> list[Fault]:
 
 
 def crowded(run: Run) -> Fault | None:
-    """Return why a slow candidate is not to blame: other processes had the processors. None when they had not.
-
-    Without a record of the machine nobody else can be blamed.
-    """
-    machine = run.harness.machine
-    if machine is None or machine.foreign_ratio <= MAX_FOREIGN_RATIO:
-        return None
-    message = (
-        f"Other processes used {machine.foreign_ratio:.0%} of the machine's {machine.cores} processors meanwhile;"
-        f" {MAX_FOREIGN_RATIO:.0%} is allowed for a failure to be the candidate's."
-    )
-    return Fault("machine-busy", message, "Give the runner a machine without other work, then run the gate again.")
+    """Return why a slow candidate is not to blame: other processes had the processors. None when they had not."""
+    message = crowding.crowded(run.harness.machine)
+    return None if message is None else Fault(crowding.CODE, message, crowding.ADVICE)
 
 
 def _schedule_faults(run: Run, rule: LoadRule, suite: LoadSuite) -> list[Fault]:
@@ -199,7 +186,11 @@ def _machine_measurements(run: Run) -> list[Measurement]:
     if run.harness.machine is None:
         return []
     share = run.harness.machine.foreign_ratio
-    return [Measurement(name="foreign_cpu", unit="ratio", statistic="mean", value=share, n=1, limit=MAX_FOREIGN_RATIO)]
+    return [
+        Measurement(
+            name="foreign_cpu", unit="ratio", statistic="mean", value=share, n=1, limit=crowding.MAX_FOREIGN_RATIO
+        )
+    ]
 
 
 def _lag_measurements(name: str, values: Sequence[float], limit: float) -> list[Measurement]:

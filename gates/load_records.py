@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gates.crowding import Machine, read_machine
 from gates.errors import InstrumentError
 from schemas.suite import Arrival, LoadSuite
 
@@ -91,23 +92,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What the processors did from the first request to the last, in microseconds; see `gates.machine`."""
-
-    cores: int
-    wall_us: int
-    busy_us: int
-    engine_us: int
-    own_us: int
-
-    @property
-    def foreign_ratio(self) -> float:
-        """Share of the machine's processor time that went neither to the engine nor to who measured, 0 to 1."""
-        foreign_us = max(0, self.busy_us - self.engine_us - self.own_us)
-        return min(1.0, foreign_us / (self.cores * self.wall_us))
-
-
-@dataclass(frozen=True, slots=True)
 class Harness:
     """What the generator says about itself."""
 
@@ -167,19 +151,10 @@ def read_run(records: dict[str, Any], suite: LoadSuite, *, requests: int) -> Run
             in_flight_max=_count(harness["in_flight_max"]),
             cap=_count(harness["cap"]),
             has_precedence=harness["has_precedence"] is True,
-            machine=_machine(harness.get("machine")),
+            machine=read_machine(harness.get("machine")),
         ),
         (before, after),
     )
-
-
-def _machine(record: dict[str, Any] | None) -> Machine | None:
-    if record is None or record["engine_us"] is None:
-        return None
-    cores, wall_us, *rest = (_count(record[key]) for key in ("cores", "wall_us", "busy_us", "engine_us", "own_us"))
-    if not cores or not wall_us:
-        raise InstrumentError("The machine was watched for no time, or has no processor; run the gate again.")
-    return Machine(cores, wall_us, *rest)
 
 
 def _samples(

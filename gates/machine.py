@@ -4,7 +4,7 @@ A candidate whose requests waited because other processes had the processors is 
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,8 +15,8 @@ import psutil
 class Processors:
     """Seconds of processor time since some instant, and the clock.
 
-    `busy_seconds` is that of the whole machine, with what a hypervisor took away; `engine_seconds` that of the engine
-    and everything it started, None when it could not be seen; `own_seconds` that of the processes that measure.
+    `busy_seconds` is that of the whole machine, with what a hypervisor took away; `engine_seconds` that of the engines
+    and everything they started, None when one could not be seen; `own_seconds` that of the processes that measure.
     """
 
     monotonic: float
@@ -25,14 +25,14 @@ class Processors:
     own_seconds: float
 
     @classmethod
-    def look(cls, *, engine: int | None, own: Collection[int]) -> Self:
+    def look(cls, *, engines: Collection[int | None], own: Collection[int]) -> Self:
         """Read the processors' clocks.
 
         Args:
-            engine: process id of the engine.
+            engines: process ids of what is measured; None for one that is not there.
             own: process ids of those who measure, without what they started.
         """
-        return cls(time.monotonic(), _busy(), _tree(engine), sum(_alone(pid) for pid in own))
+        return cls(time.monotonic(), _busy(), _trees(engines), sum(_alone(pid) for pid in own))
 
     def since(self, before: "Processors") -> dict[str, int | None]:
         """Return what happened in between, as a record: cores, and microseconds of wall and processor time."""
@@ -48,9 +48,23 @@ class Processors:
         }
 
 
+def together(parts: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:
+    """Return the record of a measurement from those of its parts, of which none was looked at twice."""
+    found: dict[str, int | None] = {"cores": parts[0]["cores"]}
+    for key in ("wall_us", "busy_us", "engine_us", "own_us"):
+        values = [part[key] for part in parts]
+        found[key] = sum(value for value in values if value is not None) if None not in values else None
+    return found
+
+
 def _busy() -> float:
     times = psutil.cpu_times()
     return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+
+
+def _trees(pids: Collection[int | None]) -> float | None:
+    times = [_tree(pid) for pid in pids]
+    return sum(each for each in times if each is not None) if times and None not in times else None
 
 
 def _tree(pid: int | None) -> float | None:

@@ -18,6 +18,7 @@ boot.
 """
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from gates.canary import StepOutcome, judge_stop
 from gates.endpoint import Endpoint
 from gates.errors import InstrumentError
 from gates.gate import Gate, GateContext, Records
+from gates.machine import Processors, together
 from gates.rollback_judgement import (
     COLD_START,
     CRASH,
@@ -83,6 +85,9 @@ class _Drill:
         self.back = Back(None if stage.accepted is None else stage.accepted.address)
         self.prompts = suite.prompts[:PROBES]
         self.lines: dict[str, LogRecord] = {}
+        self.parts: list[dict[str, int | None]] = []
+        """What the machine did in the present exercise, between the moments at which engines came or went."""
+        self.looked: Processors = self._look()
 
     def run(self) -> Records:
         answers, accepted = self._own_answers(), self.stage.accepted
@@ -132,6 +137,7 @@ class _Drill:
         began_at = datetime.now(UTC)
         split = self.stage.shift(share, self.stage.next_revision()) if is_moved else None
         pids = self._pids()
+        self._watch()
         with self._traffic(f"{cause}-") as traffic:
             if cause != SLO_BREACH:  # that one has its own time: the sooner it is seen, the better
                 self._await_half(traffic)
@@ -151,31 +157,32 @@ class _Drill:
         self.stage.settle()
         pids = self._pids()
         self.stage.cool()
+        self._watch()
         with contextlib.ExitStack() as stack:
             rounds = [stack.enter_context(self._traffic(f"{COLD_START}-0-"))]
             self._await_half(rounds[0])
             self._await(rounds[0], lambda: self._is_seen(COLD_START), "no request reached the candidate")
             self._await_open(rounds[0])
             trigger_us, ready_us = self.clock.now(), None
-            problem = self._warm()
-            if problem is None:
+            failed = self._warm()
+            if failed is None:
                 ready_us = self.clock.now()
                 if rounds[0].is_over:
                     rounds.append(stack.enter_context(self._traffic(f"{COLD_START}-1-")))
                     self._await(rounds[1], lambda: rounds[1].sent > 0, "none of it was sent")
             pids["candidate"].append(self.stage.candidate.process_id())
-            restored = self._restore() if problem is None else {"revision": None, "at_us": None, "problem": problem}
+            restored = failed or self._restore()
             again = self._restore() if restored["problem"] is None else restored
             requests = [each for one in rounds for each in one.finish()]
         told = {"trigger_us": trigger_us, "gone_us": None, "restored": restored, "again": again}
         return self._told(COLD_START, told | {"ready_us": ready_us, "pids": pids}, requests)
 
-    def _warm(self) -> str | None:
-        """Boot the accepted bundle anew; return why it did not boot, or None."""
+    def _warm(self) -> dict[str, Any] | None:
+        """Boot the accepted bundle anew; return what is told where it did not boot, or None."""
         try:
             self.stage.warm()
         except NotTakenBack as problem:
-            return str(problem)
+            return _not_taken_back(problem)
         if self.stage.accepted is not None:
             self.back = Back(self.stage.accepted.address)
         return None
@@ -185,9 +192,22 @@ class _Drill:
         is_booted = cause != COLD_START or told["ready_us"] is not None
         probes = self._recover(cause, told["trigger_us"]) if is_booted else []
         told["pids"]["accepted"].append(self._accepted_pid())
+        self.parts.append(self._look().since(self.looked))
+        machine = together(self.parts)
         self._attribute(requests)
         rows = {"requests": [each.row() for each in requests], "probes": [each.row() for each in probes]}
-        return {"cause": cause, "back": self.back.address, **told, **rows}
+        return {"cause": cause, "back": self.back.address, "machine": machine, **told, **rows}
+
+    # ---------------------------------------------------------------------------------------- the machine
+
+    def _look(self) -> Processors:
+        """Read the processors' clocks: of both engines, and of those who measure, the router among them."""
+        engines = [pid for pid in (self.stage.candidate.process_id(), self._accepted_pid()) if pid is not None]
+        return Processors.look(engines=engines, own=(os.getpid(), *self.stage.process_ids()))
+
+    def _watch(self) -> None:
+        """Begin an exercise: what the processors do from here on is its own."""
+        self.parts, self.looked = [], self._look()
 
     def _traffic(self, prefix: str) -> Traffic:
         return Traffic(self._public(), self.suite, prefix, self.clock)
@@ -200,6 +220,8 @@ class _Drill:
 
     def _trigger(self, cause: str, split: Split | None, began_at: datetime, traffic: Traffic) -> dict[str, Any]:
         gone_us: int | None = None
+        if cause == CRASH:
+            self.parts.append(self._look().since(self.looked))
         if cause == SLO_BREACH and split is not None:
             trigger_us = self._await_breach(split, began_at, traffic)
         else:
@@ -208,6 +230,7 @@ class _Drill:
         if cause == CRASH:
             self.stage.kill_candidate()
             gone_us = self.clock.now()
+            self.looked = self._look()  # the time of the one that is gone is in the part before
             if self.stage.candidate.process_id() is not None:
                 raise InstrumentError("The candidate's engine runs on though it was killed; look at the runner.")
         if cause == GATE_FAILED:
@@ -223,8 +246,8 @@ class _Drill:
             revision = self.stage.restore()
         except NotTakenBack as problem:
             self.stage.check()
-            return {"revision": None, "at_us": None, "problem": str(problem)}
-        return {"revision": revision, "at_us": self.clock.now(), "problem": None}
+            return _not_taken_back(problem)
+        return {"revision": revision, "at_us": self.clock.now(), "problem": None, "is_late": False}
 
     def _restore_during_shift(self) -> dict[str, Any]:
         """Take traffic back while another thread gives all of it to the candidate; whoever comes second must lose."""
@@ -346,6 +369,10 @@ class _Drill:
 
     def _is_cut(self, exercise: dict[str, Any]) -> bool:
         return any(dict(zip(COLUMNS, row, strict=True))["is_silent"] for row in exercise["requests"])
+
+
+def _not_taken_back(problem: NotTakenBack) -> dict[str, Any]:
+    return {"revision": None, "at_us": None, "problem": str(problem), "is_late": problem.is_late}
 
 
 GATE = Gate("rollback", version=2, depends_on=tuple(COMPONENTS), measure=measure, judge=judge, ends_engine=True)

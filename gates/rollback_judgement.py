@@ -10,13 +10,18 @@ What must hold for each cause, after it was triggered with the candidate in traf
 A request is lost when it got no whole answer. Two kinds are counted apart: those that were open on the candidate when
 its engine was killed, which no router can save; and, on a target that has accepted nothing, those that were told 503
 because nothing serves, which is what going back means there.
+
+What failed by being slow alone, in exercises during which other processes kept the machine busy, is errored instead:
+answers that timed out, a recovery that came too late, a boot or an acknowledgement that was waited for in vain.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gates import stats
+from gates import crowding, stats
+from gates.answers import Outcome
+from gates.crowding import Machine
 from gates.errors import InstrumentError
 from gates.gate import Judged, JudgeInput, Records, errored, finding
 from gates.rollback_traffic import COLUMNS
@@ -103,12 +108,15 @@ class Exercise:
 
     `restored_us` is the router's acknowledgement, None with a `problem`. `gone_us`: when a killed engine was gone.
     `ready_us`: when the engine that had to boot first was ready, None where it did not boot or there was none to boot.
+    `is_late`: the problem is that it was waited for in vain. `machine`: what the processors did, where that was seen.
     `again` is the revision in force after the second rollback, None with an `again_problem`.
     """
 
     cause: str
     back: Back
     trigger_us: int
+    is_late: bool
+    machine: Machine | None
     gone_us: int | None
     ready_us: int | None
     restored_us: int | None
@@ -190,7 +198,8 @@ def judge(given: JudgeInput) -> Judged:
         _require_traffic(drill)
     except InstrumentError as error:
         return errored(str(error))
-    found = [one for each in drill.exercises for one in _faults(each, drill, rule)]
+    faults = [(each, one) for each in drill.exercises for one in _faults(each, drill, rule)]
+    found = [one for _, one in faults]
     lost = [
         (each, request)
         for each in drill.exercises
@@ -199,12 +208,37 @@ def judge(given: JudgeInput) -> Judged:
     ]
     if len(lost) > rule.lost_max:
         found.append(_lost(lost, drill, rule))
+        faults += [(each, found[-1]) for each, _ in lost]
     measured = _measurements(drill, rule, len(lost))
+    if found and (excuse := _excuse(faults, lost)) is not None:
+        told = [finding(each.code, each.message, severity=Severity.INFO, found=each.found) for each in found]
+        first = finding(crowding.CODE, excuse, advice=crowding.ADVICE)
+        return errored(f"{excuse} ({'; '.join(each.message for each in found)})", [first, *told], measured)
     if found:
         return Judged(Verdict.FAILED, "; ".join(one.message for one in found), measured, found, drill.accepted)
     if tuple(each.cause for each in drill.exercises) != causes(has_accepted=drill.accepted is not None):
         return errored("Not every cause was drilled; run the gate again.", measurements=measured)
     return Judged(Verdict.PASSED, _passed(drill, len(lost)), measured, _remarks(drill), drill.accepted)
+
+
+def _excuse(faults: Sequence[tuple[Exercise, Finding]], lost: Sequence[tuple[Exercise, Request]]) -> str | None:
+    """Return why nobody is to blame: each fault is slowness on a machine that others kept busy meanwhile. Else None."""
+    slow = {
+        "requests-lost": all(request.outcome == Outcome.TIMEOUT for _, request in lost),
+        "not-recovered": True,
+        "back-on-candidate": True,
+    }
+    reason = None
+    for each, fault in faults:
+        reason = crowding.crowded(each.machine)
+        is_slow = slow.get(fault.code, False)
+        if fault.code in {"router-did-not-go-back", "accepted-not-booted"}:
+            is_slow = each.is_late
+        if fault.code == "not-answered-after":
+            is_slow = fault.found == Outcome.TIMEOUT
+        if reason is None or not is_slow:
+            return None
+    return reason
 
 
 def _no_way_back(told: dict[str, Any]) -> Judged:
@@ -253,6 +287,8 @@ def _exercise(told: dict[str, Any], suite: LoadSuite) -> Exercise:
         cause=cause,
         back=Back(_text(told["back"])),
         trigger_us=_count(told["trigger_us"]),
+        is_late=restored["is_late"] is True,
+        machine=crowding.read_machine(told["machine"]),
         gone_us=None if told["gone_us"] is None else _count(told["gone_us"]),
         ready_us=None if told["ready_us"] is None else _count(told["ready_us"]),
         restored_us=None if restored["problem"] else _count(restored["at_us"]),
@@ -483,6 +519,7 @@ def _measurements(drill: Drill, rule: RollbackRule, lost: int) -> list[Measureme
         for request in each.requests
         if not request.is_whole and each.is_spared(request, drill.candidate)
     ]
+    shares = [each.machine.foreign_ratio for each in drill.exercises if each.machine is not None]
     idle = sum(request.route == IDLE_ROUTE for request in spared)
     silent = sum(request.is_silent for each in drill.exercises for request in (*each.requests, *each.probes))
     opened = sum(each.open_at_trigger(drill.candidate) for each in drill.exercises)
@@ -504,6 +541,14 @@ def _measurements(drill: Drill, rule: RollbackRule, lost: int) -> list[Measureme
         _measured("told_no_traffic", "count", float(idle), n=n),
         _measured("silent_cuts", "count", float(silent), n=n, limit=0.0),
         _measured("open_at_trigger", "count", float(opened), n=n),
+        Measurement(
+            name="foreign_cpu",
+            unit="ratio",
+            statistic="max",
+            value=max(shares, default=None),
+            n=len(shares),
+            limit=crowding.MAX_FOREIGN_RATIO,
+        ),
     ]
 
 

@@ -3,7 +3,7 @@
 What measures (`gates.rollback`) knows neither the router nor how engines are started; what owns them implements this.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,8 +15,13 @@ from gates.tally import LogRecord
 class NotTakenBack(Exception):
     """Traffic did not go back: the router did not acknowledge it, or there is no engine to go back to.
 
-    The message says what happened instead.
+    The message says what happened instead. `is_late`: it was waited for in vain, and nobody refused.
     """
+
+    def __init__(self, message: str, *, is_late: bool) -> None:
+        """Make it."""
+        super().__init__(message)
+        self.is_late = is_late
 
 
 class Overtaken(Exception):
@@ -100,6 +105,10 @@ class Stage(Protocol):
 
     def kill_candidate(self) -> None:
         """End the candidate's engine at once, without any warning, and return when it is gone."""
+        ...
+
+    def process_ids(self) -> Collection[int]:
+        """Return the processes that are the router's."""
         ...
 
     def check(self) -> None:

@@ -98,8 +98,10 @@ class EnvoyStage:
                 is_back = current is not None and current.arms == back
                 split = current if current is not None and is_back else Split(TARGET, self.next_revision(), back)
                 return self.gateway.apply(split).split.revision
-            except (ArmNotHealthy, NotAcknowledged, Rejected) as problem:
-                raise NotTakenBack(problem.detail) from problem
+            except (ArmNotHealthy, NotAcknowledged) as problem:
+                raise NotTakenBack(problem.detail, is_late=True) from problem
+            except Rejected as problem:
+                raise NotTakenBack(problem.detail, is_late=False) from problem
 
     def cool(self) -> Split:
         """Give all traffic to the candidate, forget the way back, and end what is accepted. Raises InstrumentError."""
@@ -129,6 +131,10 @@ class EnvoyStage:
     def kill_candidate(self) -> None:
         """End the candidate's engine at once, and return when it is gone."""
         self._engines.kill_candidate()
+
+    def process_ids(self) -> Sequence[int]:
+        """Return the router's process."""
+        return (self._process.pid,)
 
     def check(self) -> None:
         """Return while the router runs. Raises InstrumentError."""

@@ -131,7 +131,8 @@ class _Engines:
         try:
             return self._boot(self.bundle)
         except NoWayBack as problem:
-            raise NotTakenBack(problem.records["no_way_back"]["detail"]) from problem
+            detail = str(problem.records["no_way_back"]["detail"])
+            raise NotTakenBack(detail, is_late=detail.startswith(f"{Cause.TIMEOUT}:")) from problem
 
     def _boot(self, bundle: Bundle) -> Side:
         site, lease = self.site, self.lease

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gates import arrivals, catalog, load, load_client, load_health, load_records
+from gates import arrivals, catalog, crowding, load, load_client, load_records
 from gates.dialect import LLAMACPP
 from gates.endpoint import Endpoint
 from gates.errors import InstrumentError
@@ -209,7 +209,7 @@ def test_a_run_that_others_kept_from_the_processors_does_not_fail_the_candidate(
             process.kill()
             process.wait()
     assert result.verdict is Verdict.ERRORED
-    assert measured(result, "foreign_cpu").value > load_health.MAX_FOREIGN_RATIO
+    assert measured(result, "foreign_cpu").value > crowding.MAX_FOREIGN_RATIO
     machine = json.loads(raw)["records"]["harness"]["machine"]
     assert machine["cores"] == os.cpu_count()
     assert machine["own_us"] > 0

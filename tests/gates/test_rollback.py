@@ -4,25 +4,30 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from gates import catalog, rollback_judgement
+from gates import catalog, crowding, rollback_judgement
 from gates.dialect import LLAMACPP
 from gates.endpoint import Endpoint
 from gates.gate import GateContext
-from gates.rollback_judgement import CAUSES, COLD_START, CRASH
+from gates.rollback_judgement import CAUSES, COLD_START, CRASH, MANUAL
 from gates.stage import NotTakenBack, Side
+from schemas.bundle import Bundle
+from schemas.common import canonical_json
 from schemas.policy import RollbackRule
 from schemas.result import GateResult, Verdict
 from schemas.suite import LoadSuite
 from tests.support import chain, factories
 from tests.support.engine import RunningEngine, boot, chain_engine
-from tests.support.faulty import Exchanged, faulty
+from tests.support.faulty import Exchanged, faulty, hang
 from workers import drill
 from workers.launchers.process import Condition
 
@@ -59,6 +64,8 @@ def side(running: RunningEngine, bundle: str, base_url: str | None = None) -> Si
 class Drilled:
     result: GateResult
     raw: bytes
+    suite: LoadSuite
+    bundle: Bundle
 
     @property
     def codes(self) -> set[str]:
@@ -97,7 +104,7 @@ class Broken(Engines):
     """What is accepted boots once, and no more."""
 
     def boot_accepted(self) -> Side:
-        raise NotTakenBack("exited: the engine exited with status 1")
+        raise NotTakenBack("exited: the engine exited with status 1", is_late=False)
 
 
 @contextmanager
@@ -118,20 +125,31 @@ def staged(
             engines.anew.launcher.stop(engines.anew.launched, grace_seconds=5.0)
 
 
-def drilled(stage: drill.EnvoyStage, running: RunningEngine, *, recovery_seconds: str = "20", progress=None) -> Drilled:
-    rule = RollbackRule(gate="rollback", suite=SUITE.digest, recovery_seconds=recovery_seconds)
+def drilled(
+    stage: drill.EnvoyStage, running: RunningEngine, *, recovery_seconds: str = "20", progress=None, suite=SUITE
+) -> Drilled:
+    rule = RollbackRule(gate="rollback", suite=suite.digest, recovery_seconds=recovery_seconds)
     context = GateContext(
         bundle=running.bundle,
         root=running.root,
         rule=rule,
-        suite=SUITE,
+        suite=suite,
         endpoint=Endpoint(running.base_url, running.model, LLAMACPP),
         stage=stage,
         progress=progress or (lambda _: None),
     )
     result, raw = catalog.run("rollback", context)
-    assert catalog.recompute(raw, SUITE, None, running.bundle) == result
-    return Drilled(result, raw)
+    assert catalog.recompute(raw, suite, None, running.bundle) == result
+    return Drilled(result, raw, suite, running.bundle)
+
+
+def alone(done: Drilled) -> Drilled:
+    """Return the same drill as it would be judged had the machine done nothing else meanwhile."""
+    body = json.loads(done.raw)
+    for each in body["records"]["exercises"]:
+        each["machine"]["busy_us"] = each["machine"]["engine_us"]
+    raw = canonical_json(body)
+    return replace(done, result=catalog.recompute(raw, done.suite, None, done.bundle), raw=raw)
 
 
 def test_traffic_goes_back_to_the_accepted_bundle_for_every_cause_and_a_second_rollback_changes_nothing(
@@ -150,6 +168,9 @@ def test_traffic_goes_back_to_the_accepted_bundle_for_every_cause_and_a_second_r
     for each in done.exercises:
         assert each["restored"]["revision"] == each["again"]["revision"]
         assert 0 < done.value(f"recovery_{each['cause']}") < 20_000
+        assert each["machine"]["engine_us"] > 0
+        assert each["machine"]["own_us"] > 0
+        assert each["machine"]["busy_us"] * 1.1 > each["machine"]["engine_us"]
         columns = json.loads(done.raw)["records"]["columns"]
         rows = [dict(zip(columns, row, strict=True)) for row in each["requests"]]
         # Both engines had traffic, and their answers tell them apart.
@@ -203,7 +224,7 @@ class Withheld(drill.EnvoyStage):
 def test_a_router_that_does_not_go_back_fails(tmp_path, accepted, candidate):
     with staged(tmp_path, side(candidate, CANDIDATE), side(accepted, ACCEPTED), candidate) as stage:
         stage.__class__ = Withheld
-        done = drilled(stage, candidate, recovery_seconds="1")
+        done = alone(drilled(stage, candidate, recovery_seconds="1"))
     assert done.result.verdict is Verdict.FAILED
     assert done.codes == {"router-did-not-go-back", "not-recovered"}
     assert len(done.exercises) == 1
@@ -227,6 +248,36 @@ def test_a_candidate_whose_streams_are_cut_fails(tmp_path, accepted, candidate):
     assert done.result.verdict is Verdict.FAILED
     assert done.codes == {"requests-lost", "stream-cut-silently"}
     assert done.value("silent_cuts") == len(cut) == 5
+
+
+def test_answers_that_time_out_while_others_have_the_processors_are_not_held_against_the_candidate(
+    tmp_path, accepted, candidate, monkeypatch
+):
+    monkeypatch.setattr(rollback_judgement, "CAUSES", (MANUAL,))
+    suite = SUITE.model_copy(update={"request_seconds": Decimal(2)})
+    late = []
+
+    def fault(exchanged: Exchanged):
+        if exchanged.path == "/v1/chat/completions" and len(late) < 2:
+            late.append(exchanged)
+            hang()
+        return exchanged.status, exchanged.content_type, exchanged.body
+
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        with (
+            faulty(candidate.base_url, fault) as url,
+            staged(tmp_path, side(candidate, CANDIDATE, url), side(accepted, ACCEPTED), candidate) as stage,
+        ):
+            done = drilled(stage, candidate, suite=suite)
+    finally:
+        for process in hogs:
+            process.kill()
+            process.wait()
+    assert done.result.verdict is Verdict.ERRORED
+    assert done.codes >= {"machine-busy", "requests-lost"}
+    assert done.value("foreign_cpu") > crowding.MAX_FOREIGN_RATIO
+    assert alone(done).result.verdict is Verdict.FAILED
 
 
 def test_what_is_accepted_must_answer_as_it_did_before(tmp_path, accepted, candidate):

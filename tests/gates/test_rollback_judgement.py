@@ -44,6 +44,13 @@ def row(name, at_us, *, served, output, revision, done_us=None, **changes):
     return list(told.values())
 
 
+def machine(foreign):
+    """What two processors did for ten seconds: a share of them for others."""
+    own, engine = 500_000, 6_000_000
+    busy = own + engine + round(foreign * 20_000_000)
+    return {"cores": 2, "wall_us": 10_000_000, "busy_us": busy, "engine_us": engine, "own_us": own}
+
+
 IDLE = {"outcome": "http_5xx", "detail": "503", "served": None, "route": "idle", "code": 503, "output": None}
 
 
@@ -67,8 +74,9 @@ def exercise(cause, number, *, has_accepted=True):
         "back": back,
         "gone_us": trigger + 2_000 if cause == CRASH else None,
         "ready_us": trigger + 4_000 if cause == COLD_START else None,
-        "restored": {"revision": 3, "at_us": trigger + 5_000, "problem": None},
-        "again": {"revision": 3, "at_us": trigger + 6_000, "problem": None},
+        "restored": {"revision": 3, "at_us": trigger + 5_000, "problem": None, "is_late": False},
+        "again": {"revision": 3, "at_us": trigger + 6_000, "problem": None, "is_late": False},
+        "machine": machine(0.1),
         "pids": {"candidate": [11, 11], "accepted": pids if has_accepted else [None, None]},
         "requests": requests,
         "probes": [row(f"{cause}-quiet-0", start + 4_000_000, **after)],
@@ -139,7 +147,8 @@ def test_without_a_bundle_to_go_back_to_it_fails(reason):
 
 def test_a_router_that_does_not_acknowledge_fails_even_when_traffic_went_back():
     records = drill()
-    records["exercises"][0]["restored"] = {"revision": None, "at_us": None, "problem": "no answer in 10 s"}
+    failed = {"revision": None, "at_us": None, "problem": "no answer in 10 s", "is_late": True}
+    records["exercises"][0]["restored"] = failed
     found = judged(records)
     assert found.verdict is Verdict.FAILED
     assert codes(found) == ["router-did-not-go-back"]
@@ -170,7 +179,7 @@ def cold(records):
 
 def test_an_accepted_bundle_that_does_not_boot_again_fails():
     records = drill()
-    failed = {"revision": None, "at_us": None, "problem": "exited: the engine exited with status 1"}
+    failed = {"revision": None, "at_us": None, "problem": "exited: the engine exited with status 1", "is_late": False}
     records["exercises"] = records["exercises"][: CAUSES.index(COLD_START) + 1]
     cold(records).update(ready_us=None, back=ACCEPTED, restored=failed, again=failed, probes=[])
     cold(records)["pids"]["accepted"] = [22, None]
@@ -210,7 +219,7 @@ def test_a_second_rollback_that_changes_something_fails():
     records = drill()
     records["exercises"][2]["again"]["revision"] = 4
     assert codes(judged(records)) == ["second-rollback-changed"]
-    records["exercises"][2]["again"] = {"revision": None, "at_us": None, "problem": "there is none"}
+    records["exercises"][2]["again"] = {"revision": None, "at_us": None, "problem": "there is none", "is_late": False}
     found = judged(records)
     assert codes(found) == ["second-rollback-changed"]
     assert "there is none" in found.summary
@@ -279,6 +288,53 @@ def test_a_drill_whose_triggers_met_no_open_stream_says_so():
     assert [(one.code, one.severity) for one in found.findings] == [("no-stream-open", Severity.INFO)]
 
 
+def busy(records, number, foreign=0.21):
+    records["exercises"][number]["machine"] = machine(foreign)
+    return records
+
+
+def test_answers_that_timed_out_on_a_machine_that_others_kept_busy_are_nobodys_fault():
+    records = change(drill(), 2, 15, outcome="timeout")
+    assert judged(records).verdict is Verdict.FAILED
+    found = judged(busy(records, 2))
+    assert found.verdict is Verdict.ERRORED
+    assert [(one.code, one.severity) for one in found.findings] == [
+        ("machine-busy", Severity.BLOCK),
+        ("requests-lost", Severity.INFO),
+    ]
+    assert found.summary.startswith("Other processes used 21% of the machine's 2 processors meanwhile")
+    assert "1 requests got no whole answer (timeout" in found.summary
+    assert value(found, "foreign_cpu") == pytest.approx(0.21)
+    # In that very exercise, and by being slow alone.
+    assert judged(busy(change(drill(), 2, 15, outcome="timeout"), 3)).verdict is Verdict.FAILED
+    assert judged(change(busy(records, 2), 2, 16, outcome="truncated")).verdict is Verdict.FAILED
+    assert judged(busy(drill(), 2)).verdict is Verdict.PASSED
+    unseen = change(drill(), 2, 15, outcome="timeout")
+    unseen["exercises"][2]["machine"] = machine(0.9) | {"engine_us": None}
+    assert judged(unseen).verdict is Verdict.FAILED
+
+
+def test_what_came_too_late_on_a_busy_machine_is_nobodys_fault_and_a_refusal_is():
+    rule = RULE.model_copy(update={"recovery_seconds": type(RULE.recovery_seconds)("0.05")})
+    records = drill()
+    for number in range(len(CAUSES)):
+        assert judged(records, rule).verdict is Verdict.FAILED
+        busy(records, number)
+    assert judged(records, rule).verdict is Verdict.ERRORED
+    failed = {"revision": None, "at_us": None, "problem": "no answer in 10 s", "is_late": True}
+    records["exercises"][0]["restored"] = failed
+    assert judged(records).verdict is Verdict.ERRORED
+    records["exercises"][0]["restored"] = failed | {"is_late": False}
+    assert judged(records).verdict is Verdict.FAILED
+
+
+def test_an_answer_that_is_another_one_is_a_fault_however_busy_the_machine_is():
+    records = busy(change(drill(), 3, 0, to="probes", output=HE), 3, 0.9)
+    assert codes(judged(records)) == ["answers-differ"]
+    silent = busy(change(drill(), 3, 0, to="probes", outcome="timeout"), 3)
+    assert codes(judged(silent))[0] == "machine-busy"
+
+
 def without(records, *path):
     at = records
     for name in path[:-1]:
@@ -300,6 +356,8 @@ def without(records, *path):
         lambda records: records | {"answers": {"p0": [None, None]}},
         lambda records: without(records, "exercises", 0, "requests", 4),
         lambda records: without(records, "exercises", 0, "restored", "problem"),
+        lambda records: without(records, "exercises", 0, "machine"),
+        lambda records: records["exercises"][0]["machine"].update(wall_us=0) or records,
         lambda records: change(records, 0, 2, outcome=None),
         lambda records: change(records, 0, 2, done_us=None),
         lambda records: change(records, 0, 2, done_us=1, sent_us=2),

@@ -173,6 +173,9 @@ def _broken(what: str) -> Iterator[None]:
 def stage(directory: Path, *, candidate: Side, accepted: Side | None, engines: Engines) -> Iterator[EnvoyStage]:
     """Run a private Envoy before both sides; in the end it is gone, with its folder.
 
+    It ends with this context or with the thread that entered it, whichever comes first: a runner that is killed leaves
+    none behind.
+
     Args:
         directory: of the gateway; made anew.
         candidate: a running engine.
@@ -187,7 +190,7 @@ def stage(directory: Path, *, candidate: Side, accepted: Side | None, engines: E
     process: subprocess.Popen[bytes] | None = None
     try:
         try:
-            process = envoy_process.start(gateway, envoy_process.find_envoy())
+            process = envoy_process.start(gateway, envoy_process.find_envoy(), is_tied=True)
             envoy_process.wait_ready(gateway, process)
         except (OSError, Problem) as error:
             raise InstrumentError(f"The private router did not start on this runner: {error}") from error

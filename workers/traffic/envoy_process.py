@@ -1,11 +1,13 @@
 """Starts Envoy on a gateway's directory, waits until it serves what the files say, and drains it before its end."""
 
 import importlib
+import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Final
 
+from workers.embedded import launch
 from workers.traffic.envoy import EnvoyGateway
 from workers.traffic.problems import GatewayDown
 
@@ -46,8 +48,13 @@ def find_envoy(path: Path | None = None) -> Path:
     return path
 
 
-def start(gateway: EnvoyGateway, binary: Path) -> "subprocess.Popen[bytes]":
+def start(gateway: EnvoyGateway, binary: Path, *, is_tied: bool = False) -> "subprocess.Popen[bytes]":
     """Start Envoy on a gateway's directory; its process id is Envoy's own.
+
+    Args:
+        gateway: whose directory.
+        binary: Envoy's.
+        is_tied: the kernel kills it when the thread that calls this ends, and so when its process is killed.
 
     Raises:
         FileExistsError: an Envoy already serves this directory.
@@ -55,8 +62,9 @@ def start(gateway: EnvoyGateway, binary: Path) -> "subprocess.Popen[bytes]":
     if gateway.admin.is_live():
         raise FileExistsError(f"an Envoy already serves {gateway.directory}")
     gateway.initialise()
+    argv = [str(binary), *ARGUMENTS]
     return subprocess.Popen(
-        [binary, *ARGUMENTS],
+        launch.command(argv, death_signal=signal.SIGKILL) if is_tied else argv,
         cwd=gateway.directory,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

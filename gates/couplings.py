@@ -61,6 +61,26 @@ COUPLINGS: Final[Mapping[str, Row]] = {
         carries={part: _NOT_READ[part] for part in ("description", "sources")},
         bound_to="the version of the gate's tables of engines",
     ),
+    "placement": Row(
+        again={
+            "weights": "Bytes on each device are added up from the headers of the weights.",
+            "quantization": "Bits of weights and cache decide how much there is to hold.",
+            "adapters": "Each adapter takes memory on every device.",
+            "draft": "The draft's weights and cache stand beside the target's.",
+            "engine": "How heads, windows and vocabularies are divided and kept goes by the engine.",
+            "topology": "The layout decides what one device holds.",
+            "hardware": "The plan is held against this memory and these devices.",
+            "runtime": "Context and sequences are what has to fit.",
+        }
+        | _DOUBTFUL,
+        carries={
+            "tokenizer": "No byte on a device is counted from the tokenizer; the embedding's rows are the weights'.",
+            "template": "No byte on a device is counted from the template.",
+            "serving": "No byte on a device is counted from the contract with callers.",
+        }
+        | _NOT_READ,
+        bound_to="the devices and the memory of the runner",
+    ),
     "compatibility": Row(
         again={
             "weights": "Whether it boots, and how long that takes, is decided by what it loads.",

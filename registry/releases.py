@@ -250,7 +250,7 @@ def standing(
     `entries` is the release's log, where the caller has read it under the release's lock.
     """
     entries = log(session, release.id) if entries is None else entries
-    latest, revoked = _results(entries), _revocations(entries)
+    latest, revoked = _results(entries), revocations(entries)
     # A revoked result uncovers no earlier one: the gate has none until it is measured anew.
     latest = {gate: found for gate, found in latest.items() if found[0].entry_digest not in revoked}
     oldest = now - timedelta(seconds=float(policy.evidence_seconds))
@@ -510,14 +510,14 @@ def _results(entries: Sequence[EntryRow]) -> dict[str, tuple[EntryRow, GateResul
     return latest
 
 
-def _revocations(entries: Sequence[EntryRow]) -> dict[str, str]:
+def revocations(entries: Sequence[EntryRow]) -> dict[str, str]:
     """Return entry digest → why it counts no more."""
     bodies = [evidence.claim_of(entry.envelope)["body"] for entry in entries if entry.kind == Kind.EVIDENCE_REVOKED]
     return {body["entry"]: body["reason"] for body in bodies}
 
 
 def _gates(policy: Policy, entries: Sequence[EntryRow]) -> list[GateStatus]:
-    latest, revoked = _results(entries), _revocations(entries)
+    latest, revoked = _results(entries), revocations(entries)
     statuses = []
     for rule in policy.gates:
         found = latest.get(rule.gate)

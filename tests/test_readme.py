@@ -8,6 +8,9 @@ import pytest
 
 from gates.arrivals import make_suite
 from gates.catalog import CATALOG
+from gates.couplings import COUPLINGS
+from gates.difference import AFFECTS, PARTS
+from gates.features import JOINTS
 from gates.static.catalogue import markdown
 from gates.static.declared import Declared, read_declared
 from registry.auth import PERMISSIONS
@@ -110,6 +113,24 @@ def test_the_load_spec_of_the_readme_draws_a_plan() -> None:
 def test_the_catalogue_of_static_findings_is_the_code_s() -> None:
     section = README.split("\n## Static validation\n", 1)[1].split("\n## ", 1)[0]
     assert markdown() in section
+
+
+def rows_of(section: str) -> list[list[list[str]]]:
+    """Return the tables of a section, each as rows of cells without back quotes."""
+    text = README.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
+    blocks = [re.findall(r"^\|.*\|$", block, re.MULTILINE) for block in text.split("\n\n")]
+    return [
+        [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines[2:]]
+        for lines in blocks
+        if lines
+    ]
+
+
+def test_the_tables_of_what_carries_over_are_the_code_s() -> None:
+    parts, gates, together = rows_of("Comparing bundles")
+    assert parts == [[part, AFFECTS[part]] for part in PARTS]
+    assert gates == [[gate, ", ".join(row.carries) or "none of them", row.bound_to] for gate, row in COUPLINGS.items()]
+    assert together == [[one.name, ", ".join(one.gates) or "none", one.unseen or ""] for one in JOINTS]
 
 
 def test_the_declaration_of_the_readme_is_read_whole() -> None:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from registry.api import (
     admin,
     blobs,
+    comparison,
     documents,
     events,
     evidence,
@@ -42,6 +43,7 @@ ROUTERS = (
     blobs.router,
     uploads.router,
     documents.router,
+    comparison.router,
     targets.router,
     releases.router,
     runs.router,

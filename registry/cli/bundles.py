@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from gates.directory import Contents, DirectoryRefused, Found, read_directory
 from gates.files.refusal import shown
 from gates.inference import EngineChoice, bundle_document, merge
+from registry.cli.comparison import DIFF_EXAMPLES, IMPACT_EXAMPLES, diff, impact
 from registry.cli.documents import read_bundle, read_file, resolve
 from registry.cli.failures import Exit, Usage, invalid, invalid_act
 from registry.cli.memory import HashMemory
@@ -28,6 +29,8 @@ from schemas.problems import BlobsMissing, DigestMismatch, InvalidDocument
 app = group("Bundles: everything that decides what is served, named by one digest.")
 app.command("validate", epilog=EXAMPLES)(validate)
 app.command("plan", epilog=PLAN_EXAMPLES)(plan)
+app.command("diff", epilog=DIFF_EXAMPLES)(diff)
+app.command("impact", epilog=IMPACT_EXAMPLES)(impact)
 
 BundleName = Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, or 8 or more of its hexadecimal digits.")]
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory with the files.")]

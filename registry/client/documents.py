@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from registry.client.transport import Transport
 from schemas.api import Act, BundleDeleted, Registered
 from schemas.common import Document
+from schemas.comparison import BundleDiff, BundleImpact
 
 
 class _Documents:
@@ -67,6 +68,23 @@ class Bundles(_Documents):
         """
         asked = [f"{label}={value}" for label, value in (labels or {}).items()]
         return self._transport.pages(Registered, self.path, {"name": name, "label": asked})
+
+    def diff(self, first: str, second: str) -> BundleDiff:
+        """Compare two bundles part by part. Raises NotFound."""
+        return self._transport.get(BundleDiff, f"{self.path}/{first}/diff/{second}")
+
+    def impact(self, first: str, second: str, *, policy: str | None = None) -> BundleImpact:
+        """Say which gates must run again for the second bundle, given evidence of the first; it lets nothing pass.
+
+        Args:
+            first: bundle with evidence, such as the accepted one.
+            second: bundle that shall be released.
+            policy: digest; only its gates, by its rules. Otherwise every gate that there is.
+
+        Raises:
+            NotFound.
+        """
+        return self._transport.get(BundleImpact, f"{self.path}/{first}/impact/{second}", {"policy": policy})
 
 
 class Policies(_Documents):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gates import catalog, features
 from gates.couplings import COUPLINGS, NO_ROW, NOT_REACHED, UPGRADES
-from gates.difference import DOUBTFUL, PARTS, UNSERVED, diff
+from gates.difference import DOUBTFUL, PARTS, diff
 from gates.features import JOINTS, MATRIX_PARTS, TRAITS
 from gates.impact import ADVICE, NO_RESULT, SAME, Recorded, again, impact, of_difference, triggers
 from schemas.bundle import COMPONENTS, Bundle
@@ -50,9 +50,11 @@ def test_a_gate_runs_again_for_exactly_the_components_that_it_declares_to_depend
     assert {part for part in COUPLINGS[gate].again if part in COMPONENTS} == {*catalog.CATALOG[gate].depends_on}
 
 
-def test_nothing_that_is_served_carries_over_and_no_doubtful_file_does():
+def test_what_is_served_carries_over_only_where_a_gate_declares_that_it_does_not_read_it():
+    assert {
+        gate: {*row.carries} & {*COMPONENTS} for gate, row in COUPLINGS.items() if {*row.carries} & {*COMPONENTS}
+    } == {"placement": {"tokenizer", "template", "serving"}}
     for row in COUPLINGS.values():
-        assert row.carries.keys() <= UNSERVED.keys()
         assert DOUBTFUL in row.again
 
 
@@ -104,7 +106,7 @@ def test_nothing_runs_again_for_one_and_the_same_bundle():
 @pytest.mark.parametrize("change", [{"description": "A title."}, {"labels": {"team": "search"}}, {"name": "other"}])
 def test_what_people_call_a_bundle_leaves_what_engines_showed(change):
     found = outcomes(impact(PLAIN, bundle(**change)))
-    assert {gate for gate, outcome in found.items() if outcome == "would_carry"} == BOOTED | {"static"}
+    assert {gate for gate, outcome in found.items() if outcome == "would_carry"} == BOOTED | {"static", "placement"}
     assert {gate for gate, outcome in found.items() if outcome == "again"} == {"integrity", "rollback"}
 
 
@@ -112,12 +114,15 @@ def test_what_people_call_a_bundle_leaves_what_engines_showed(change):
 def test_a_text_for_people_leaves_what_engines_showed_and_is_checked_as_a_file(path, role):
     files = sorted([*bundle_body()["files"], file_entry(path, b"text", role)], key=lambda one: one["path"])
     found = outcomes(impact(PLAIN, bundle(files=files)))
-    assert {gate for gate, outcome in found.items() if outcome == "would_carry"} == BOOTED
+    assert {gate for gate, outcome in found.items() if outcome == "would_carry"} == BOOTED | {"placement"}
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_a_change_of_any_component_asks_for_every_gate_again(component):
-    assert all(again(gate, [component]) for gate in catalog.CATALOG)
+def test_a_change_of_any_component_asks_for_every_gate_that_depends_on_it_again(component):
+    assert {gate for gate in catalog.CATALOG if again(gate, [component])} == {
+        name for name, gate in catalog.CATALOG.items() if component in gate.depends_on
+    }
+    assert all(again(gate, [component]) for gate in BOOTED)
     assert all(again(gate, [DOUBTFUL]) for gate in catalog.CATALOG)
 
 
@@ -394,7 +399,7 @@ def test_every_coupled_change_is_revalidated_or_is_said_to_be_outside(name):
     (upgrade,) = (one for one in UPGRADES if one.name == name)
     if UPGRADED[name] is not None:
         found = impact(PLAIN, bundle(**UPGRADED[name]))
-        assert {one.outcome for one in found.gates} == {"again"}
+        assert {one.gate for one in found.gates if one.outcome == "again"} >= catalog.CATALOG.keys() - {"placement"}
         assert {change.part for change in diff(PLAIN, bundle(**UPGRADED[name])).changed} <= {*upgrade.parts}
     told = {one.change: one.gates for one in impact(PLAIN, PLAIN).outside}
     assert (name in told) == bool(upgrade.fingerprint or not upgrade.parts)

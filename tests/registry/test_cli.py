@@ -20,7 +20,7 @@ COMMANDS = {
     "up": None,
     "demo": None,
     "login": None,
-    "bundle": {"create", "validate", "plan", "show", "list", "delete"},
+    "bundle": {"create", "validate", "plan", "diff", "impact", "show", "list", "delete"},
     "blob": {"gc"},
     "policy": {"push", "show", "list"},
     "suite": {"push", "show", "list", "record"},

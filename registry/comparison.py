@@ -1,0 +1,78 @@
+"""Two registered bundles compared, and what evidence of the one says of the other. Reads; changes nothing."""
+
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from gates import impact as impacts
+from gates.difference import diff as differences
+from gates.impact import Recorded
+from registry import documents, evidence, jobs, releases
+from registry.tables import JobRow
+from schemas.comparison import BundleDiff, BundleImpact
+
+MOST_EVALUATIONS = 50
+"""Evaluations of a bundle in which its results are looked for. What lies further back does not count."""
+
+
+def diff(session: Session, project: UUID, first: str, second: str) -> BundleDiff:
+    """Return what differs between two bundles of a project, named by digest or the beginning of it.
+
+    Raises:
+        NotFound, Conflict: as `documents.get`.
+    """
+    ours, theirs = (documents.resolve(session, project, "bundle", named) for named in (first, second))
+    return differences(documents.load_bundle(session, project, ours), documents.load_bundle(session, project, theirs))
+
+
+def impact(
+    session: Session, project: UUID, first: str, second: str, *, policy: str | None = None, now: datetime
+) -> BundleImpact:
+    """Return which gates must run again for the second bundle, given what is in evidence of the first.
+
+    Args:
+        session: of the caller.
+        project: whose.
+        first: bundle with evidence, by digest or the beginning of it.
+        second: bundle that shall be released.
+        policy: only the gates of this policy, by its rules.
+        now: by which evidence expires.
+
+    Raises:
+        NotFound, Conflict: as `documents.get`.
+    """
+    ours, theirs = (documents.resolve(session, project, "bundle", named) for named in (first, second))
+    named = None if policy is None else documents.resolve(session, project, "policy", policy)
+    return impacts.impact(
+        documents.load_bundle(session, project, ours),
+        documents.load_bundle(session, project, theirs),
+        policy=None if named is None else documents.load_policy(session, project, named),
+        evidence=recorded(session, project, ours),
+        now=now,
+    )
+
+
+def recorded(session: Session, project: UUID, bundle: str) -> dict[str, Recorded]:
+    """Return gate → the newest result of a bundle, also one that counts no more: it withdraws the one before it."""
+    found = jobs.measured(session, project, bundle, limit=MOST_EVALUATIONS)
+    newest = {
+        result.gate: (job, entry, result) for job, entry, result in sorted(found, key=lambda one: one[1].sequence)
+    }
+    return {
+        gate: Recorded(
+            entry=entry.entry_digest,
+            result=result,
+            recorded_at=entry.recorded_at,
+            runner=entry.actor.removeprefix("runner/"),
+            revoked=_revoked(session, job).get(entry.entry_digest),
+        )
+        for gate, (job, entry, result) in newest.items()
+    }
+
+
+def _revoked(session: Session, job: JobRow) -> dict[str, str]:
+    """Return what was revoked of a release's results. Those of a run without a release cannot be."""
+    if job.release_id is None:
+        return {}
+    return releases.revocations(evidence.read(session, evidence.release_stream(job.release_id)))

@@ -7,11 +7,12 @@ from fastapi import APIRouter, Path, Query
 from registry import comparison, db
 from registry.api.deps import SessionDep, allow
 from registry.api.problems import declare
+from registry.api.routes import Route
 from registry.auth import Actor
 from schemas.comparison import BundleDiff, BundleImpact
 from schemas.problems import Conflict, InvalidDocument, NotFound
 
-router = APIRouter(prefix="/v1/bundles", tags=["documents"])
+router = APIRouter(prefix="/v1/bundles", tags=["documents"], route_class=Route)
 
 _PATTERN = r"^(sha256:)?[0-9a-f]{8,64}$"
 _SHORT = "Digest, or at least 8 of its hexadecimal digits, with or without `sha256:`."

@@ -113,6 +113,18 @@ def read_directory(
         listing = list_directory(root, exclude=exclude, hard_links=hard_links)
     except FileRefused as refused:
         raise DirectoryRefused([refused]) from None
+    return read_listing(listing, reader, roles=roles, memory=memory, progress=progress)
+
+
+def read_listing(
+    listing: Listing,
+    reader: Reader,
+    *,
+    roles: Mapping[str, Role] | None = None,
+    memory: Memory | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Contents:
+    """Read files that were listed, wherever their bytes lie. Arguments and errors are those of `read_directory`."""
     entries = {entry.path: entry for entry in listing.entries}
     selection = select(entries, reader, roles)
     taken = [_Taken(entries[path], role) for path, role in sorted(selection.kept.items())]

@@ -30,7 +30,7 @@ class DirectorySource:
         if not self.root.is_dir():
             said = f"there is no directory {self.root.name}"
             raise SourceRefused("directory-missing", said, file="", advice="name a directory, or hf:… or https://…")
-        return resolved_now("directory", str(self.root), location=None, revision=None)
+        return resolved_now("directory", self.root.resolve().name, location=None, revision=None)
 
     def list(self, resolved: Resolved) -> list[Item]:
         """List the directory; what can be in no bundle stays in `listing.refused`. Raises SourceRefused."""

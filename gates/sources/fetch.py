@@ -22,6 +22,8 @@ from gates.sources.store import FetchStore, Part
 Progress = Callable[[int, int | None], None]
 ResultT = TypeVar("ResultT")
 
+SOON = 2
+"""Further tries of what has not answered once."""
 _CHUNK = 1 << 20
 
 
@@ -55,25 +57,18 @@ class _Stopped(Exception):
     """Another file cannot be fetched, so this one is not needed."""
 
 
-def patiently(act: Callable[[], ResultT], bounds: Bounds, stop: threading.Event | None = None) -> ResultT:
-    """Return what an act returns, trying it again while its source cannot be reached.
+def patiently(act: Callable[[], ResultT], bounds: Bounds) -> ResultT:
+    """Return what an act returns, trying it again a few times while its source cannot be reached.
 
     Raises:
         SourceUnavailable: after the last try. SourceRefused: at once.
     """
-    for pause in bounds.pauses:
+    for pause in bounds.pauses[:SOON]:
         try:
             return act()
         except SourceUnavailable as problem:
-            _rest(problem.wait_seconds or pause, stop)
+            time.sleep(problem.wait_seconds or pause)
     return act()
-
-
-def _rest(seconds: float, stop: threading.Event | None) -> None:
-    if stop is None:
-        time.sleep(seconds)
-    elif stop.wait(seconds):
-        raise _Stopped
 
 
 def fetch(
@@ -160,14 +155,20 @@ class _Fetch:
                     reached = self._reached(key)
                     tries = 0 if reached > before >= 0 else tries
                     before = max(before, reached)
-                    if tries >= len(self.bounds.pauses):
+                    if tries >= self._most_tries(problem, reached):
                         raise
-                    _rest(problem.wait_seconds or self.bounds.pauses[tries], self.stop)
+                    if self.stop.wait(problem.wait_seconds or self.bounds.pauses[tries]):
+                        raise _Stopped from None
                     tries += 1
         except FileRefused as refused:
             raise refused.of(item.path) from None
         except OSError as error:
             raise self._unwritable(error).of(item.path) from None
+
+    def _most_tries(self, problem: SourceUnavailable, reached: int) -> int:
+        # A host that has not answered at all is rather wrong than busy, and somebody waits for the answer.
+        is_wrong = reached == 0 and problem.code in {"name-unknown", "unreachable"}
+        return min(len(self.bounds.pauses), SOON if is_wrong else len(self.bounds.pauses))
 
     def _reached(self, key: str) -> int:
         try:

@@ -19,6 +19,7 @@ from gates.sources.web import Web
 from schemas.common import sha256_digest
 
 LIST_NAME = "SHA256SUMS"
+MAX_LOCATION = 256
 MAX_LIST_BYTES = 8 * 1024 * 1024
 _FRAGMENT = re.compile(r"sha256[=:]([0-9a-f]{64})")
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](\S.*)")
@@ -57,6 +58,9 @@ class HttpsSource:
             said = f"{place.shown} names no file"
             expected = f"the address of a file, or of a list {LIST_NAME}"
             raise SourceRefused("source-malformed", said, file="", expected=expected)
+        if len(self._location) > MAX_LOCATION:
+            said = f"{place.shown} has {len(self._location)} characters, more than a bundle's record of it may have"
+            raise SourceRefused("source-malformed", said, file="", expected=f"at most {MAX_LOCATION}")
         self._digest = f"sha256:{match[1]}" if match is not None else None
         self._items: list[Item] = []
 

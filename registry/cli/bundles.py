@@ -1,4 +1,4 @@
-"""`sluicegate bundle`: make one from a directory, check one, look at one, list them."""
+"""`sluicegate bundle`: make one from its sources, check one, look at one, list them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from gates.directory import Contents, DirectoryRefused, Found, read_directory
+from gates.directory import Contents, DirectoryRefused, Found
 from gates.files.refusal import shown
 from gates.inference import EngineChoice, bundle_document, merge
+from registry.cli import sources
 from registry.cli.comparison import DIFF_EXAMPLES, IMPACT_EXAMPLES, diff, impact
 from registry.cli.documents import read_bundle, read_file, resolve
 from registry.cli.failures import Exit, Usage, invalid, invalid_act
@@ -20,6 +21,7 @@ from registry.cli.output import Clock, Output, size
 from registry.cli.placement import EXAMPLES as PLAN_EXAMPLES
 from registry.cli.placement import plan
 from registry.cli.profile import connect, folder
+from registry.cli.sources import AllowHost, CacheFolder, From, Gathered, Given, SourceName
 from registry.cli.validation import EXAMPLES, validate
 from registry.client import Client
 from schemas.api import Registered
@@ -33,7 +35,6 @@ app.command("diff", epilog=DIFF_EXAMPLES)(diff)
 app.command("impact", epilog=IMPACT_EXAMPLES)(impact)
 
 BundleName = Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, or 8 or more of its hexadecimal digits.")]
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory with the files.")]
 GivenName = Annotated[str | None, typer.Option("--name", "-n", help="Family name; otherwise the weights' own.")]
 OverlayFile = Annotated[
     Path | None, typer.Option("--file", "-f", help="JSON or TOML file with what the files cannot tell.")
@@ -80,14 +81,13 @@ _LISTED = 20
 class _Asked:
     """What the command line and the file of `-f` say."""
 
-    directory: Path
+    given: Given
     name: str | None
     engine: EngineChoice
     overlay: Mapping[str, Any]
     roles: Mapping[str, Role]
     exclude: tuple[str, ...]
     weights: str | None
-    hard_links: bool
 
 
 @app.command(
@@ -95,12 +95,15 @@ class _Asked:
         "sluicegate bundle create ./gemma --name gemma-270m",
         "sluicegate bundle create ./gemma --name gemma-270m --arg --threads --arg 2 --licence LicenseRef-gemma",
         "sluicegate bundle create ./qwen-gguf --name qwen --weights q4_k_m",
+        "sluicegate bundle create hf:unsloth/gemma-3-270m-it-GGUF@main --name gemma-270m --weights q8_0",
+        "sluicegate bundle create hf:org/base@v1 --name base --from tokenizer=hf:org/tok --from adapter:de=./lora",
         "sluicegate bundle create ./qwen -f bundle.toml --label team=search --exclude 'assets/*' --json",
         "sluicegate bundle create ./gemma --name gemma-270m --dry-run --json > bundle.json",
     )
 )
 def create(
-    directory: Directory,
+    source: SourceName,
+    part: From = None,
     name: GivenName = None,
     file: OverlayFile = None,
     engine: EngineName = "llamacpp",
@@ -113,10 +116,12 @@ def create(
     exclude: Patterns = None,
     weights: WeightsPattern = None,
     hard_links: HardLinks = False,
+    allow_host: AllowHost = None,
+    cache: CacheFolder = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Register the bundle that a directory holds.
+    """Register the bundle that a directory, a repository of the hub, or files over https hold.
 
     Only what the engine reads is taken, in one format and one quantization; all else is left out and listed. Files
     are hashed here, and only those that the service lacks are sent. What the files do not tell comes from
@@ -125,17 +130,19 @@ def create(
     """
     output = Output(as_json=as_json)
     overlay, roles = _overlay(file)
+    given = sources.given(source, part, overlay.pop("from", None), allow_host, cache, hard_links=hard_links)
     choice = EngineChoice(engine, engine_version, engine_environment, engine_image, tuple(arg or ()))
     # The file of -f may lie beside the weights; it is no part of them.
-    beside = [_relative(file, directory)] if file is not None else []
+    beside = [] if file is None or given.directory is None else [_relative(file, given.directory)]
     left_out = (*(exclude or ()), *(path for path in beside if path))
     if licence is not None:
         overlay = merge(overlay, {"licence": {"identifier": licence}})
     if label:
         overlay = merge(overlay, {"labels": _labels(label)})
-    asked = _Asked(directory, name, _told(choice, overlay), overlay, roles, left_out, weights, hard_links)
-    contents = _read(asked, output)
-    bundle = _describe(asked, contents)
+    asked = _Asked(given, name, _told(choice, overlay), overlay, roles, left_out, weights)
+    gathered = _read(asked, output)
+    contents = gathered.contents
+    bundle = _describe(asked, gathered)
     if dry_run:
         document = bundle.model_dump(mode="json", by_alias=True, exclude_none=True)
         output.result(document, lambda out: _show_local(out, bundle))
@@ -149,7 +156,13 @@ def create(
             sent += _send(client, contents, output)
             registered, is_new = client.bundles.register(bundle)
     _note_licence(bundle, output)
-    told = {
+    told = _created(registered, contents, is_new=is_new, sent=sent)
+    output.result(told, lambda out: _say_created(out, registered, told))
+    return Exit.DONE
+
+
+def _created(registered: Registered, contents: Contents, *, is_new: bool, sent: int) -> dict[str, Any]:
+    return {
         "digest": registered.digest,
         "name": registered.name,
         "is_new": is_new,
@@ -161,8 +174,6 @@ def create(
         "bytes_sent": sent,
         "left_out": [asdict(one) for one in contents.left_out],
     }
-    output.result(told, lambda out: _say_created(out, registered, told))
-    return Exit.DONE
 
 
 def _labels(words: list[str]) -> dict[str, str]:
@@ -225,21 +236,17 @@ def _relative(file: Path, directory: Path) -> str | None:
         return None
 
 
-def _read(asked: _Asked, output: Output) -> Contents:
+def _read(asked: _Asked, output: Output) -> Gathered:
     clock = Clock()
-    with HashMemory(folder("cache") / "hashes.sqlite") as memory, output.moving("hashing") as moved:
+    reader = asked.engine.reader(asked.weights)
+    with HashMemory(folder("cache") / "hashes.sqlite") as memory:
         try:
-            contents = read_directory(
-                asked.directory,
-                asked.engine.reader(asked.weights),
-                exclude=asked.exclude,
-                roles=asked.roles,
-                hard_links=asked.hard_links,
-                memory=memory,
-                progress=moved,
+            gathered = sources.gather(
+                asked.given, reader, output, exclude=asked.exclude, roles=asked.roles, memory=memory
             )
         except DirectoryRefused as refused:
-            raise _refused(asked.directory, refused) from None
+            raise _refused(asked.given.base, refused) from None
+    contents = gathered.contents
     if memory.trouble:
         output.note(memory.trouble, "warn")
     read = sum(found.size for found in contents.files if found.was_read)
@@ -252,30 +259,30 @@ def _read(asked: _Asked, output: Output) -> Contents:
         output.note(f"left out: {one.path} ({one.reason})")
     if len(contents.left_out) > _LISTED:
         output.note(f"left out: {len(contents.left_out) - _LISTED} more, which --json lists")
-    return contents
+    return gathered
 
 
-def _refused(directory: Path, refused: DirectoryRefused) -> InvalidDocument:
+def _refused(source: str, refused: DirectoryRefused) -> InvalidDocument:
     errors = []
     for one in refused.refusals:
         detail = str(one) + (f"; {one.advice}" if one.advice else "")
         error: dict[str, Any] = {"pointer": shown(one.file or ".", 256), "detail": detail, "code": one.code}
         more = (("place", one.pointer), ("offset", one.offset), ("found", one.found), ("expected", one.expected))
         errors.append(error | {key: value for key, value in more if value is not None})
-    return InvalidDocument(f"{directory} cannot become a bundle", errors=errors)
+    return InvalidDocument(f"{shown(source, 256)} cannot become a bundle", errors=errors)
 
 
-def _describe(asked: _Asked, contents: Contents) -> Bundle:
+def _describe(asked: _Asked, gathered: Gathered) -> Bundle:
     engine = asked.engine
     told = asked.overlay.get("engine")
     identified = isinstance(told, dict) and (told.get("environment") or told.get("image"))
     if not engine.environment and not engine.image and not identified:
         engine = _installed(engine)
     try:
-        document = bundle_document(contents, name=asked.name, engine=engine)
+        document = bundle_document(gathered.contents, name=asked.name, engine=engine)
     except DirectoryRefused as refused:
-        raise _refused(asked.directory, refused) from None
-    document = merge(document, asked.overlay)
+        raise _refused(asked.given.base, refused) from None
+    document = merge(document | {"sources": gathered.document()}, asked.overlay)
     # A name that only -f gives is also what requests will call the model.
     if "name" in document and "served_name" not in document["serving"]:
         document = merge(document, {"serving": {"served_name": document["name"]}})

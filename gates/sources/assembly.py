@@ -1,0 +1,193 @@
+"""Puts a bundle's files together from several sources, each resolved once and with a pin of its own.
+
+Everything is resolved, listed and chosen before a byte is fetched, and only what was chosen is.
+"""
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from gates.directory import Contents, DirectoryRefused, Memory, read_listing
+from gates.files.contents import Reader
+from gates.files.listing import Entry, LeftOut, Listing
+from gates.files.names import collisions, refuse_name
+from gates.files.refusal import FileRefused
+from gates.sources.directory import DirectorySource
+from gates.sources.fetch import Bounds, Fetched, Progress, fetch, patiently
+from gates.sources.parts import BASE, Choice, Placed, choose, together
+from gates.sources.source import Item, Resolved, Source
+from gates.sources.store import FetchStore
+from schemas.bundle import Role
+from schemas.common import folded
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What is wanted of all sources together.
+
+    Attributes:
+        reader: the engine that will read the files.
+        exclude: patterns of paths in the bundle that are left out.
+        roles: path in the bundle → role, for files that their name does not tell.
+    """
+
+    reader: Reader
+    exclude: tuple[str, ...] = ()
+    roles: Mapping[str, Role] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The files of a bundle, and part → its source with what pins it, the base first."""
+
+    contents: Contents
+    sources: Mapping[str, Resolved]
+
+
+@dataclass(slots=True)
+class _Part:
+    name: str
+    source: Source
+    resolved: Resolved
+    items: dict[str, Item]
+    hidden: list[LeftOut]
+
+
+class Assembly:
+    """Sources by the part that each brings; `base` has to be among them.
+
+    Args:
+        sources: part → source.
+        wants: of them.
+        store: where fetched files are kept.
+        bounds: on the fetching.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, Source], wants: Wants, store: FetchStore, bounds: Bounds | None = None
+    ) -> None:
+        order = sorted(sources, key=lambda part: (part != BASE, part))
+        self._sources = {part: sources[part] for part in order}
+        self._wants, self._store, self._bounds = wants, store, bounds or Bounds()
+        self._parts: dict[str, _Part] = {}
+        self._whole = Choice()
+        self._fetched: dict[tuple[str, str], Fetched] = {}
+
+    def choose(self) -> Choice:
+        """Resolve and list all sources, and choose. Nothing is fetched.
+
+        Raises:
+            DirectoryRefused: with every reason at once; or for one source at once:
+            SourceRefused, SourceUnavailable.
+        """
+        for name, source in self._sources.items():
+            resolved = patiently(source.resolve, self._bounds)
+            items = patiently(lambda one=source, to=resolved: one.list(to), self._bounds)  # type: ignore[misc]
+            self._parts[name] = self._part(name, source, resolved, items)
+        choices = {
+            name: choose(name, part.items, self._wants.reader, self._roles(part)) for name, part in self._parts.items()
+        }
+        self._whole = together(choices)
+        self._whole.left_out += [one for part in self._parts.values() for one in part.hidden]
+        refused = [*self._whole.refused, *self._unlistable(), *self._names()]
+        if refused:
+            raise DirectoryRefused(refused)
+        return self._whole
+
+    @property
+    def left(self) -> int:
+        """Bytes to fetch, as far as the sources list sizes. Those that are in the store already count."""
+        return sum(item.size or 0 for part in self._parts.values() for item in self._away(part))
+
+    def fetch(self, progress: Progress | None = None) -> int:
+        """Fetch what was chosen and is not on this machine. Returns the bytes that arrived now.
+
+        Args:
+            progress: called with (bytes that were there or arrived, bytes in all of one source).
+
+        Raises:
+            SourceRefused, SourceUnavailable.
+        """
+        received = 0
+        for part in self._parts.values():
+            away = self._away(part)
+            found = fetch(part.source, part.resolved, away, self._store, bounds=self._bounds, progress=progress)
+            self._fetched |= {(part.name, one.item.path): one for one in found}
+            received += sum(one.received for one in found)
+        return received
+
+    def read(self, *, memory: Memory | None = None, progress: Callable[[int, int], None] | None = None) -> Assembled:
+        """Read all files where they lie now, as those of a directory are read.
+
+        Args:
+            memory: of earlier readings.
+            progress: of the bytes that are read.
+
+        Raises:
+            DirectoryRefused.
+        """
+        entries = [self._entry(part, one) for part in self._parts.values() for one in self._taken(part)]
+        entries.sort(key=lambda entry: entry.path)
+        roles = {one.placed: one.role for one in self._whole.taken}
+        listing = Listing(tuple(entries), tuple(self._whole.left_out), ())
+        contents = read_listing(listing, self._wants.reader, roles=roles, memory=memory, progress=progress)
+        return Assembled(contents, self._pinned(contents))
+
+    # ----------------------------------------------------------------------------------------------------- listing
+
+    def _part(self, name: str, source: Source, resolved: Resolved, items: Iterable[Item]) -> _Part:
+        found, hidden = {}, []
+        for item in items:
+            if any(piece.startswith(".") for piece in item.path.split("/")):
+                hidden.append(LeftOut(item.path, "hidden", "hidden"))
+            elif any(fnmatch.fnmatchcase(item.path, pattern) for pattern in self._wants.exclude):
+                hidden.append(LeftOut(item.path, "excluded", "excluded by you"))
+            else:
+                found[item.path] = item
+        if isinstance(source, DirectorySource):
+            hidden += source.listing.left_out
+        return _Part(name, source, resolved, found, hidden)
+
+    def _roles(self, part: _Part) -> dict[str, Role]:
+        """Return the given roles of a part's own files. What no part has is told of the base."""
+        others = {path for one in self._parts.values() if one.name != part.name for path in one.items}
+        return {path: role for path, role in self._wants.roles.items() if path in part.items or path not in others}
+
+    def _unlistable(self) -> Iterator[FileRefused]:
+        for part in self._parts.values():
+            if isinstance(part.source, DirectorySource):
+                yield from part.source.listing.refused
+
+    def _names(self) -> Iterator[FileRefused]:
+        """Refuse names of files that are taken, and any name beside them that could be taken for one of them."""
+        taken = {one.placed for one in self._whole.taken}
+        for path in sorted(taken):
+            refused = refuse_name(path)
+            if refused is not None:
+                yield refused
+        near = {folded(path) for path in taken}
+        beside = {one.path for one in self._whole.left_out if not one.path.endswith("/") and one.code != "replaced"}
+        yield from collisions(taken | {path for path in beside if folded(path) in near})
+
+    # ----------------------------------------------------------------------------------------------------- reading
+
+    def _taken(self, part: _Part) -> list[Placed]:
+        return [one for one in self._whole.taken if one.part == part.name]
+
+    def _away(self, part: _Part) -> list[Item]:
+        items = [part.items[one.path] for one in self._taken(part)]
+        return [item for item in items if item.place is None]
+
+    def _entry(self, part: _Part, one: Placed) -> Entry:
+        if isinstance(part.source, DirectorySource):
+            return replace(part.source.entries[one.path], path=one.placed)
+        fetched = self._fetched[part.name, one.path]
+        return Entry(one.placed, fetched.place, fetched.place.lstat(), fetched.sha256.removeprefix("sha256:"))
+
+    def _pinned(self, contents: Contents) -> dict[str, Resolved]:
+        found = {file.path: file for file in contents.files}
+        pinned = {}
+        for part in self._parts.values():
+            files = [(one.path, found[one.placed].sha256, found[one.placed].size) for one in self._taken(part)]
+            pinned[part.name] = part.resolved.pinned(files)
+        return pinned

@@ -1,0 +1,135 @@
+"""`bundle create` from sources: the same bundle as from a directory, with what was asked for and what it became."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from schemas.bundle import Bundle
+from tests.support.chain import write_bundle_directory
+from tests.support.hub import Hub, Repository, answer
+
+IDENTIFIED = ("--engine-environment", "sha256:" + "e" * 64, "--engine-version", "1.0")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    return write_bundle_directory(tmp_path_factory.mktemp("written") / "chain")
+
+
+@pytest.fixture
+def hub(written, monkeypatch):
+    files = {path.name: path.read_bytes() for path in written.iterdir()}
+    repository = Repository({**files, "chain-Q8_0.gguf": b"never fetched"}, {"model.gguf", "chain-Q8_0.gguf"})
+    with Hub({"org/chain": repository}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url())
+        for variable in ("HF_TOKEN", "SLUICEGATE_ALLOW_HOSTS"):
+            monkeypatch.delenv(variable, raising=False)
+        yield hub
+
+
+@pytest.fixture
+def create(command, hub):
+    command.use("http://127.0.0.1:1", "token")
+
+    def run(*words: object):
+        allowed = ("--allow-host", hub.url("cdn"))
+        return command(
+            "bundle", "create", *words, "--weights", "model.gguf", *allowed, *IDENTIFIED, "--dry-run", "--json"
+        )
+
+    return run
+
+
+def test_a_repository_becomes_the_bundle_that_a_directory_with_its_files_becomes(create, hub, written, command):
+    made = create("hf:org/chain")
+    assert made.status == 0, made
+    bundle, commit = Bundle.model_validate(made.json), hub.repositories["org/chain"].commit
+    assert [source.model_dump() for source in bundle.sources] == [
+        {"kind": "huggingface", "location": "org/chain", "revision": commit}
+    ]
+    directory = Bundle.model_validate(create(written).json)
+    assert bundle.serving_digest == directory.serving_digest
+    assert bundle.files == directory.files
+    assert f"base: hf:org/chain is {commit}" in made.err
+    assert "left out: chain-Q8_0.gguf (another quantization" in made.err
+    # By a branch or by its commit, the first or the second time: one bundle, and no byte twice.
+    hub.asked.clear()
+    assert Bundle.model_validate(create(f"hf:org/chain@{commit}").json).digest == bundle.digest
+    assert not any("/resolve/" in request.path for request in hub.asked)
+    assert (command.home / "cache" / "sluicegate" / "fetched" / "sha256").is_dir()
+
+
+def test_parts_come_from_other_sources_by_option_or_by_file(create, hub, tmp_path):
+    hub.repositories["org/template"] = Repository({"own.jinja": b"{{ 1 }}"}, name="org/template")
+    by_option = create("hf:org/chain", "--from", "template=hf:org/template", "--cache", tmp_path / "own")
+    assert by_option.status == 0, by_option
+    file = tmp_path / "bundle.json"
+    file.write_text(json.dumps({"from": {"template": "hf:org/template"}}))
+    by_file = create("hf:org/chain", "-f", file)
+    assert by_file.json == by_option.json
+    bundle = Bundle.model_validate(by_file.json)
+    assert [source.location for source in bundle.sources] == ["org/chain", "org/template"]
+    sha256 = {file.path: file.sha256 for file in bundle.files}["chat_template.jinja"]
+    assert sha256 == "sha256:" + hashlib.sha256(b"{{ 1 }}").hexdigest()
+    assert (tmp_path / "own" / "sha256" / sha256[7:9] / sha256[7:]).read_bytes() == b"{{ 1 }}"
+
+
+def test_files_over_https_are_pinned_by_their_digest_or_by_what_was_received(create, hub, written):
+    body = (written / "model.gguf").read_bytes()
+    digest = hashlib.sha256(body).hexdigest()
+    hub.lies["cdn"] = lambda request: answer(200, body) if "model.gguf" in request.path else None
+    given = create(f"{hub.url('cdn')}/models/model.gguf#sha256={digest}", "--name", "chain")
+    received = create(f"{hub.url('cdn')}/models/model.gguf?signature=secret", "--name", "chain")
+    assert (given.status, received.status) == (0, 0), (given, received)
+    assert "pinned by what was received" in received.err
+    assert "pinned by what was received" not in given.err
+    assert given.json["sources"][0]["revision"] == f"sha256:{digest}"
+    assert given.json["files"] == received.json["files"]
+    assert "secret" not in received.out + received.err
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["hf:org/nothing"], 2, "there is no repository org/nothing"),
+        (["hf:org/chain@v9"], 2, "has no revision v9"),
+        (["hf:org/chain", "--from", "tokenizer=hf:org/chain"], 2, "nothing that tokenizer could bring"),
+        (["hf:org/chain", "--from", "tokenizer"], 2, "is no part"),
+        (["hf:org/chain", "--from", "base=hf:org/chain"], 2, "is no part"),
+        (["hf:org/chain", "--from", "template=./a", "--from", "template=./b"], 2, "one source, not two"),
+        (["hf:org/chain", "--allow-host", "a/b"], 2, "more than a host"),
+        (["https://127.0.0.1/model.gguf"], 2, "which is inside a network"),
+        (["http://mirror.example/model.gguf"], 2, "use https"),
+        (["https://no-such-host.invalid/model.gguf"], 4, "is not found"),
+        (["hf:a/b/c"], 2, "names no repository"),
+    ],
+)
+def test_what_cannot_be_had_is_told_in_one_line(create, words, status, said):
+    ran = create(*words)
+    assert ran.status == status, ran
+    assert said in json.dumps(ran.json)
+
+
+def test_a_gated_repository_asks_for_the_token_s_variable_and_takes_it(create, hub, monkeypatch):
+    repository = hub.repositories["org/chain"]
+    repository.gated, hub.token = True, "hf_secret"
+    ran = create("hf:org/chain")
+    assert ran.status == 2
+    assert "HF_TOKEN" in ran.json["errors"][0]["detail"]
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert create("hf:org/chain").status == 0
+    assert "hf_secret" not in {request.headers.get("authorization") for request in hub.asked if request.server == "cdn"}
+
+
+def test_a_host_that_nobody_allowed_is_named_with_the_option_that_allows_it(command, hub, monkeypatch):
+    command.use("http://127.0.0.1:1", "token")
+    run = ("bundle", "create", "hf:org/chain", "--weights", "model.gguf", *IDENTIFIED, "--dry-run")
+    ran = command(*run)
+    assert ran.status == 2
+    assert "--allow-host" in ran.err
+    monkeypatch.setenv("SLUICEGATE_ALLOW_HOSTS", f"mirror.example, {hub.url('cdn')}")
+    assert command(*run).status == 0
+    shutil.rmtree(command.home / "cache")

@@ -115,7 +115,7 @@ def remove_file(service: Service, digest: str) -> bool:
         blobs.hold(session, digest)
         if session.get(BlobRow, digest) is not None:
             return False
-        service.blobs.path(digest).unlink(missing_ok=True)
+        service.blobs.remove(digest)
         return True
 
 
@@ -125,15 +125,15 @@ def _missing(service: Service) -> Iterator[str]:
         with service.database.transaction() as session:
             query = select(BlobRow.digest).where(BlobRow.digest > last).order_by(BlobRow.digest).limit(BATCH)
             digests = session.scalars(query).all()
-        yield from (digest for digest in digests if not service.blobs.exists(digest))
+        yield from service.blobs.lost(digests)
         if len(digests) < BATCH:
             return
         last = digests[-1]
 
 
 def _strays(service: Service, *, is_dry_run: bool) -> int:
-    count, files = 0, service.blobs.files(older_than=time.time() - STRAY_SECONDS)
-    while batch := list(islice(files, BATCH)):
+    count, found = 0, service.blobs.digests(older_than=time.time() - STRAY_SECONDS)
+    while batch := list(islice(found, BATCH)):
         with service.database.transaction() as session:
             known = set(session.scalars(select(BlobRow.digest).where(BlobRow.digest.in_(batch))))
         for digest in batch:

@@ -59,6 +59,8 @@ def _erase(
         raise NotFound(f"the project has no records {digest}", digest=digest)
     latest = erased(session, project, digest)
     if record.erased_at is not None and latest is not None:
+        # The store may have been away when its bytes should go; they do not when somebody has sent them again.
+        db.after_commit(session, lambda: collection.remove_file(service, digest))
         return latest, False
     holder = session.scalar(
         select(BundleBlobRow.bundle).where(BundleBlobRow.project_id == project, BundleBlobRow.blob == digest).limit(1)

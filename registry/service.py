@@ -2,14 +2,19 @@
 
 from dataclasses import dataclass
 
+import structlog
+
 from registry import db, keys
 from registry.db import Database
 from registry.keys import Signer
 from registry.settings import Settings
-from registry.storage.local import LocalBlobs
+from registry.storage import Blobs, opened
+from schemas.problems import Unavailable
 
 ABANDONED_SECONDS = 3600.0
 """A request's file that has not grown for an hour belongs to a process that was killed."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -19,7 +24,7 @@ class Service:
     settings: Settings
     database: Database
     signer: Signer
-    blobs: LocalBlobs
+    blobs: Blobs
 
     @classmethod
     def build(cls, settings: Settings) -> "Service":
@@ -33,9 +38,13 @@ class Service:
         signer = Signer.load(settings.signing_key)
         with database.transaction() as session:
             keys.enroll(session, signer, at=db.now(session))
-        blobs = LocalBlobs(settings.storage_dir)
+        blobs = opened(settings)
         made = cls(settings, database, signer, blobs)
-        made.discard_abandoned()
+        try:
+            made.discard_abandoned()
+        except Unavailable as problem:
+            # All but what needs bytes works without the store: traffic can be taken back.
+            log.warning("blob_store_unavailable", error=str(problem))
         return made
 
     def discard_abandoned(self) -> int:
@@ -44,5 +53,6 @@ class Service:
         return self.blobs.discard_abandoned(ABANDONED_SECONDS, 2 * self.settings.upload_seconds)
 
     def close(self) -> None:
-        """Give the database connections back."""
+        """Give the connections back."""
         self.database.engine.dispose()
+        self.blobs.close()

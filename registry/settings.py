@@ -6,6 +6,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from schemas.common import S3_PATTERN
+
 
 class Gateway(BaseModel):
     """One gateway that this service drives."""
@@ -26,7 +28,16 @@ class Settings(BaseSettings):
     environment: Literal["development", "production"] = Field("production", description="Kind of installation.")
     database_url: SecretStr = Field(description="PostgreSQL ≥ 15, as postgresql+psycopg://…")
     broker_url: SecretStr = Field(description="Celery broker: redis://… or amqp://…")
-    storage_dir: Path = Field(description="Folder of the content-addressed blobs.")
+    storage_dir: Path = Field(
+        description="Folder of the content-addressed blobs; with a bucket, of what is arriving for it."
+    )
+    storage: str | None = Field(
+        None, description="Bucket that keeps the blobs, as s3://bucket/prefix; none for the folder.", pattern=S3_PATTERN
+    )
+    storage_endpoint: str | None = Field(
+        None, description="URL of the S3 server; none for AWS.", pattern=r"^https?://[^@\s]+$"
+    )
+    storage_region: str | None = Field(None, description="The bucket's region; none for what AWS_DEFAULT_REGION says.")
     signing_key: Path = Field(description="PEM file of the ECDSA P-256 key that signs evidence; made when absent.")
     public_url: str = Field("http://127.0.0.1:8080", description="Address that callers reach the API under.")
     gateways: dict[str, Gateway] = Field(default_factory=dict, description="Gateways by name.")

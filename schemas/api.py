@@ -128,7 +128,16 @@ class Version(Wire):
 class Health(Wire):
     """How the process is."""
 
-    status: Literal["alive", "ready"] = Field(description="alive: it answers; ready: it can work.")
+    status: Literal["alive"] = Field(description="It answers.")
+
+
+class Readiness(Wire):
+    """Whether the service can work."""
+
+    status: Literal["ready"] = Field(description="Its database answers and is migrated.")
+    blobs: Literal["reachable", "unreachable"] = Field(
+        description="Whether the blob store answers. Without it traffic can still be taken back."
+    )
 
 
 class PublicKey(Wire):

@@ -34,6 +34,7 @@ MAX_DOCUMENT_BYTES = 8 * 1024 * 1024
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+S3_PATTERN = r"^s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[A-Za-z0-9_][A-Za-z0-9_.=+-]*)*)/?$"
 _COMPONENT = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._+-]{0,119}$")
 _DEVICE = re.compile(r"^(con|prn|aux|nul|com[0-9]|lpt[0-9]|conin|conout)$", re.IGNORECASE)
 _DECIMAL = re.compile(r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,12})?$")

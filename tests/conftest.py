@@ -7,6 +7,7 @@ import structlog
 from pydantic import SecretStr
 from sqlalchemy.orm import Session
 
+from gates.bucket import Bucket
 from registry import db, keys, projects
 from registry.auth import Actor
 from registry.db import Database
@@ -15,6 +16,7 @@ from registry.settings import Gateway, Settings
 from registry.storage.local import LocalBlobs
 from tests.support.api import Api
 from tests.support.postgres import Postgres, Scratch
+from tests.support.s3 import ENVIRONMENT, S3Server
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,6 +37,25 @@ def postgres() -> Iterator[Postgres]:
     server = Postgres()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3 server, whose clients find their credentials in the environment while the tests run."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in ENVIRONMENT.items():
+            environment.setenv(name, value)
+        server = S3Server()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_bucket(s3_server: S3Server) -> Iterator[Bucket]:
+    """Its bucket: tests use prefixes of their own, since a bucket and a client take a second to make."""
+    bucket = Bucket(s3_server.bucket, endpoint=s3_server.url)
+    yield bucket
+    bucket.close()
 
 
 def settings_for(url: str, folder: Path) -> Settings:

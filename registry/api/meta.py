@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any
 
+import structlog
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy import text
@@ -13,10 +14,11 @@ from registry.api.routes import Route
 from registry.web.rendering import render
 from registry.web.visitors import perhaps
 from schemas import VERSION
-from schemas.api import Health, Identity, Version
+from schemas.api import Health, Identity, Readiness, Version
 from schemas.problems import PROBLEMS, InvalidDocument, NotFound, Unavailable
 
 router = APIRouter(tags=["service"], route_class=Route)
+log = structlog.get_logger("registry.api")
 
 OPEN: dict[str, Any] = {"security": []}
 """For OpenAPI: this route asks for no token."""
@@ -35,13 +37,18 @@ def get_health() -> Health:
 
 
 @router.get("/readyz", operation_id="getReadiness", responses=declare_open(), openapi_extra=OPEN)
-def get_readiness(session: SessionDep) -> Health:
-    """Tell that the service can work: its database answers and is migrated."""
+def get_readiness(session: SessionDep, service: ServiceDep) -> Readiness:
+    """Tell that the service can work: its database answers and is migrated. Says whether the blob store answers."""
     try:
         session.execute(text("SELECT 1 FROM entries LIMIT 1"))
     except ProgrammingError:
         raise Unavailable("the database is not migrated: run `python -m migrations upgrade head`") from None
-    return Health(status="ready")
+    try:
+        service.blobs.check()
+    except Unavailable as problem:
+        log.warning("blob_store_unavailable", error=str(problem))
+        return Readiness(status="ready", blobs="unreachable")
+    return Readiness(status="ready", blobs="reachable")
 
 
 @router.get("/v1/me", operation_id="getIdentity", responses=declare())

@@ -1,39 +1,38 @@
-"""Bytes on their way in: a file that nobody sees under a digest before it is whole, verified and on disk."""
+"""Bytes on their way in: a file on this machine that nobody sees as a blob before it is whole and verified."""
 
 import fcntl
 import hashlib
 import os
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Protocol, Self
+from typing import BinaryIO, Self
+from uuid import UUID
 
 from schemas.problems import DigestMismatch, TooLarge
 
 READ_ONLY = 0o444
+PART = ".part"
+"""Ending of a file that an upload in pieces grows in; the others are of one request each."""
 
 
-class Store(Protocol):
-    """Where a blob of a digest belongs."""
-
-    def path(self, digest: str) -> Path:
-        """Return its place."""
-
-
-class Incoming:
+class Incoming(ABC):
     """One file that receives bytes. One thread at a time; close it, or use it as a context.
 
     `size` is the count of bytes in it.
     """
 
-    def __init__(self, store: Store, path: Path, file: BinaryIO, *, is_kept: bool) -> None:
+    def __init__(self, path: Path, file: BinaryIO, *, is_kept: bool) -> None:
         """Write at the end of `file`, which lies at `path`. `is_kept`: it outlives its closing."""
-        self._store, self._path, self._file = store, path, file
+        self._path, self._file = path, file
         self._is_kept = is_kept
         self.size = file.seek(0, os.SEEK_END)
         # Bytes of an earlier request were not seen here: those are read again, once, when all is there.
         self._hasher = None if self.size else hashlib.sha256()
-        self._digest: str | None = None
-        self._is_wanted = True
 
     def write(self, chunk: bytes, *, limit: int) -> None:
         """Take bytes. Raises TooLarge, and takes nothing, when there would be more than `limit` of them."""
@@ -56,54 +55,31 @@ class Incoming:
         self._file.flush()
         os.fsync(self._file.fileno())
 
+    @abstractmethod
     def seal(self, digest: str) -> None:
-        """Verify the bytes and bring them to disk. May take as long as reading all of them.
+        """Verify the bytes and bring them where only `place` is left. May take as long as reading all of them.
 
         Raises:
             DigestMismatch: they have another digest.
         """
-        self._file.flush()
-        if self._hasher is None:
-            with self._path.open("rb") as again:
-                self._hasher = hashlib.file_digest(again, "sha256")
-        found = f"sha256:{self._hasher.hexdigest()}"
-        if found != digest:
-            raise DigestMismatch(
-                f"{self.size} bytes were received, and their digest is {found}, not {digest}",
-                expected=digest,
-                received=found,
-                size=self.size,
-            )
-        # What is there and intact stays the file that it is: runners may have links to it.
-        self._is_wanted = not holds(self._store.path(digest), digest)
-        os.fsync(self._file.fileno())
-        self._digest = digest
 
+    @abstractmethod
     def place(self) -> None:
         """Let the sealed bytes be the blob of their digest, at once. Repeating it changes nothing.
 
         Raises:
             ValueError: they are not sealed.
         """
-        if self._digest is None:
-            raise ValueError("only sealed bytes can become a blob")
-        path = self._store.path(self._digest)
-        if not self._is_wanted and path.is_file():
-            return
-        path.parent.mkdir(exist_ok=True)
-        beside = self._path
-        if self._is_kept:
-            # The part stays until what it belongs to is recorded: whoever is killed in between goes on from it.
-            beside = self._path.with_suffix(".placed")
-            beside.unlink(missing_ok=True)
-            try:
-                os.link(self._path, beside)
-            except OSError:
-                beside = self._path  # a file system without hard links
-        os.fchmod(self._file.fileno(), READ_ONLY)
-        beside.replace(path)
-        _sync(path.parent)
-        _sync(path.parent.parent)
+
+    def _require(self, digest: str, found: str) -> None:
+        """Return when the bytes have this digest. `found` is their SHA-256, in hexadecimal."""
+        if f"sha256:{found}" != digest:
+            raise DigestMismatch(
+                f"{self.size} bytes were received, and their digest is sha256:{found}, not {digest}",
+                expected=digest,
+                received=f"sha256:{found}",
+                size=self.size,
+            )
 
     def remove(self) -> None:
         """Take the file away. What was placed stays."""
@@ -122,6 +98,93 @@ class Incoming:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Spool(ABC):
+    """The folder that bytes arrive in, whatever they are kept in afterwards.
+
+    Uploads in pieces go on in any process that has the folder: their offset is the length of their file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Use a folder; it is made when it is missing."""
+        self._incoming = folder
+        self._incoming.mkdir(parents=True, exist_ok=True)
+
+    @abstractmethod
+    def _receive(self, path: Path, file: BinaryIO, *, is_kept: bool) -> Incoming:
+        """Return what receives bytes at the end of a file."""
+
+    def stage(self) -> Incoming:
+        """Return a new file to receive bytes in. It is gone when it is closed, unless it was placed."""
+        handle, name = tempfile.mkstemp(dir=self._incoming)
+        return self._receive(Path(name), os.fdopen(handle, "w+b"), is_kept=False)
+
+    def part(self, upload: UUID) -> Incoming | None:
+        """Return the file that an upload in pieces grows in, held for one writer; None while another has it.
+
+        It stays when it is closed. The hold ends with the process, however that ends.
+        """
+        path = self._part(upload)
+        file = locked(path)
+        return None if file is None else self._receive(path, file, is_kept=True)
+
+    def received(self, upload: UUID) -> int:
+        """Return how many bytes of an upload in pieces are there."""
+        try:
+            return self._part(upload).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def silence(self, upload: UUID) -> float:
+        """Return the seconds since an upload in pieces last grew; infinite when nothing of it is there."""
+        try:
+            return max(0.0, time.time() - self._part(upload).stat().st_mtime)
+        except FileNotFoundError:
+            return float("inf")
+
+    def drop(self, upload: UUID) -> None:
+        """Remove what is there of an upload in pieces."""
+        self._part(upload).unlink(missing_ok=True)
+
+    def put(self, chunks: Iterable[bytes], digest: str, *, limit: int) -> int:
+        """Store bytes under their digest and return their size.
+
+        They are hashed while they are written to a file of their own, and take their place only when they are whole.
+        A blob that is there already stays, unless it is damaged: then the sent bytes take its place.
+
+        Raises:
+            DigestMismatch: the bytes have another digest.
+            TooLarge: there are more than `limit` bytes.
+        """
+        with self.stage() as staged:
+            for chunk in chunks:
+                staged.write(chunk, limit=limit)
+            staged.seal(digest)
+            staged.place()
+            return staged.size
+
+    def discard_abandoned(self, older_than_seconds: float, parts_older_than_seconds: float | None = None) -> int:
+        """Remove what a crash cut off; returns how many files.
+
+        Args:
+            older_than_seconds: since the last byte of a request's file.
+            parts_older_than_seconds: the same for uploads in pieces, which may go on later; None for the same age.
+        """
+        removed, now = 0, time.time()
+        for path in self._incoming.iterdir():
+            age = older_than_seconds
+            if path.suffix == PART and parts_older_than_seconds is not None:
+                age = parts_older_than_seconds
+            # Another process may end its upload just now.
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < now - age:
+                    path.unlink()
+                    removed += 1
+        return removed
+
+    def _part(self, upload: UUID) -> Path:
+        return self._incoming / f"{upload}{PART}"
 
 
 def locked(path: Path) -> BinaryIO | None:
@@ -151,20 +214,3 @@ def _is_at(path: Path, descriptor: int) -> bool:
     except FileNotFoundError:
         return False
     return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
-
-
-def holds(path: Path, digest: str) -> bool:
-    """Tell whether a file is there and has the bytes of a digest."""
-    try:
-        with path.open("rb") as file:
-            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == digest
-    except FileNotFoundError:
-        return False
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

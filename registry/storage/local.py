@@ -1,124 +1,74 @@
 """Blobs in a folder: `sha256/ab/abcdef…`, read-only files that come into being whole."""
 
+import hashlib
 import os
 import re
-import tempfile
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
-from uuid import UUID
 
-from registry.storage.incoming import Incoming, holds, locked
+from registry.storage.incoming import READ_ONLY, Incoming, Spool
+from registry.storage.verified import verified
 from schemas.common import DIGEST_PATTERN
-from schemas.problems import NotFound
+from schemas.problems import NotFound, Unavailable
 
 _DIGEST = re.compile(DIGEST_PATTERN)
-PART = ".part"
-"""Ending of a file that an upload in pieces grows in; the others are of one request each."""
 
 
-class LocalBlobs:
+class LocalBlobs(Spool):
     """A content-addressed folder on one file system."""
 
     def __init__(self, directory: Path) -> None:
         """Use a folder; it is made when it is missing."""
+        super().__init__(directory / "incoming")
         self._root = directory / "sha256"
-        self._incoming = directory / "incoming"
-        self._root.mkdir(parents=True, exist_ok=True)
-        self._incoming.mkdir(exist_ok=True)
+        self._root.mkdir(exist_ok=True)
 
-    def discard_abandoned(self, older_than_seconds: float, parts_older_than_seconds: float | None = None) -> int:
-        """Remove what a crash cut off; returns how many files.
+    def _receive(self, path: Path, file: BinaryIO, *, is_kept: bool) -> Incoming:
+        return _IncomingFile(self, path, file, is_kept=is_kept)
 
-        Args:
-            older_than_seconds: since the last byte of a request's file.
-            parts_older_than_seconds: the same for uploads in pieces, which may go on later; None for the same age.
-        """
-        removed, now = 0, time.time()
-        for path in self._incoming.iterdir():
-            age = older_than_seconds
-            if path.suffix == PART and parts_older_than_seconds is not None:
-                age = parts_older_than_seconds
-            # Another process may end its upload just now.
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime < now - age:
-                    path.unlink()
-                    removed += 1
-        return removed
-
-    def stage(self) -> Incoming:
-        """Return a new file to receive bytes in. It is gone when it is closed, unless it was placed."""
-        handle, name = tempfile.mkstemp(dir=self._incoming)
-        return Incoming(self, Path(name), os.fdopen(handle, "w+b"), is_kept=False)
-
-    def part(self, upload: UUID) -> Incoming | None:
-        """Return the file that an upload in pieces grows in, held for one writer; None while another has it.
-
-        It stays when it is closed. The hold ends with the process, however that ends.
-        """
-        path = self._part(upload)
-        file = locked(path)
-        return None if file is None else Incoming(self, path, file, is_kept=True)
-
-    def received(self, upload: UUID) -> int:
-        """Return how many bytes of an upload in pieces are there."""
+    def open(self, digest: str, *, is_verified: bool = False) -> BinaryIO:
+        """Return a blob for reading; see `registry.storage.Blobs`. Raises NotFound when it is not there."""
         try:
-            return self._part(upload).stat().st_size
-        except FileNotFoundError:
-            return 0
-
-    def silence(self, upload: UUID) -> float:
-        """Return the seconds since an upload in pieces last grew; infinite when nothing of it is there."""
-        try:
-            return max(0.0, time.time() - self._part(upload).stat().st_mtime)
-        except FileNotFoundError:
-            return float("inf")
-
-    def drop(self, upload: UUID) -> None:
-        """Remove what is there of an upload in pieces."""
-        self._part(upload).unlink(missing_ok=True)
-
-    def put(self, chunks: Iterable[bytes], digest: str, *, limit: int) -> int:
-        """Store bytes under their digest and return their size.
-
-        They are hashed while they are written to a file of their own, which takes its place only when it is whole
-        and on disk. A file that is there already stays, unless it is damaged: then the sent bytes take its place.
-
-        Raises:
-            DigestMismatch: the bytes have another digest.
-            TooLarge: there are more than `limit` bytes.
-        """
-        with self.stage() as staged:
-            for chunk in chunks:
-                staged.write(chunk, limit=limit)
-            staged.seal(digest)
-            staged.place()
-            return staged.size
-
-    def open(self, digest: str) -> BinaryIO:
-        """Return a blob for reading. Raises NotFound when it is not there."""
-        try:
-            return self.path(digest).open("rb")
+            file = self.path(digest).open("rb")
         except FileNotFoundError:
             raise NotFound(f"there is no blob {digest}") from None
+        return verified(file, digest) if is_verified else file
 
     def exists(self, digest: str) -> bool:
         """Tell whether a blob is there."""
         return self.path(digest).is_file()
 
-    def files(self, older_than: float) -> Iterator[str]:
-        """Yield the digests of the files in the store that were last written before a time, in seconds since 1970."""
-        for folder in sorted(self._root.iterdir()):
-            for path in sorted(folder.iterdir()):
-                with suppress(FileNotFoundError):  # it may go meanwhile
-                    if _DIGEST.fullmatch(f"sha256:{path.name}") and path.stat().st_mtime < older_than:
-                        yield f"sha256:{path.name}"
-
     def is_intact(self, digest: str) -> bool:
         """Tell whether a blob is there and has the bytes that it is named after. Reads all of it."""
         return holds(self.path(digest), digest)
+
+    def lost(self, digests: Sequence[str]) -> list[str]:
+        """Return those of these digests whose blobs are not there."""
+        return [digest for digest in digests if not self.exists(digest)]
+
+    def digests(self, older_than: float) -> Iterator[str]:
+        """Yield, in order, the files in the store that were last written before a time, in seconds since 1970."""
+        for folder in sorted(self._root.iterdir()):
+            for path in sorted(folder.iterdir()):
+                digest = f"sha256:{path.name}"
+                is_blob = _DIGEST.fullmatch(digest) and self.path(digest) == path
+                with suppress(FileNotFoundError):  # it may go meanwhile
+                    if is_blob and path.stat().st_mtime < older_than:
+                        yield digest
+
+    def remove(self, digest: str) -> None:
+        """Remove a blob for good. Nothing happens when it is not there."""
+        self.path(digest).unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Return when the folder is there. Raises Unavailable."""
+        if not self._root.is_dir():
+            raise Unavailable("the folder of the blobs is not there")
+
+    def close(self) -> None:
+        """Give back what is held open, which is nothing."""
 
     def path(self, digest: str) -> Path:
         """Return the place of a blob, whether it is there or not. Raises ValueError for what is no digest."""
@@ -127,5 +77,62 @@ class LocalBlobs:
         hexadecimal = digest.removeprefix("sha256:")
         return self._root / hexadecimal[:2] / hexadecimal
 
-    def _part(self, upload: UUID) -> Path:
-        return self._incoming / f"{upload}{PART}"
+
+class _IncomingFile(Incoming):
+    """A file that becomes a blob by its name."""
+
+    def __init__(self, store: LocalBlobs, path: Path, file: BinaryIO, *, is_kept: bool) -> None:
+        super().__init__(path, file, is_kept=is_kept)
+        self._store = store
+        self._digest: str | None = None
+        self._is_wanted, self._is_placed = True, False
+
+    def seal(self, digest: str) -> None:
+        self._file.flush()
+        if self._hasher is None:
+            with self._path.open("rb") as again:
+                self._hasher = hashlib.file_digest(again, "sha256")
+        self._require(digest, self._hasher.hexdigest())
+        # What is there and intact stays the file that it is: runners may have links to it.
+        self._is_wanted = not holds(self._store.path(digest), digest)
+        os.fsync(self._file.fileno())
+        self._digest = digest
+
+    def place(self) -> None:
+        if self._digest is None:
+            raise ValueError("only sealed bytes can become a blob")
+        path = self._store.path(self._digest)
+        if self._is_placed or (not self._is_wanted and path.is_file()):
+            return
+        path.parent.mkdir(exist_ok=True)
+        beside = self._path
+        if self._is_kept:
+            # The part stays until what it belongs to is recorded: whoever is killed in between goes on from it.
+            beside = self._path.with_suffix(".placed")
+            beside.unlink(missing_ok=True)
+            try:
+                os.link(self._path, beside)
+            except OSError:
+                beside = self._path  # a file system without hard links
+        os.fchmod(self._file.fileno(), READ_ONLY)
+        beside.replace(path)
+        _sync(path.parent)
+        _sync(path.parent.parent)
+        self._is_placed = True
+
+
+def holds(path: Path, digest: str) -> bool:
+    """Tell whether a file is there and has the bytes of a digest."""
+    try:
+        with path.open("rb") as file:
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == digest
+    except FileNotFoundError:
+        return False
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

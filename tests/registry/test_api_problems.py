@@ -360,7 +360,7 @@ def test_the_service_tells_its_version_and_that_it_works(api):
     with api.client(None) as nobody:
         assert nobody.get("/v1/version").json()["name"] == "sluicegate"
         assert nobody.get("/healthz").json() == {"status": "alive"}
-        assert nobody.get("/readyz").json() == {"status": "ready"}
+        assert nobody.get("/readyz").json() == {"status": "ready", "blobs": "reachable"}
 
 
 def test_a_service_without_its_tables_is_not_ready(own_api):

@@ -1,0 +1,55 @@
+"""What beat asks for reaches a worker whatever its clock says, and does not pile up while there is none."""
+
+import socket
+
+import pytest
+from celery import Celery
+
+from tests.support.broker import broker
+from workers.broker import CONTROL_QUEUE, configure
+from workers.clock import MOST_WAITING, SCHEDULE, Scheduler, waiting
+
+
+@pytest.fixture
+def app(tmp_path):
+    with broker(tmp_path) as url, Celery("a-beat", broker=url) as made:
+        configure(made, queue=CONTROL_QUEUE)
+        made.conf.beat_schedule = SCHEDULE
+        yield made
+
+
+def take(app):
+    """Take one message, as a worker does."""
+    with app.connection_for_read() as connection:
+        message = app.amqp.queues[CONTROL_QUEUE].bind(connection.default_channel).get()
+        message.ack()
+        return message
+
+
+def test_no_message_of_beat_ends_by_somebodys_clock(app):
+    scheduler = Scheduler(app)
+    for name, entry in SCHEDULE.items():
+        scheduler.apply_entry(scheduler.schedule[name])
+        told = take(app).headers
+        assert told["task"] == entry["task"]
+        assert told["expires"] is told["eta"] is None
+        assert told["timelimit"] == [None, None]
+
+
+def test_while_nobody_takes_them_a_few_messages_wait_and_no_more(app):
+    scheduler = Scheduler(app)
+    assert waiting(app, CONTROL_QUEUE) == 0
+    for _ in range(MOST_WAITING + 5):
+        scheduler.apply_entry(scheduler.schedule["sweep"])
+    assert waiting(app, CONTROL_QUEUE) == MOST_WAITING
+    take(app)
+    assert waiting(app, CONTROL_QUEUE) == MOST_WAITING - 1
+    scheduler.apply_entry(scheduler.schedule["sweep"])
+    assert waiting(app, CONTROL_QUEUE) == MOST_WAITING
+
+
+def test_a_broker_that_is_away_has_nothing_that_waits():
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with Celery("a-beat", broker=f"redis://127.0.0.1:{port}/0") as app:
+        assert waiting(app, CONTROL_QUEUE) == 0

@@ -7,7 +7,8 @@ still passes. Exit status 1: a survivor is not in `equivalent.toml`, or an entry
 With `--resume` a run that was stopped goes on where it was, see `tests.mutation.tried`.
 
 One process imports what is slow to import and not under test; each mutant is a fork of it, whose import system gives
-the mutated source in place of the module. Nothing is written, so that nothing is left behind.
+the mutated source in place of the module, and which ends with the first test that fails. Nothing is written, so that
+nothing is left behind.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import difflib
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -33,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NoReturn
 
 from tests.mutation.tried import Outcome, Tried, loaded_digest
 
@@ -110,20 +112,20 @@ class Baseline:
 
 
 class _Watch:
-    """A plugin of pytest: runs the tests in a given order, and keeps which failed first and how long each took."""
+    """A plugin of pytest: runs the tests in a given order, tells which failed first, and keeps how long each took."""
 
-    def __init__(self, order: Sequence[str]) -> None:
+    def __init__(self, order: Sequence[str], failed: Callable[[str], None]) -> None:
         self.places = {name: place for place, name in reversed(list(enumerate(order)))}
+        self.failed = failed
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.failed: str | None = None
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items.sort(key=lambda item: self.places.get(item.nodeid, len(self.places)))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] += report.duration
-        if report.failed and self.failed is None:
-            self.failed = report.nodeid
+        if report.failed:
+            self.failed(report.nodeid)
 
 
 class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -162,23 +164,36 @@ def _changed(before: str, after: str) -> tuple[str, str]:
     )
 
 
+def _import_once() -> None:
+    """Import what every fork needs and none changes, pytest's parts among it."""
+    default_plugins = importlib.import_module("_pytest.config").default_plugins
+    for name in (*SLOW, *(f"_pytest.{name}" for name in default_plugins)):
+        importlib.import_module(name)
+    for plugin in importlib.metadata.entry_points(group="pytest11"):
+        plugin.load()
+
+
 def _start(mutant: Mutant | None, tests: Sequence[str], processor_seconds: float, order: Sequence[str]) -> Running:
     sys.stdout.flush()
     told = tempfile.TemporaryFile()  # noqa: SIM115 - `Running.said` closes it
     pid = os.fork()
     if pid:
         return Running(mutant, pid, told)
-    status = 70
-    with contextlib.suppress(BaseException):  # edge: a fork ends here, whatever the mutant raised
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(processor_seconds), math.ceil(processor_seconds)))
-        watch = _Watch(order)
-        status = _try(mutant, tests, watch)
-        said: dict[str, Any] = {"by": watch.failed}
-        if mutant is None:
-            said = {"order": sorted(watch.seconds, key=watch.seconds.__getitem__), "digest": loaded_digest(ROOT)}
+
+    def end(status: int, **said: object) -> NoReturn:
         told.write(json.dumps(said).encode())
         told.flush()
-    os._exit(status)
+        os._exit(status)
+
+    with contextlib.suppress(BaseException):  # edge: a fork ends here, whatever the mutant raised
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(processor_seconds), math.ceil(processor_seconds)))
+        # What pytest does after a failure takes longer than the test did.
+        watch = _Watch(order, failed=lambda name: end(1, by=name))
+        status = _try(mutant, tests, watch)
+        if mutant is None:
+            end(status, order=sorted(watch.seconds, key=watch.seconds.__getitem__), digest=loaded_digest(ROOT))
+        end(status)
+    os._exit(70)
 
 
 def _try(mutant: Mutant | None, tests: Sequence[str], watch: _Watch) -> int:
@@ -196,6 +211,7 @@ def _try(mutant: Mutant | None, tests: Sequence[str], watch: _Watch) -> int:
     words = [
         "-x",
         "-q",
+        "--tb=no",
         "--assert=plain",
         "--noconftest",
         "-p",
@@ -228,8 +244,8 @@ def baseline(module: str) -> Baseline:
     while True:
         for each, passed in _ended(running):
             said = each.said()
-            if not passed or not said:
-                raise RuntimeError(f"the tests of {module} fail without any mutant")
+            if not passed:
+                raise RuntimeError(f"the tests of {module} fail without any mutant: {said.get('by') or 'none ran'}")
             return Baseline(each.used_seconds, tuple(said["order"]), said["digest"])
         select.select([], [], [], 0.02)
 
@@ -287,8 +303,7 @@ def main(arguments: Sequence[str]) -> int:
     tried = Tried(told.resume and told.resume.absolute())
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    for name in SLOW:
-        importlib.import_module(name)
+    _import_once()
     began = time.monotonic()
     found = mutants(told.mutants, modules)
     equivalent = accepted()

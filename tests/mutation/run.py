@@ -54,9 +54,10 @@ SLOW: Final = (
     *("schemas.evidence", "schemas.policy", "schemas.release", "schemas.result", "schemas.suite"),
 )
 """Imported once, before the forks. `schemas` imports nothing of what is changed."""
-LEAST_SECONDS: Final = 2.0
+LEAST_SECONDS: Final = 1.0
 SLACK: Final = 3.0
-"""A mutant that uses so many times the processor time of the tests without it is in an endless loop, and noticed."""
+"""A mutant under which a test, or all of them, use so many times their time without it, and at least so many seconds of
+a processor, is in an endless loop, and noticed."""
 WALL_SECONDS: Final = 600.0
 """The same for one that sleeps for ever."""
 
@@ -104,20 +105,32 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The tests of a module without any mutant: processor seconds, their names, cheapest first, and what they load."""
+    """The tests of a module without any mutant: processor seconds of all, seconds of each, and what they load."""
 
     seconds: float
-    order: tuple[str, ...]
+    each: dict[str, float]
     digest: str
+
+    def order(self, first: Sequence[str]) -> list[str]:
+        """Return the names of the tests, cheapest first, but for those that come before all."""
+        return [*first, *sorted(self.each, key=self.each.__getitem__)]
 
 
 class _Watch:
-    """A plugin of pytest: runs the tests in a given order, tells which failed first, and keeps how long each took."""
+    """A plugin of pytest: runs the tests in a given order, tells which failed first, and keeps how long each took.
 
-    def __init__(self, order: Sequence[str], failed: Callable[[str], None]) -> None:
-        self.places = {name: place for place, name in reversed(list(enumerate(order)))}
+    A test that uses far more time than it did before ends the process.
+    """
+
+    def __init__(self, base: Baseline, first: Sequence[str], failed: Callable[[str], None]) -> None:
+        self.places = {name: place for place, name in reversed(list(enumerate(base.order(first))))}
+        self.base = base
         self.failed = failed
         self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        seconds = self.base.each.get(nodeid)
+        signal.setitimer(signal.ITIMER_VIRTUAL, max(LEAST_SECONDS, SLACK * seconds) if seconds is not None else 0.0)
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items.sort(key=lambda item: self.places.get(item.nodeid, len(self.places)))
@@ -173,7 +186,7 @@ def _import_once() -> None:
         plugin.load()
 
 
-def _start(mutant: Mutant | None, tests: Sequence[str], processor_seconds: float, order: Sequence[str]) -> Running:
+def _start(mutant: Mutant | None, tests: Sequence[str], base: Baseline, first: Sequence[str] = ()) -> Running:
     sys.stdout.flush()
     told = tempfile.TemporaryFile()  # noqa: SIM115 - `Running.said` closes it
     pid = os.fork()
@@ -186,12 +199,13 @@ def _start(mutant: Mutant | None, tests: Sequence[str], processor_seconds: float
         os._exit(status)
 
     with contextlib.suppress(BaseException):  # edge: a fork ends here, whatever the mutant raised
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(processor_seconds), math.ceil(processor_seconds)))
+        limit = math.ceil(max(LEAST_SECONDS, SLACK * base.seconds))
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
         # What pytest does after a failure takes longer than the test did.
-        watch = _Watch(order, failed=lambda name: end(1, by=name))
+        watch = _Watch(base, first, failed=lambda name: end(1, by=name))
         status = _try(mutant, tests, watch)
         if mutant is None:
-            end(status, order=sorted(watch.seconds, key=watch.seconds.__getitem__), digest=loaded_digest(ROOT))
+            end(status, each=watch.seconds, digest=loaded_digest(ROOT))
         end(status)
     os._exit(70)
 
@@ -206,7 +220,14 @@ def _try(mutant: Mutant | None, tests: Sequence[str], watch: _Watch) -> int:
     pytest = importlib.import_module("pytest")
     hypothesis = importlib.import_module("hypothesis")
     # The same examples every time: the list of equivalent mutants must not depend on luck.
-    hypothesis.settings.register_profile("mutation", derandomize=True, database=None, deadline=None, max_examples=30)
+    hypothesis.settings.register_profile(
+        "mutation",
+        derandomize=True,
+        database=None,
+        deadline=None,
+        max_examples=30,
+        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],  # nobody reads the example
+    )
     hypothesis.settings.load_profile("mutation")
     words = [
         "-x",
@@ -240,13 +261,13 @@ def _ended(running: list[Running]) -> Iterator[tuple[Running, bool]]:
 
 def baseline(module: str) -> Baseline:
     """Run a module's tests without any mutant. Raises RuntimeError when they fail."""
-    running = [_start(None, TESTS[module], WALL_SECONDS, ())]
+    running = [_start(None, TESTS[module], Baseline(WALL_SECONDS, {}, ""))]
     while True:
         for each, passed in _ended(running):
             said = each.said()
             if not passed:
                 raise RuntimeError(f"the tests of {module} fail without any mutant: {said.get('by') or 'none ran'}")
-            return Baseline(each.used_seconds, tuple(said["order"]), said["digest"])
+            return Baseline(each.used_seconds, said["each"], said["digest"])
         select.select([], [], [], 0.02)
 
 
@@ -271,8 +292,7 @@ def survivors(found: Sequence[Mutant], *, jobs: int, tried: Tried, told: Callabl
             if known := tried.outcome(mutant, base.digest):
                 ended(mutant, known)
                 continue
-            limit = max(LEAST_SECONDS, SLACK * base.seconds)
-            running.append(_start(mutant, TESTS[mutant.module], limit, [*tried.likely(mutant), *base.order]))
+            running.append(_start(mutant, TESTS[mutant.module], base, tried.likely(mutant)))
         for each, passed in _ended(running):
             if each.mutant is not None:
                 outcome = Outcome(is_noticed=not passed, by=each.said().get("by"))

@@ -336,6 +336,21 @@ def test_a_structured_rule_that_could_never_decide_is_refused(rule, start):
 def test_a_second_is_time_enough_for_an_answer():
     assert with_structured(answer_seconds="1") == []
     assert plan_problems(*make_drill(LOAD, recovery_seconds="1")) == []
+    assert plan_problems(*make_drill(LOAD, cold_recovery_seconds="1")) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "problems"),
+    [
+        ({}, []),
+        ({"utilization": "1"}, []),
+        ({"utilization": "0"}, ["/gates/1/utilization: an engine that may use nothing holds nothing"]),
+    ],
+)
+def test_an_engine_has_to_have_some_memory_to_use(rule, problems):
+    body = make().model_dump(mode="json", by_alias=True, exclude_none=True)
+    body["gates"].insert(1, {"gate": "placement", "activation_bytes": 1} | rule)
+    assert plan_problems(Policy.model_validate(body), SUITES) == problems
 
 
 def test_a_structured_suite_whose_instances_contradict_its_schema_is_refused():

@@ -281,13 +281,18 @@ def _adapters(contents: Contents) -> list[dict[str, Any]]:
 
 def _limits(engine: EngineChoice, model_context: int | None) -> dict[str, Any]:
     """Return context and concurrency: what the launch arguments ask for, else the defaults within the model."""
-    context_argument, sequences_argument = _LIMIT_ARGUMENTS.get(engine.name, ("", ""))
+    context_argument, sequences_argument = limit_arguments(engine.name)
     asked, sequences = _given(engine.arguments, context_argument), _given(engine.arguments, sequences_argument)
     sequences = sequences or DEFAULT_SEQUENCES
     if asked and engine.name == "llamacpp" and "--kv-unified" not in engine.arguments:
         asked //= sequences
     context = asked or min(model_context or DEFAULT_CONTEXT_TOKENS, DEFAULT_CONTEXT_TOKENS)
     return {"context_tokens": context, "max_sequences": sequences}
+
+
+def limit_arguments(engine: str) -> tuple[str, str]:
+    """Return an engine's arguments for context and for concurrency; empty where it has none that is known here."""
+    return _LIMIT_ARGUMENTS.get(engine, ("", ""))
 
 
 def _given(arguments: Sequence[str], name: str) -> int | None:

@@ -280,8 +280,18 @@ def of_directory(root: Path, declared: Declared, *, beside: Path | None = None) 
 
 def of_bundle(bundle: Bundle, root: Path) -> Composition:
     """Return the composition that a bundle names, where the engine reads it."""
+    return of_files(bundle, {file.path: root / file.path for file in bundle.files})
+
+
+def of_files(bundle: Bundle, places: Mapping[str, Path]) -> Composition:
+    """Return the composition that a bundle names.
+
+    Args:
+        bundle: its document.
+        places: path of each of its files → where its bytes are.
+    """
     declared = declared_by(bundle)
-    listing = list_named(root, [file.path for file in bundle.files])
+    listing = list_named(places)
     folders = sorted({file.path.rpartition("/")[0] for file in bundle.weights()}, key=lambda one: (one.count("/"), one))
     adapters = tuple((one, Part(one.folder, listing.entries)) for one in declared.adapters)
     draft = Part(declared.draft_folder, listing.entries) if declared.draft_folder is not None else None

@@ -10,6 +10,7 @@ from gates.static import (
     draft,
     files,
     index,
+    origins,
     quantization,
     sampling,
     serving,
@@ -88,7 +89,7 @@ def examine(c: Composition, *, progress: Callable[[str], None] = lambda _: None,
 
 
 def infer(c: Composition, *, with_digest: bool = False) -> dict[str, Any]:
-    """Return what the files say about the composition, as JSON."""
+    """Return what the files say about the composition, as JSON, and under `from` where each value came from."""
     part, shape = c.model, c.model.shape
     rope = rope_of(shape)
     tensors = part.weights.effective
@@ -136,25 +137,8 @@ def infer(c: Composition, *, with_digest: bool = False) -> dict[str, Any]:
     }
     if with_digest:
         told["weights"]["digest"] = part.weights.digest()
-    return told | _of_gguf(c, part)
-
-
-_GGUF_SHAPE = {
-    "layers": "block_count",
-    "hidden": "embedding_length",
-    "heads": "attention.head_count",
-    "kv_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "intermediate": "feed_forward_length",
-    "experts": "expert_count",
-}
-_GGUF_SAMPLING = {
-    "temperature": "temp",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "penalty_repeat",
-}
+    told |= _of_gguf(c, part)
+    return told | {"from": origins.of(c, told)}
 
 
 def _of_gguf(c: Composition, part: Part) -> dict[str, Any]:
@@ -167,11 +151,14 @@ def _of_gguf(c: Composition, part: Part) -> dict[str, Any]:
     tensors = [tensor for one in part.gguf_files.values() for tensor in one.tensors]
     rows = next((tensor.shape[0] for tensor in tensors if tensor.name == "token_embd.weight"), None)
     shape = {
-        key: value if type(value := told.get(f"{name}.{end}")) is int else None for key, end in _GGUF_SHAPE.items()
+        key: value if type(value := told.get(f"{name}.{end}")) is int else None
+        for key, end in origins.GGUF_SHAPE.items()
     }
     has_head = any(tensor.name == "output.weight" for tensor in tensors)
     sampling_told = {
-        key: told[f"general.sampling.{end}"] for key, end in _GGUF_SAMPLING.items() if f"general.sampling.{end}" in told
+        key: told[f"general.sampling.{end}"]
+        for key, end in origins.GGUF_SAMPLING.items()
+        if f"general.sampling.{end}" in told
     }
     return {
         "architecture": name,

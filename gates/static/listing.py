@@ -78,11 +78,10 @@ def list_directory(root: Path) -> Listing:
     return Listing(entries, tuple(flaws), tuple(one.path for one in found.left_out))
 
 
-def list_named(root: Path, paths: Iterable[str]) -> Listing:
-    """List the files that a bundle names, where the engine reads them."""
+def list_named(places: Mapping[str, Path]) -> Listing:
+    """List the files that a bundle names: path in it → where its bytes are."""
     entries, flaws = {}, []
-    for path in paths:
-        place = root / path
+    for path, place in places.items():
         try:
             state = place.lstat()
         except OSError as error:

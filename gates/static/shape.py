@@ -14,7 +14,7 @@ _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 MOST = {"layers": 4096, "heads": 65_536, "kv_heads": 65_536, "experts": 65_536}
 MOST_OF_ALL = 2**31
 """No model has more of anything; a configuration that says so is not counted through."""
-_NAMES = {
+KEYS = {
     "hidden": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
@@ -103,10 +103,10 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     known = families()["families"]
     model_type = next((one for one in types if one in known), types[0] if types else "")
     family = known.get(model_type, {})
-    values = {name: _value(name, text, config, family) for name in _NAMES}
+    values = {name: _value(name, text, config, family) for name in KEYS}
     absurd = tuple(
         (key, text[key])
-        for name, keys in _NAMES.items()
+        for name, keys in KEYS.items()
         for key in keys
         if type(text.get(key)) is int and not -1 <= text[key] <= MOST.get(name, MOST_OF_ALL)
     )
@@ -129,12 +129,24 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
 def _value(name: str, text: Mapping[str, Any], config: Mapping[str, Any], family: Mapping[str, Any]) -> int | None:
     defaults = family.get("defaults", {})
     for source in (text, config, defaults):
-        for key in _NAMES[name]:
+        for key in KEYS[name]:
             value = source.get(key)
             if type(value) is int and 0 < value <= MOST.get(name, MOST_OF_ALL):
                 return value
             if key in source and name in {"query_rank", "sliding_window"}:
                 return None  # null says that there is none, whatever the default
+    return None
+
+
+def place_of(shape: Shape, name: str) -> str | None:
+    """Return the JSON Pointer of the value that decides one of the sizes; None when none in the file does."""
+    for source, place in ((shape.text, shape.pointer), (shape.config, "")):
+        for key in KEYS[name]:
+            value = source.get(key)
+            if type(value) is int and 0 < value <= MOST.get(name, MOST_OF_ALL):
+                return f"{place}/{key}"
+            if key in source and name in {"query_rank", "sliding_window"}:
+                return f"{place}/{key}"
     return None
 
 

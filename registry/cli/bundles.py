@@ -15,6 +15,7 @@ from registry.cli import sources
 from registry.cli.comparison import DIFF_EXAMPLES, IMPACT_EXAMPLES, diff, impact
 from registry.cli.documents import read_bundle, read_file, resolve
 from registry.cli.failures import Exit, Usage, invalid, invalid_act
+from registry.cli.inferred import infer, say
 from registry.cli.memory import HashMemory
 from registry.cli.options import Json, Limit, Reason, examples, group
 from registry.cli.output import Clock, Output, size
@@ -37,7 +38,7 @@ app.command("impact", epilog=IMPACT_EXAMPLES)(impact)
 BundleName = Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, or 8 or more of its hexadecimal digits.")]
 GivenName = Annotated[str | None, typer.Option("--name", "-n", help="Family name; otherwise the weights' own.")]
 OverlayFile = Annotated[
-    Path | None, typer.Option("--file", "-f", help="JSON or TOML file with what the files cannot tell.")
+    Path | None, typer.Option("--file", "-f", help="YAML, JSON or TOML file with what the files cannot tell.")
 ]
 EngineName = Annotated[str, typer.Option("--engine", help="Engine that shall serve.")]
 Words = Annotated[
@@ -145,8 +146,9 @@ def create(
     bundle = _describe(asked, gathered)
     if dry_run:
         document = bundle.model_dump(mode="json", by_alias=True, exclude_none=True)
-        output.result(document, lambda out: _show_local(out, bundle))
+        output.result(document, lambda out: _show_local(out, bundle, _inferred(asked, bundle, contents)))
         return Exit.DONE
+    inferred = _inferred(asked, bundle, contents)
     with connect() as client:
         sent = _send(client, contents, output)
         try:
@@ -156,7 +158,7 @@ def create(
             sent += _send(client, contents, output)
             registered, is_new = client.bundles.register(bundle)
     _note_licence(bundle, output)
-    told = _created(registered, contents, is_new=is_new, sent=sent)
+    told = _created(registered, contents, is_new=is_new, sent=sent) | {"inferred": inferred}
     output.result(told, lambda out: _say_created(out, registered, told))
     return Exit.DONE
 
@@ -174,6 +176,14 @@ def _created(registered: Registered, contents: Contents, *, is_new: bool, sent: 
         "bytes_sent": sent,
         "left_out": [asdict(one) for one in contents.left_out],
     }
+
+
+def _inferred(asked: _Asked, bundle: Bundle, contents: Contents) -> dict[str, Any]:
+    try:
+        with HashMemory(folder("cache") / "hashes.sqlite") as memory:
+            return infer(bundle, contents, asked.overlay, memory, name=asked.name)
+    except OSError as error:
+        raise InvalidDocument(f"{error.filename} cannot be read any more: {error.strerror}") from None
 
 
 def _labels(words: list[str]) -> dict[str, str]:
@@ -341,11 +351,15 @@ def _note_licence(bundle: Bundle, output: Output) -> None:
 def _say_created(out: Output, registered: Registered, told: Mapping[str, Any]) -> None:
     out.say(f"{'registered' if told['is_new'] else 'was there already'}: {registered.name}", "good")
     out.fields([("digest", registered.digest), ("serving", registered.serving_digest)])
+    out.say("")
+    say(out, told["inferred"])
 
 
-def _show_local(out: Output, bundle: Bundle) -> None:
+def _show_local(out: Output, bundle: Bundle, inferred: Mapping[str, Any]) -> None:
     out.fields([("name", bundle.name), ("digest", bundle.digest), ("serving", bundle.serving_digest)])
     _show_body(out, bundle)
+    out.say("")
+    say(out, inferred)
 
 
 def _shown(labels: Mapping[str, str] | None) -> str:

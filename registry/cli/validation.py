@@ -8,8 +8,9 @@ import typer
 
 from registry.cli.documents import read_file
 from registry.cli.failures import Exit, Usage
+from registry.cli.inferred import say
 from registry.cli.options import Json, examples
-from registry.cli.output import Output, size
+from registry.cli.output import Output
 from schemas.problems import InvalidDocument
 
 if TYPE_CHECKING:
@@ -113,14 +114,7 @@ def _say(out: Output, directory: Path, found: "Examined") -> None:
         out.say(f"{one.severity.value:5} {one.code}  {one.file or ''}", _TONES[one.severity.value])
         out.say(f"      {one.message}")
         out.say(f"      → {one.advice}")
-    told = found.inferred
-    out.fields(
-        [
-            ("architecture", told["architecture"] or told["model_type"]),
-            ("weights", f"{told['weights']['tensors']} tensors, {size(told['weights']['effective_bytes'])}"),
-            ("engine", " ".join(one for one in (told["engine"]["name"], told["engine"]["version"]) if one)),
-        ]
-    )
+    say(out, found.inferred)
     counts = {name: sum(1 for one in found.flaws if one.severity.value == name) for name in _TONES}
     words = f"{counts['block']} block, {counts['warn']} warn, {counts['info']} to know"
     if found.verdict == "failed":

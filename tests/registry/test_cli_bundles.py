@@ -51,6 +51,32 @@ def test_a_directory_becomes_a_bundle_and_its_bytes_are_there(engineer, director
         assert held == (directory / file.path).read_bytes()
 
 
+def test_what_was_inferred_is_said_with_its_origin_as_validate_says_it(engineer, directory, tmp_path):
+    made = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--label", "team=origin", "--json").json
+    told = made["inferred"]
+    shown = engineer.ok("bundle", "show", made["digest"], "--json").json
+    (tmp_path / "bundle.json").write_text(json.dumps(shown["document"]))
+    validated = engineer.ok("bundle", "validate", directory, "-f", tmp_path / "bundle.json", "--json").json["inferred"]
+    own = {place: one for place, one in told["from"].items() if place.startswith("/bundle/")}
+    assert own == {
+        "/bundle/name": {"by": "file", "file": "model.gguf", "pointer": "general.name"},
+        "/bundle/served_name": {"by": "derived", "pointer": "/bundle/name"},
+        "/bundle/licence": {"by": "default"},
+        "/bundle/features": {"by": "default"},
+        "/bundle/context_tokens": {"by": "derived", "pointer": "/context/derived"},
+        "/bundle/max_sequences": {"by": "default"},
+        "/bundle/accelerator": {"by": "default"},
+    }
+    assert (
+        told["bundle"]["context_tokens"] == told["context"]["derived"] == shown["document"]["runtime"]["context_tokens"]
+    )
+    rest = {place: one for place, one in told["from"].items() if place not in own}
+    assert validated == {key: one for key, one in told.items() if key != "bundle"} | {"from": rest}
+    said = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--name", "other", "--dry-run").out
+    for row in (("bundle name", "other", "--name"), ("architecture", "llama", "model.gguf general.architecture")):
+        assert any(all(cell in line for cell in row) for line in said.splitlines())
+
+
 def test_the_same_directory_twice_is_one_bundle_and_no_byte_is_read_or_sent_again(engineer, directory, tmp_path):
     first = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--json").json
     with opened_under(directory) as opened:

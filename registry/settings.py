@@ -8,6 +8,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from schemas.common import S3_PATTERN
 
+MOST_PROCESSES = 64
+
 
 class Gateway(BaseModel):
     """One gateway that this service drives."""
@@ -47,7 +49,7 @@ class Settings(BaseSettings):
     )
     body_bytes_per_second: int = Field(1024, description="Slowest rate, in bytes, at which a body may come.", ge=1)
     body_places: int = Field(
-        256, description="Blobs received at once by one process; no token has more places than are free.", ge=2
+        256, description="Blobs received at once by the API; no token has more places than are free.", ge=2
     )
     upload_seconds: float = Field(
         86400.0, description="How long an upload in pieces may be silent before what is there of it is removed.", gt=0
@@ -82,7 +84,12 @@ class Settings(BaseSettings):
     checkpoint_seconds: float = Field(
         300.0, description="Longest time, in seconds, that recorded evidence waits for a signed checkpoint.", gt=0
     )
-    database_pool: int = Field(10, description="Database connections a process keeps.", ge=1)
+    database_pool: int = Field(
+        10, description="Database connections that the API, or a worker, keeps; the API's processes share them.", ge=1
+    )
+    api_processes: int | None = Field(
+        None, description="Processes of the API; unset is one a processor, up to 4.", ge=1, le=MOST_PROCESSES
+    )
 
 
 class RunnerSettings(BaseSettings):

@@ -5,21 +5,27 @@
 
 import argparse
 import json
+import math
 import signal
+import socket
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy.exc import OperationalError
 
 from registry import logs
+from registry.api import processes
 from registry.api.app import assemble, create_app
+from registry.api.metrics import Board
 from registry.api.server import Server
 from registry.service import Service
-from registry.settings import Settings, explain
+from registry.settings import MOST_PROCESSES, Settings, explain
 
 GRACE_SECONDS = 10
+OPTIONS: dict[str, Any] = {"proxy_headers": False, "timeout_graceful_shutdown": GRACE_SECONDS}
 
 
 def render() -> str:
@@ -32,6 +38,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m registry.api", description="Serve the HTTP interface.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", default=8080, type=int, help="port to listen on")
+    parser.add_argument(
+        "--processes", default=0, type=_count, help="processes that answer; by default SLUICEGATE_API_PROCESSES"
+    )
     parser.add_argument("--openapi", type=Path, metavar="FILE", help="write the OpenAPI document and end")
     parser.add_argument("--check", action="store_true", help="with --openapi: compare only")
     chosen = parser.parse_args(arguments)
@@ -39,28 +48,58 @@ def main(arguments: list[str]) -> int:
         return _openapi(chosen.openapi, is_check=chosen.check)
     logs.configure()
     try:
-        service = Service.build(Settings())
+        settings = Settings()
+        service = Service.build(settings)
     except ValidationError as error:
         sys.stderr.write(f"settings: {explain(error)}\n")
         return 2
     except OperationalError as error:
         sys.stderr.write(f"the database does not answer: {str(error.orig).splitlines()[0]}\n")
         return 4
+    count = chosen.processes or settings.api_processes or processes.usual()
     # The server ends in good order when it is told to, and then sends itself the signal again.
     signal.signal(signal.SIGTERM, _ended)
-    server = Server(
-        create_app(service),
-        host=chosen.host,
-        port=chosen.port,
-        proxy_headers=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+    if count == 1:
+        server = Server(create_app(service), host=chosen.host, port=chosen.port, **OPTIONS)
+        server.run()
+        return 0 if server.started else 3
+    # Children connect for themselves.
+    service.close()
+    return _several(settings, count, chosen.host, chosen.port)
+
+
+def _several(settings: Settings, count: int, host: str, port: int) -> int:
+    try:
+        listening = processes.listen(host, port)
+    except OSError as error:
+        sys.stderr.write(f"{host}:{port} cannot be listened on: {error.strerror or error}\n")
+        return 3
+    board = Board(count)
+    share = settings.model_copy(
+        update={
+            "database_pool": math.ceil(settings.database_pool / count),
+            "body_places": max(2, math.ceil(settings.body_places / count)),
+        }
     )
-    server.run()
-    return 0 if server.started else 3
+
+    def serve(place: int, channel: socket.socket) -> int:
+        signal.signal(signal.SIGTERM, _ended)
+        server = Server(create_app(Service.build(share), board=board, place=place), channel=channel, **OPTIONS)
+        server.run()
+        return 0 if server.started else 3
+
+    return processes.Parent(listening, count, serve, grace_seconds=GRACE_SECONDS + 2).run()
 
 
 def _ended(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if not 1 <= count <= MOST_PROCESSES:
+        raise argparse.ArgumentTypeError(f"is not from 1 to {MOST_PROCESSES}")
+    return count
 
 
 def _openapi(path: Path, *, is_check: bool) -> int:

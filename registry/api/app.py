@@ -1,6 +1,6 @@
 """The HTTP application: routers, middleware, problems and the OpenAPI document."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -58,15 +58,18 @@ COMPONENTS: tuple[Any, ...] = (problems.ProblemBody, Bundle, Policy, GoldenSuite
 """Models that routes name in their own words, because they read raw bytes or answer problems."""
 
 
-def create_app(service: Service) -> FastAPI:
-    """Return the application that serves with these parts. It gives the parts back when it shuts down."""
+def create_app(service: Service, *, board: metrics.Board | None = None, place: int = 0) -> FastAPI:
+    """Return the application that serves with these parts. It gives the parts back when it shuts down.
+
+    Of several processes each has its `place` on one `board`.
+    """
     app = assemble()
     app.state.service = service
     # The pool may grow to twice this; see `deps.SessionDep`.
     app.state.places = anyio.CapacityLimiter(service.settings.database_pool)
     app.state.rates = Rates(service.settings.requests_per_second, service.settings.requests_burst)
     app.state.bodies = Bodies(service.settings.body_places)
-    app.state.requests = metrics.Requests()
+    app.state.requests = metrics.Requests(paths(), board or metrics.Board(), place)
     app.state.bell = Bell(service.database.engine.url)
     app.state.lookers = anyio.CapacityLimiter(events.LOOKERS)
     app.add_middleware(BodyLimit)
@@ -92,6 +95,14 @@ def assemble() -> FastAPI:
     app.mount("/static", pages.static)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign] # FastAPI's documented way to extend it
     return app
+
+
+def paths(routers: Iterable[Any] = ROUTERS) -> Iterator[str]:
+    """Yield the path of every route, also of those that a router includes."""
+    for router in routers:
+        for route in router.routes:
+            inner = getattr(route, "original_router", None)
+            yield from [route.path] if inner is None else paths([inner])
 
 
 @asynccontextmanager

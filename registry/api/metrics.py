@@ -1,7 +1,6 @@
 """What the service tells a monitoring system, in Prometheus' text format. Every label has few values, known before."""
 
-import threading
-from collections import Counter
+import mmap
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
@@ -22,40 +21,81 @@ from schemas.runner import JobState
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 UNMATCHED = "unmatched"
 """Route of a request that no route answers: its address is the caller's choice, and so no label."""
+OTHER = "other"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 LABELS = ("method", "route", "status")
+PLACE_BYTES = 256 * 1024
+"""Of one process on a board: enough for 400 routes."""
 
 router = APIRouter(tags=["service"], route_class=Route)
 
 
-class Requests:
-    """Requests that this process has answered, and how long they took, by method, route and class of status."""
+class Board:
+    """Numbers that the API's processes share: each writes in a place of its own, and any may add all of them up.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: Counter[tuple[str, str, str]] = Counter()
-        self._seconds: Counter[tuple[str, str, str]] = Counter()
+    It is memory, and not a file: it ends with the processes. One that takes another's place counts on from there.
+    """
+
+    def __init__(self, places: int = 1) -> None:
+        """Make one before the processes are forked."""
+        self._memory: memoryview[float] = memoryview(mmap.mmap(-1, places * PLACE_BYTES)).cast("d")
+        self._places = places
+
+    def at(self, place: int) -> "memoryview[float]":
+        """Return the numbers of a place, to be written by its process alone."""
+        length = PLACE_BYTES // self._memory.itemsize
+        return self._memory[place * length : (place + 1) * length]
+
+    def total(self, number: int) -> float:
+        """Return the sum of one number over all places."""
+        length = PLACE_BYTES // self._memory.itemsize
+        return sum(self._memory[place * length + number] for place in range(self._places))
+
+
+class Requests:
+    """Requests that the API has answered, and how long they took, by method, route and class of status.
+
+    Args:
+        routes: the paths of all routes, in the same order in each process.
+        board: where they are counted.
+        place: of this process on the board.
+
+    Raises:
+        ValueError: there are more routes than a board has room for.
+    """
+
+    def __init__(self, routes: Iterable[str], board: Board, place: int = 0) -> None:
+        known = (*sorted(set(routes)), UNMATCHED)
+        labels = [
+            (method, route, f"{status}xx")
+            for method in (*sorted(METHODS), OTHER)
+            for route in known
+            for status in range(1, 6)
+        ]
+        self._board, self._mine = board, board.at(place)
+        if 2 * len(labels) > len(self._mine):
+            raise ValueError(f"a board has no room for {len(labels)} counters")
+        self._numbers = {label: 2 * number for number, label in enumerate(labels)}
 
     def add(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
-        """Count one request."""
+        """Count one request. To be called in one thread."""
         route = getattr(scope.get("route"), "path", UNMATCHED)
-        method = scope["method"] if scope["method"] in METHODS else "other"
-        labels = (method, route, f"{status // 100}xx")
-        with self._lock:
-            self._counts[labels] += 1
-            self._seconds[labels] += seconds  # type: ignore[assignment] # a Counter adds up floats as well
+        method = scope["method"] if scope["method"] in METHODS else OTHER
+        number = self._numbers[method, route, f"{status // 100}xx"]
+        self._mine[number] += 1
+        self._mine[number + 1] += seconds
 
     def lines(self) -> Iterable[str]:
-        """Return what they add up to."""
-        with self._lock:
-            counts, seconds = dict(self._counts), dict(self._seconds)
-        yield from _family("sluicegate_requests_total", "counter", "Requests answered by this process.")
-        for labels, count in sorted(counts.items()):
-            yield f"sluicegate_requests_total{_labels(labels)} {count}"
+        """Return what they add up to, over all processes."""
+        counts = {label: self._board.total(number) for label, number in self._numbers.items()}
+        known = sorted(label for label, count in counts.items() if count)
+        yield from _family("sluicegate_requests_total", "counter", "Requests answered.")
+        for label in known:
+            yield f"sluicegate_requests_total{_labels(label)} {counts[label]:.0f}"
         yield from _family("sluicegate_request_seconds_total", "counter", "Seconds spent on them.")
-        for labels, total in sorted(seconds.items()):
-            yield f"sluicegate_request_seconds_total{_labels(labels)} {total:.6f}"
+        for label in known:
+            yield f"sluicegate_request_seconds_total{_labels(label)} {self._board.total(self._numbers[label] + 1):.6f}"
 
 
 def _labels(values: tuple[str, str, str]) -> str:

@@ -1,6 +1,8 @@
 """The server: what every process and test serves the application with."""
 
+import asyncio
 import json
+import os
 import socket
 import sys
 from typing import Any
@@ -19,14 +21,20 @@ from schemas.problems import MalformedRequest
 MOST_HEADER_BYTES = 65_536
 """Of a request's first line and headers together."""
 
+MOST_AT_ONCE = 64
+"""Connections taken from the parent in one go."""
+
 log = structlog.get_logger("registry.api")
 
 
 class Server(uvicorn.Server):
     """Uvicorn, which waits for open answers when it is told to end; those that follow the log are told to end too."""
 
-    def __init__(self, app: FastAPI, **options: Any) -> None:
-        """Serve an application of `create_app`. `options` are Uvicorn's."""
+    def __init__(self, app: FastAPI, *, channel: socket.socket | None = None, **options: Any) -> None:
+        """Serve an application of `create_app`. `options` are Uvicorn's.
+
+        `channel` is where connections come from that another process has taken; see `registry.api.processes`.
+        """
         config = uvicorn.Config(
             app,
             access_log=False,
@@ -38,9 +46,51 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._bell = app.state.bell
+        self._channel = channel
+        self._coming: set[asyncio.Task[Any]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve."""
+        if self._channel is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self._channel.settimeout(0)
+        asyncio.get_running_loop().add_reader(self._channel, self._receive)
+
+    def _receive(self) -> None:
+        """Take the connections that the parent has sent. When it has ended, so does this process."""
+        channel = self._channel
+        if channel is None:
+            return
+        try:
+            said, descriptors, _, _ = socket.recv_fds(channel, MOST_AT_ONCE, MOST_AT_ONCE)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            said, descriptors = b"", []
+        for descriptor in descriptors:
+            task = asyncio.create_task(self._connect(socket.socket(fileno=descriptor)))
+            self._coming.add(task)
+            task.add_done_callback(self._coming.discard)
+        if not said:
+            os._exit(1)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        connection.settimeout(0)
+
+        def protocol() -> asyncio.Protocol:
+            return Protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
+        except OSError:  # the caller has gone
+            connection.close()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End streams, then wait for the other answers."""
+        if self._channel is not None:
+            asyncio.get_running_loop().remove_reader(self._channel)
         self._bell.close()
         await super().shutdown(sockets)
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 import structlog
 
-from registry.api.metrics import UNMATCHED, Requests
+from registry.api.metrics import UNMATCHED, Board, Requests
 from registry.api.rates import KEPT, Rates
 from registry.client import Client, transport
 from registry.service import Service
@@ -134,10 +134,25 @@ def test_requests_are_counted_by_route_and_class_and_never_by_what_callers_choos
 
 
 def test_labels_stay_few_whatever_is_asked():
-    requests = Requests()
+    requests = Requests(["/v1/targets"], Board())
     for number in range(1000):
         requests.add({"method": f"M{number}"}, 404, 0.1)
     assert len(list(requests.lines())) == 6
+
+
+def test_processes_add_up_and_one_that_takes_anothers_place_counts_on():
+    board = Board(2)
+    asked = {"method": "GET"}
+    for place in (0, 1, 1):
+        Requests([], board, place).add(asked, 200, 0.25)
+    labels = f'{{method="GET",route="{UNMATCHED}",status="2xx"}}'
+    assert f"sluicegate_requests_total{labels} 3" in list(Requests([], board).lines())
+    assert f"sluicegate_request_seconds_total{labels} 0.750000" in list(Requests([], board, 1).lines())
+
+
+def test_more_routes_than_a_board_has_room_for_are_refused():
+    with pytest.raises(ValueError, match="no room"):
+        Requests(map(str, range(1000)), Board())
 
 
 def test_releases_jobs_entries_and_lag_are_told(api):

@@ -1,5 +1,6 @@
 """Runners: the machines that run models, as they registered and were last seen."""
 
+import contextlib
 from datetime import timedelta
 from uuid import UUID
 
@@ -41,6 +42,17 @@ def get(session: Session, project: UUID, runner: UUID) -> RunnerRow:
     row = session.get(RunnerRow, runner, populate_existing=True)
     if row is None or row.project_id != project:
         raise NotFound(f"there is no runner {runner}")
+    return row
+
+
+def named(session: Session, project: UUID, name: str) -> RunnerRow:
+    """Return a runner by its identity or its name. Raises NotFound when the project has no such runner."""
+    with contextlib.suppress(ValueError, NotFound):
+        return get(session, project, UUID(name))
+    query = select(RunnerRow).where(RunnerRow.project_id == project, RunnerRow.name == name)
+    row = session.scalars(query.execution_options(populate_existing=True)).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no runner {name}")
     return row
 
 

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from schemas.common import Closed, Digest, Instant, Integer, Name, ShortText, Text, Wire
 from schemas.evidence import Entry
+from schemas.runner import Runner
 
 TARGET_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?@[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 TargetName = Annotated[str, Field(pattern=TARGET_PATTERN)]
@@ -327,6 +328,13 @@ class Run(Wire):
     created_at: Instant = Field(description="When it was created.")
     results: list[dict[str, object]] = Field(description="Gate results so far.")
     reference: str | None = Field(description="Reference it recorded.")
+
+
+class RunnerDetail(Runner):
+    """A registered runner with what it does and did."""
+
+    registered_at: Instant = Field(description="When it was first heard of.")
+    runs: list[Run] = Field(description="The newest runs that it holds or held last, newest first; at most 20.")
 
 
 class Complete(Closed):

@@ -4,7 +4,7 @@ from typing import Annotated
 from uuid import UUID
 
 import anyio.to_thread
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from registry import blobs, jobs, runners, runs
 from registry.api.blobs import BINARY, BlobDigest
@@ -15,7 +15,8 @@ from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.api.routes import Route
 from registry.auth import Actor
-from schemas.api import Complete, Page, Progress, Reported, Run
+from schemas.api import Complete, Page, Progress, Reported, Run, RunnerDetail
+from schemas.common import Name
 from schemas.problems import (
     DigestMismatch,
     InvalidDocument,
@@ -31,6 +32,8 @@ from schemas.runner import Claim, Renewal, Report, Runner, RunnerRegistration
 router = APIRouter(prefix="/v1", tags=["runners"], route_class=Route)
 
 FencingToken = Annotated[int, Query(ge=0, description="From the claim.")]
+MOST_RUNS = 20
+"""Of a runner that are shown with it."""
 MAX_RECORD_BYTES = 512 * 1024 * 1024
 HELD = declare(NotFound, InvalidDocument, LeaseLost)
 
@@ -42,6 +45,19 @@ def list_runners(
     """List the project's runners, newest first."""
     rows = runners.browse(session, actor.project_id, after=after, limit=limit + 1)
     return page(rows, limit, lambda row: runners.wire(session, row), lambda row: row.id)
+
+
+@router.get("/runners/{runner}", responses=declare(NotFound, InvalidDocument), operation_id="getRunner")
+def get_runner(
+    runner: Annotated[Name, Path(description="Name or identity.")],
+    actor: Annotated[Actor, allow("read")],
+    session: SessionDep,
+) -> RunnerDetail:
+    """Show a runner: what it is, and the newest runs that it holds or held."""
+    row = runners.named(session, actor.project_id, runner)
+    shown = [jobs.wire(session, job) for job, _ in jobs.of_runner(session, row.id, after=None, limit=MOST_RUNS)]
+    told = runners.wire(session, row).model_dump()
+    return RunnerDetail(**told, registered_at=row.registered_at, runs=shown)
 
 
 @router.post("/runners", responses=declare(InvalidDocument), operation_id="registerRunner")

@@ -52,6 +52,52 @@ def list_(
     return Exit.DONE
 
 
+@app.command(epilog=examples("sluicegate runner show gpu-1", "sluicegate runner show gpu-1 --json"))
+def show(
+    runner: Annotated[str, typer.Argument(metavar="RUNNER", help="Name of the runner, or its id.")],
+    as_json: Json = False,
+) -> int:
+    """Show a runner: its machine, its slots, and the newest runs that it holds or held."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = client.runners.get(runner)
+
+    def human(out: Output) -> None:
+        out.fields(
+            [
+                ("runner", found.name),
+                ("id", found.id),
+                ("class", found.runner_class),
+                ("alive", "yes" if found.is_alive else "no"),
+                ("last seen", f"{found.last_seen_at:%Y-%m-%d %H:%M:%S}Z"),
+                ("registered", f"{found.registered_at:%Y-%m-%d %H:%M:%S}Z"),
+                ("engines", ", ".join(found.engines)),
+                ("hardware", _hardware(found)),
+                ("jobs", f"{len(found.jobs)} of {found.slots}" if found.slots else len(found.jobs)),
+            ]
+        )
+        if found.runs:
+            out.table(
+                ["RUN", "KIND", "BUNDLE", "STATE", "OUTCOME", "CREATED", "DOING"],
+                (
+                    [
+                        one.id,
+                        one.kind,
+                        one.bundle,
+                        one.state,
+                        one.outcome,
+                        f"{one.created_at:%Y-%m-%d %H:%M:%S}Z",
+                        one.problem or one.progress,
+                    ]
+                    for one in found.runs
+                ),
+                spare=("CREATED", "OUTCOME"),
+            )
+
+    output.result(found, human)
+    return Exit.DONE
+
+
 def _hardware(runner: Runner) -> str:
     machine = runner.fingerprint
     cards = [f"{card.sku} {size(card.memory_bytes)}" for card in machine.accelerators]

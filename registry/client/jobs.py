@@ -1,10 +1,11 @@
 """A runner's side: it says who it is, takes jobs, and reports under the fencing token of its lease."""
 
 from collections.abc import Iterator
+from urllib.parse import quote
 from uuid import UUID
 
 from registry.client.transport import Transport
-from schemas.api import Complete, Progress, Reported, Run
+from schemas.api import Complete, Progress, Reported, Run, RunnerDetail
 from schemas.runner import Claim, Renewal, Report, Runner, RunnerRegistration
 
 
@@ -17,6 +18,10 @@ class Runners:
     def list(self) -> Iterator[Runner]:
         """List runners, newest first."""
         return self._transport.pages(Runner, "/v1/runners")
+
+    def get(self, runner: UUID | str) -> RunnerDetail:
+        """Return a runner by its identity or its name, with its newest runs. Raises NotFound."""
+        return self._transport.get(RunnerDetail, f"/v1/runners/{quote(str(runner), safe='')}")
 
     def register(self, body: RunnerRegistration) -> Runner:
         """Say who a runner is; repeating it refreshes what is known."""

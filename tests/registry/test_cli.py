@@ -40,7 +40,7 @@ COMMANDS = {
     },
     "gate": {"run", "watch", "list"},
     "evidence": {"list", "follow", "verify", "checkpoint", "export", "revoke", "erase"},
-    "runner": {"list"},
+    "runner": {"list", "show"},
     "token": {"create", "list", "revoke"},
     "project": {"create", "list", "show", "limit"},
 }

@@ -98,7 +98,7 @@ def test_a_job_that_no_code_expected_to_fail_ends_as_its_problem_without_a_trace
     agent = bench.start()
     row = until(lambda: row if (row := bench.row(run)).problem else None, what="the problem")
     assert row.problem == "internal-error: ZeroDivisionError: of the test"
-    assert not agent.held()
+    until(lambda: not agent.held(), what="the runner to let go of the job")
 
 
 def test_one_runner_at_a_time_uses_a_data_folder(bench):

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from registry import acts, documents, evidence, releases
+from registry import acts, documents, evidence, quarantine, releases
 from registry.advice import Deed
 from registry.auth import Actor
 from registry.releases import Standing, act, log, require_eligible, standing
@@ -88,6 +88,7 @@ def approve(
     Raises:
         NotPermitted: the actor is the release's author.
         NotEligible: evidence is missing or expired, or a warning is not accepted; `findings` names gate and codes.
+        BundleQuarantined: nothing goes on with its bundle.
         InvalidDocument: a code to accept is no finding of the release's gates.
         NotFound, TransitionRefused.
     """
@@ -162,6 +163,7 @@ def settle(session: Session, service: Service, release: ReleaseRow, policy: Poli
     """Record that the approval rule is met, when it is. Zero approvals required is an entry of its own."""
     if release.phase != Phase.GATED:
         return release
+    quarantine.require_free(session, release.project_id, release.bundle)
     entries = log(session, release.id)
     if unaccepted(entries, standing(session, release, policy, now=acts.moment(session), entries=entries)):
         return release

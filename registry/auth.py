@@ -58,10 +58,12 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     "promote": _MANAGERS,
     "revoke_evidence": _MANAGERS | {"auditor"},
     "resume": _MANAGERS,
+    "lift_quarantine": _MANAGERS,
     # Stopping: the safe direction, so whoever sees the fault may act. A pipeline sees candidates, not live traffic.
     "reject": _PROPOSERS,
     "pause": _ENGINEERS,
     "rollback": _ENGINEERS,
+    "quarantine": _ENGINEERS,
     # Answering for the installation.
     "list_tokens": _ADMIN | {"auditor"},
     "administer": _ADMIN,

@@ -49,6 +49,18 @@ def require_target(session: Session, target: TargetRow, expected: str | None) ->
     raise _stale(f"target {target.name}", str(target.generation), expected, last)
 
 
+def require(what: str, current: str, expected: str | None, last: EntryRow | None) -> None:
+    """Return when something, held by this transaction, is still of the version that the caller saw.
+
+    `last` is the entry of its latest change.
+
+    Raises:
+        StaleEdit: as for `require_release`.
+    """
+    if expected is not None and not _matches(expected, current):
+        raise _stale(what, current, expected, last)
+
+
 def _matches(expected: str, current: str) -> bool:
     wanted = {one.strip().strip('"') for one in expected.split(",")}
     return ANY in wanted or current in wanted

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Select, Subquery, select
+from sqlalchemy import ColumnElement, Select, Subquery, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
@@ -202,6 +202,7 @@ def _store(
         serving_digest=serving,
         components=_as_kept(components),
         labels=_as_kept(labels),
+        quarantine=None,
     )
 
 
@@ -328,6 +329,8 @@ def _wire(member: ProjectDocumentRow, stored: DocumentRow) -> Registered:
         serving_digest=stored.serving_digest,
         components=stored.components,
         labels=stored.labels,
+        # Told by whoever answers for what may be done with it: `registry.quarantine`.
+        quarantine=None,
     )
 
 
@@ -445,7 +448,13 @@ def names(session: Session, project: UUID, digests: Sequence[str]) -> dict[str, 
 
 
 def _marked(
-    project: UUID, labels: Mapping[str, str], *, names: Sequence[str], after: UUID | None, limit: int
+    project: UUID,
+    labels: Mapping[str, str],
+    *,
+    names: Sequence[str],
+    quarantined: bool | None,
+    after: UUID | None,
+    limit: int,
 ) -> Subquery:
     """Select one page of the bundles that have all of these labels, by what they are marked with alone.
 
@@ -459,12 +468,18 @@ def _marked(
         query = query.where(mark.c.project_id == project, mark.c.name == label, mark.c.value == value)
         if mark is not marks[0]:
             query = query.where(mark.c.id == first.id)
+    bundle = ProjectDocumentRow.__table__.alias().c
     if names:
-        bundle = ProjectDocumentRow.__table__.alias().c
         query = query.where(bundle.id == first.id, bundle.name.in_(names))
+    if quarantined is not None:
+        query = query.where(bundle.id == first.id, _is(bundle.quarantined_at, quarantined))
     if after is not None:
         query = query.where(first.id < after)
     return query.order_by(first.id.desc()).limit(limit).subquery()
+
+
+def _is(quarantined_at: ColumnElement[datetime | None], quarantined: bool) -> ColumnElement[bool]:
+    return quarantined_at.is_not(None) if quarantined else quarantined_at.is_(None)
 
 
 def browse(
@@ -476,10 +491,11 @@ def browse(
     after: UUID | None,
     limit: int,
     labels: Mapping[str, str] | None = None,
+    quarantined: bool | None = None,
 ) -> list[tuple[UUID, Registered]]:
     """Return a project's documents without their bodies, newest first, before a cursor, each with its cursor.
 
-    `names` are families, any of them; `labels` are name → value, all of them.
+    `names` are families, any of them; `labels` are name → value, all of them; `quarantined` bundles, or the others.
     """
     member = ProjectDocumentRow.__table__.c
     columns = (DocumentRow.schema_id, DocumentRow.serving_digest, DocumentRow.components, DocumentRow.labels)
@@ -493,28 +509,17 @@ def browse(
         )
     )
     if labels:
-        page = _marked(project, labels, names=names, after=after, limit=limit)
+        page = _marked(project, labels, names=names, quarantined=quarantined, after=after, limit=limit)
         query = query.join(page, page.c.id == member.id)
     elif names:
         query = query.where(member.name.in_(names))
+    if quarantined is not None:
+        query = query.where(_is(member.quarantined_at, quarantined))
     if after is not None:
         query = query.where(member.id < after)
-    rows = session.execute(query.order_by(member.id.desc()).limit(limit))
+    rows = session.execute(query.order_by(member.id.desc()).limit(limit)).mappings()
     return [
-        (
-            row.id,
-            Registered(
-                digest=row.digest,
-                name=row.name,
-                schema_id=row.schema_id,
-                created_at=row.created_at,
-                created_by=row.created_by,
-                document=None,
-                serving_digest=row.serving_digest,
-                components=row.components,
-                labels=row.labels,
-            ),
-        )
+        (row["id"], Registered(document=None, quarantine=None, **{key: row[key] for key in row if key != "id"}))
         for row in rows
     ]
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import consistency
-from registry import db, evidence, runners, targets
+from registry import db, evidence, quarantine, runners, targets
 from registry.service import Service
 from registry.tables import EntryRow, JobRow, ReleaseRow, RunnerRow, TargetRow
 from schemas.api import Complete, Progress, Run
@@ -27,6 +27,8 @@ BACKOFF_SECONDS = 5.0
 REPORTED = frozenset({Kind.STAGED, Kind.ENGINE_BOOTED, Kind.GATE_RECORDED, Kind.REPLICA_CHANGED})
 """What a runner may put in evidence."""
 OPEN = (JobState.PENDING, JobState.CLAIMED)
+QUARANTINED = "bundle-quarantined"
+"""Problem of a run that ended because its bundle was quarantined."""
 
 
 def create(
@@ -107,6 +109,14 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
     )
     if job is None:
         return None
+    if not _may_run(session, job):
+        if job.release_id is None:
+            _finish(session, service, job, problem=QUARANTINED, at=at)
+        else:
+            # What becomes of it, its release says; others do not wait for that.
+            job.due_at, job.state, job.lease_until = at + timedelta(seconds=BACKOFF_SECONDS), JobState.PENDING, None
+            session.flush()
+        return None
     if job.kind != JobKind.SERVE and job.attempt >= MAX_ATTEMPTS:
         _finish(session, service, job, problem="attempts-exhausted", at=at)
         return None
@@ -126,6 +136,19 @@ def _may_take(session: Session, runner: RunnerRow) -> ColumnElement[bool]:
         return true()
     accepted = select(ReleaseRow.id).where(ReleaseRow.phase.in_([Phase.PROMOTED, Phase.SUPERSEDED]))
     return and_(JobRow.kind == JobKind.SERVE, JobRow.release_id.in_(accepted))
+
+
+def _may_run(session: Session, job: JobRow) -> bool:
+    """Tell whether a job's bundle may be booted: one that is quarantined only where it is live, and serves."""
+    if not quarantine.is_quarantined(session, job.project_id, job.bundle):
+        return True
+    if job.kind != JobKind.SERVE or job.target_id is None:
+        return False
+    # Live, or what traffic goes back to since there is no other.
+    live = targets.stable_release(session, job.target_id)
+    moving = targets.candidate_release(session, job.target_id)
+    accepted = [live, *(targets.way_back(session, one) for one in (live, moving) if one is not None)]
+    return any(one is not None and one.bundle == job.bundle for one in accepted)
 
 
 def _claim(session: Session, service: Service, job: JobRow) -> Claim:
@@ -177,7 +200,8 @@ def renew(session: Session, service: Service, project: UUID, job: UUID, said: Pr
     if said.progress is not None:
         row.progress = said.progress
     session.flush()
-    return Renewal(lease_seconds=service.settings.lease_seconds, is_wanted=row.is_wanted)
+    is_wanted = row.is_wanted and (row.kind == JobKind.SERVE or _may_run(session, row))
+    return Renewal(lease_seconds=service.settings.lease_seconds, is_wanted=is_wanted)
 
 
 def report(session: Session, service: Service, project: UUID, job: UUID, said: Report) -> tuple[str, bool]:
@@ -213,6 +237,8 @@ def report(session: Session, service: Service, project: UUID, job: UUID, said: R
     entry = evidence.find(session, stream, act)
     if entry is None:  # pragma: no cover - written or known a moment ago, in this transaction
         raise NotFound(f"the entry {act} is gone")
+    if is_new and isinstance(body, GateResult):
+        quarantine.of_result(session, service, entry, row.bundle, body)
     return entry.entry_digest, is_new
 
 
@@ -347,6 +373,9 @@ def _attempt_errored(
 
 def _finish(session: Session, service: Service, row: JobRow, *, problem: str | None, at: datetime) -> None:
     row.state = JobState.DONE if row.is_wanted or row.kind != JobKind.SERVE else JobState.CANCELLED
+    is_run = row.release_id is None and row.kind != JobKind.SERVE
+    if problem is None and is_run and not _may_run(session, row) and _outcome_of_run(session, row) == "undecided":
+        problem = QUARANTINED
     row.finished_at = at
     row.lease_until = None
     row.progress = None

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import policy as judgement
-from registry import acts, advice, auth, conditions, db, documents, evidence, targets, waits
+from registry import acts, advice, auth, conditions, db, documents, evidence, quarantine, targets, waits
 from registry.advice import Deed
 from registry.auth import Actor
 from registry.service import Service
@@ -45,6 +45,7 @@ def create(
         ReferenceMissing: a golden gate of the policy has no reference on the target.
         Conflict: another release is under way on the target, or the bundle is live there already; the problem
             names the release.
+        BundleQuarantined: nothing begins with it.
         NotPermitted: the actor's token is for other targets.
     """
     auth.require_target(actor, body.target)
@@ -52,6 +53,7 @@ def create(
     target = targets.lock(session, targets.get(session, actor.project_id, body.target).id)
     conditions.require_target(session, target, if_match)
     bundle = documents.need_bundle(session, actor.project_id, body.bundle)
+    quarantine.require_free(session, actor.project_id, body.bundle)
     policy = documents.load_policy(session, actor.project_id, body.policy)
     holder = targets.candidate_release(session, target.id)
     if holder is not None:
@@ -277,7 +279,13 @@ def require_eligible(
     now: datetime,
     entries: Sequence[EntryRow] | None = None,
 ) -> Standing:
-    """Return the standing of a release whose gates have all passed. Raises NotEligible otherwise."""
+    """Return the standing of a release whose gates have all passed.
+
+    Raises:
+        NotEligible: they have not.
+        BundleQuarantined: its bundle is, whatever the gates say; it will not be before the transaction ends, else.
+    """
+    quarantine.require_free(session, release.project_id, release.bundle)
     found = standing(session, release, policy, now=now, entries=entries)
     if found.decision.outcome is not judgement.Outcome.PASSED:
         reasons = "; ".join(found.decision.reasons)
@@ -497,6 +505,7 @@ def _fields(session: Session, release: ReleaseRow, entries: Sequence[EntryRow]) 
         "weight_bp": release.weight_bp,
         "version": conditions.release_version(release, entries[-1] if entries else None),
         "gates": _gates(policy, entries),
+        "quarantined": quarantine.reasons(session, release.project_id, release.bundle),
     }
 
 

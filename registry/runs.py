@@ -4,7 +4,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from registry import auth, db, documents, jobs, releases, targets
+from registry import auth, db, documents, jobs, quarantine, releases, targets
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow
@@ -23,11 +23,12 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
         NotFound: the project lacks the bundle, policy or target.
         NotPermitted: the actor's token is for other targets.
         InvalidDocument: a gate is not in the policy, or a golden or rollback gate runs without a target.
-        ReferenceMissing.
+        ReferenceMissing, BundleQuarantined.
     """
     if body.target is not None:
         auth.require_target(actor, body.target)
     documents.need_bundle(session, actor.project_id, body.bundle)
+    quarantine.require_free(session, actor.project_id, body.bundle)
     policy = documents.load_policy(session, actor.project_id, body.policy)
     rules = {rule.gate: rule for rule in policy.gates}
     wanted = body.gates if body.gates is not None else list(rules)
@@ -80,11 +81,13 @@ def record(session: Session, actor: Actor, body: RecordCreate) -> JobRow:
     Raises:
         NotFound, InvalidDocument: the suite is not a golden one.
         NotPermitted: the actor's token is for other targets.
+        BundleQuarantined.
     """
     auth.require_target(actor, body.target)
     auth.confirm(session, actor)
     target = targets.get(session, actor.project_id, body.target)
     documents.need_bundle(session, actor.project_id, body.bundle)
+    quarantine.require_free(session, actor.project_id, body.bundle)
     suite = documents.load_suite(session, actor.project_id, body.suite)
     if not isinstance(suite, GoldenSuite):
         raise InvalidDocument(
@@ -112,8 +115,10 @@ def store_reference(
 
     Raises:
         LeaseLost, InvalidDocument: the reference is not of the job's suite and bundle.
+        BundleQuarantined: what it answers is no yardstick.
     """
     row = jobs.held(session, project, job, fencing_token)
+    quarantine.require_free(session, project, row.bundle)
     author = Actor(project_id=project, project="", name=row.created_by, role="manager")
     registered, _ = documents.register(session, service, author, "reference", raw)
     reference = Reference.parse(raw)

@@ -208,9 +208,17 @@ class ProjectDocumentRow(Base):
     created_by: Mapped[str]
     deleted_at: Mapped[datetime | None]
     """When a person deleted it. The document itself stays: evidence names it."""
+    quarantined_at: Mapped[datetime | None]
+    """Since when a bundle is quarantined: a cached fold of its stream."""
     __table_args__ = (
         Index(None, "project_id", "kind", "id"),
         Index(None, "project_id", "kind", "name", "id"),
+        Index(
+            "ix_project_documents_quarantined",
+            "project_id",
+            "id",
+            postgresql_where=text("quarantined_at IS NOT NULL"),
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import auth, db, documents, evidence
+from registry import auth, db, documents, evidence, quarantine
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import IN_PROGRESS, JobRow, ReleaseRow, TargetReferenceRow, TargetRow
@@ -17,7 +17,7 @@ from schemas.api import TargetCreate
 from schemas.evidence import Kind, ReferenceSet, SplitEntry, TargetCreated
 from schemas.problems import Conflict, InvalidDocument, NotFound, TransitionRefused
 from schemas.release import Phase, Replica, Target
-from schemas.runner import JobKind
+from schemas.runner import JobKind, JobState
 
 
 def stream(target: UUID) -> str:
@@ -136,13 +136,43 @@ def way_back(session: Session, release: ReleaseRow) -> ReleaseRow | None:
     The release that was live when this one began may have been rolled back since. Then the way back is where that
     one went: traffic never leaves an accepted bundle for a candidate because a person took another one back.
     A release whose bundle was deleted is no way back: only that of what is live or under way cannot be.
+    One whose bundle is quarantined is passed by for an accepted one before it, unless it is live or kept warm: then
+    traffic is on it, or the way back to it is prepared. Where there is no other, it is better than none.
     """
+    before = _accepted_before(session, release)
+    if before is None or not documents.is_there(session, before.project_id, "bundle", before.bundle):
+        return None
+    if not _is_passed_by(session, before):
+        return before
+    other = _accepted_before(session, before)
+    while other is not None and (
+        quarantine.is_quarantined(session, other.project_id, other.bundle)
+        or not documents.is_there(session, other.project_id, "bundle", other.bundle)
+    ):
+        other = _accepted_before(session, other)
+    return before if other is None else other
+
+
+def _accepted_before(session: Session, release: ReleaseRow) -> ReleaseRow | None:
+    """Return the nearest release before one that was not rolled back, when it is an accepted one."""
     before: ReleaseRow | None = release
     while before is not None and (before is release or before.phase == Phase.ROLLED_BACK):
         before = session.get(ReleaseRow, before.predecessor_id) if before.predecessor_id else None
-    if before is None or before.phase not in {Phase.PROMOTED, Phase.SUPERSEDED}:
-        return None
-    return before if documents.is_there(session, before.project_id, "bundle", before.bundle) else None
+    return before if before is not None and before.phase in {Phase.PROMOTED, Phase.SUPERSEDED} else None
+
+
+def _is_passed_by(session: Session, release: ReleaseRow) -> bool:
+    """Tell whether an accepted release is quarantined, and neither live nor kept warm."""
+    if release.phase == Phase.PROMOTED or not quarantine.is_quarantined(session, release.project_id, release.bundle):
+        return False
+    warm = select(JobRow.id).where(
+        JobRow.target_id == release.target_id,
+        JobRow.bundle == release.bundle,
+        JobRow.kind == JobKind.SERVE,
+        JobRow.state.in_([JobState.PENDING, JobState.CLAIMED]),
+        JobRow.is_wanted,
+    )
+    return session.scalar(warm.limit(1)) is None
 
 
 def accepted_bundle(session: Session, job: JobRow) -> str | None:
@@ -258,6 +288,7 @@ def wire(session: Session, service: Service, row: TargetRow) -> Target:
         stable_release=stable.id if stable else None,
         stable_bundle=stable.bundle if stable else None,
         candidate_release=candidate.id if candidate else None,
+        quarantined=quarantine.reasons(session, row.project_id, stable.bundle) if stable else [],
         references=references(session, row.id),
         applied=[SplitEntry.model_validate(entry) for entry in row.applied],
         replicas=replicas(session, row.id),

@@ -10,7 +10,7 @@ from sqlalchemy import Text, and_, cast, exists, func, literal, select
 from sqlalchemy.orm import Session
 
 from gates.evidence import Record, Verifier, claim_of
-from registry import checkpoints, evidence, keys, lifecycle
+from registry import checkpoints, documents, evidence, keys, lifecycle, quarantine
 from registry.tables import (
     CheckpointRow,
     DocumentRow,
@@ -63,6 +63,7 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
         _take_sequences(session, project, verifier)
         folds += _document_faults(session, project)
         folds += _reference_faults(session, project)
+        folds += _quarantine_faults(session, project)
     faults = [*verifier.close(stream=stream, must_have=must_have), *folds]
     return Verification(
         entries=verifier.entries,
@@ -266,6 +267,30 @@ def _document_faults(session: Session, project: UUID) -> Iterator[Fault]:
         # A reference has its entry where it is put in force: on a target.
         if entry is None and kind != "reference":
             yield Fault(stream=stream, position=0, problem=f"the {kind} has no entry")
+
+
+def _quarantine_faults(session: Session, project: UUID) -> Iterator[Fault]:
+    """A bundle is quarantined since its stream says so."""
+    logs: dict[str, list[EntryRow]] = {}
+    entries = session.scalars(
+        select(EntryRow)
+        .where(EntryRow.project_id == project, EntryRow.kind.in_(quarantine.KINDS))
+        .order_by(EntryRow.stream, EntryRow.position)
+    )
+    for row in entries:
+        logs.setdefault(row.stream, []).append(row)
+    said = {stream: log[0].recorded_at for stream, rows in logs.items() if (log := quarantine.in_force(rows))}
+    cached = {
+        documents.stream(project, row.digest): row.quarantined_at
+        for row in session.execute(
+            select(ProjectDocumentRow.digest, ProjectDocumentRow.quarantined_at).where(
+                ProjectDocumentRow.project_id == project, ProjectDocumentRow.quarantined_at.is_not(None)
+            )
+        )
+    }
+    for stream in sorted(said.keys() | cached.keys()):
+        if said.get(stream) != cached.get(stream):
+            yield Fault(stream=stream, position=0, problem="it is not quarantined as its log says")
 
 
 def _label_rows(session: Session, project: UUID) -> dict[str, dict[str, str]]:

@@ -6,7 +6,7 @@ from uuid import UUID
 from pydantic import Field
 
 from schemas.common import Closed, Digest, Instant, Integer, Name, ShortText, Text, Wire
-from schemas.evidence import Entry
+from schemas.evidence import Entry, QuarantineCause
 from schemas.runner import Runner
 
 TARGET_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?@[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
@@ -151,6 +151,32 @@ class PublicKey(Wire):
     valid_until: Instant | None = Field(description="When it was retired; null while it signs.")
 
 
+class Ground(Wire):
+    """One thing that a bundle is quarantined for."""
+
+    cause: QuarantineCause = Field(description="person or integrity_gate.")
+    reason: str = Field(description="Why.")
+    by: str = Field(description="Who did it: a person, or the part of the service that found out.")
+    at: Instant = Field(description="When.")
+    entry: str = Field(description="Digest of its entry.")
+
+
+class Quarantine(Wire):
+    """A bundle with which nothing goes on until a person lifts it."""
+
+    since: Instant = Field(description="Since when.")
+    grounds: list[Ground] = Field(description="What it is quarantined for, oldest first.")
+    version: str = Field(description="Names the grounds as they are; for If-Match when it is lifted.")
+
+
+class QuarantineState(Wire):
+    """Whether a bundle is quarantined."""
+
+    digest: str = Field(description="The bundle.")
+    name: str = Field(description="Family name.")
+    quarantine: Quarantine | None = Field(description="Null when it is not.")
+
+
 class Registered(Wire):
     """A stored document."""
 
@@ -163,6 +189,7 @@ class Registered(Wire):
     serving_digest: str | None = Field(description="For bundles.")
     components: dict[str, str] | None = Field(description="For bundles: component digests.")
     labels: dict[str, str] | None = Field(description="For bundles that have any: what they are found by.")
+    quarantine: Quarantine | None = Field(description="For bundles that are quarantined: why.")
 
 
 class MissingBlobs(Closed):

@@ -57,6 +57,8 @@ class Kind(StrEnum):
     REPLICA_CHANGED = "replica_changed"
     BUNDLE_REGISTERED = "bundle_registered"
     BUNDLE_DELETED = "bundle_deleted"
+    BUNDLE_QUARANTINED = "bundle_quarantined"
+    QUARANTINE_LIFTED = "quarantine_lifted"
     RECORDS_ERASED = "records_erased"
     POLICY_REGISTERED = "policy_registered"
     SUITE_REGISTERED = "suite_registered"
@@ -66,6 +68,10 @@ class Kind(StrEnum):
     TOKEN_REVOKED = "token_revoked"  # noqa: S105 - as above
     KEY_ROTATED = "key_rotated"
     EVIDENCE_REVOKED = "evidence_revoked"
+
+
+QuarantineCause = Literal["person", "integrity_gate"]
+"""Person: by hand. Integrity_gate: that gate failed."""
 
 
 class SplitEntry(Closed):
@@ -225,6 +231,27 @@ class Deleted(Closed):
     reason: Text = Field(description="Why.")
 
 
+class Quarantined(Closed):
+    """A bundle is trusted no more: nothing goes on with it until a person lifts this."""
+
+    digest: Digest = Field(description="Its digest.")
+    name: ShortText = Field(description="Its family name.")
+    cause: QuarantineCause = Field(description="Who or what found it out.")
+    reason: Text = Field(description="Why.")
+    result: Digest | None = Field(None, description="Entry digest of the integrity result that failed.")
+
+
+class QuarantineLifted(Closed):
+    """A person answers for a bundle that was quarantined."""
+
+    digest: Digest = Field(description="Its digest.")
+    name: ShortText = Field(description="Its family name.")
+    grounds: Annotated[list[Digest], Field(min_length=1)] = Field(
+        description="Entry digests of what it was quarantined for, all of them."
+    )
+    reason: Text = Field(description="Why it is trusted again.")
+
+
 class RecordsErased(Closed):
     """The raw records of a gate are gone on purpose. The result that was judged from them stands."""
 
@@ -328,6 +355,8 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.REPLICA_CHANGED: ReplicaChanged,
     Kind.BUNDLE_REGISTERED: Registered,
     Kind.BUNDLE_DELETED: Deleted,
+    Kind.BUNDLE_QUARANTINED: Quarantined,
+    Kind.QUARANTINE_LIFTED: QuarantineLifted,
     Kind.RECORDS_ERASED: RecordsErased,
     Kind.POLICY_REGISTERED: Registered,
     Kind.SUITE_REGISTERED: Registered,

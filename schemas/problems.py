@@ -178,6 +178,12 @@ class NotEligible(Problem):
     kind, title, status = "not-eligible", "Not eligible", 409
 
 
+class BundleQuarantined(NotEligible):
+    """Nothing goes on with a bundle that is quarantined. `grounds` says why; a manager may lift it, with a reason."""
+
+    kind, title, status = "bundle-quarantined", "Bundle quarantined", 409
+
+
 class ReferenceMissing(Problem):
     """A golden gate has no reference on this target. Record one with `sluicegate suite record`."""
 
@@ -233,6 +239,7 @@ PROBLEMS: dict[str, type[Problem]] = {
         TooManyRequests,
         LeaseLost,
         NotEligible,
+        BundleQuarantined,
         ReferenceMissing,
         Unavailable,
         GatewayUnconfirmed,

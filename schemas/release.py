@@ -59,6 +59,7 @@ class Release(Wire):
     weight_bp: int | None = Field(description="Candidate's applied weight.")
     version: str = Field(description="Phase and length of the log, such as gated:7; for If-Match.")
     gates: list[GateStatus] = Field(description="Required gates, in order.")
+    quarantined: list[str] = Field(description="Why its bundle is quarantined now; empty when it is not.")
 
 
 class ReleaseDetail(Release):
@@ -91,6 +92,7 @@ class Target(Wire):
     stable_release: UUID | None = Field(description="Live release.")
     stable_bundle: str | None = Field(description="Live bundle.")
     candidate_release: UUID | None = Field(description="Release under way.")
+    quarantined: list[str] = Field(description="Why the live bundle is quarantined; empty when it is not.")
     references: dict[str, str] = Field(description="Golden suite → reference.")
     applied: list[SplitEntry] = Field(description="Split that the gateway acknowledged last.")
     replicas: list[Replica] = Field(description="Its replicas.")

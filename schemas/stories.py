@@ -67,6 +67,11 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
         ("plain", lambda b: f"{b['name']} {b['digest'][:19]}"),
     ),
     Kind.BUNDLE_DELETED: ("warn", lambda b: f"{b['name']} {b['digest'][:19]}: {b['reason']}"),
+    Kind.BUNDLE_QUARANTINED: (
+        "bad",
+        lambda b: f"{b['name']} {b['digest'][:19]} quarantined ({b['cause'].replace('_', ' ')}): {b['reason']}",
+    ),
+    Kind.QUARANTINE_LIFTED: ("warn", lambda b: f"{b['name']} {b['digest'][:19]} is trusted again: {b['reason']}"),
     Kind.RECORDS_ERASED: ("warn", lambda b: f"raw records {b['records'][:19]} erased: {b['reason']}"),
     Kind.TARGET_CREATED: ("plain", lambda b: f"{b['name']} on {b['runner_class']}, behind {b['gateway']}"),
     Kind.REFERENCE_SET: (

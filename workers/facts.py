@@ -14,6 +14,7 @@ from schemas.evidence import Kind
 from schemas.policy import Policy
 from schemas.release import Phase
 from schemas.runner import JobKind, ReplicaState
+from workers import quarantines
 from workers.control import Control, Held
 from workers.traffic.envoy import EnvoyGateway
 
@@ -51,6 +52,9 @@ class Facts:
     stable: Live | None
     stable_bundle: str | None
     rollback_reason: str | None
+    quarantined: list[str]
+    """Why the release's bundle is quarantined; empty when it is not."""
+    is_way_back_quarantined: bool
     is_promotion_requested: bool
     now: datetime
 
@@ -87,6 +91,8 @@ def gather(control: Control, held: Held) -> Facts:
             stable=live_bundle(session, target, stable_bundle) if stable_bundle else None,
             stable_bundle=stable_bundle,
             rollback_reason=reason,
+            quarantined=quarantines.sentences(session, release),
+            is_way_back_quarantined=before is not None and bool(quarantines.sentences(session, before)),
             is_promotion_requested=any(e.kind == Kind.PROMOTION_REQUESTED for e in log),
             now=db.now(session),
         )

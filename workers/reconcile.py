@@ -20,7 +20,7 @@ from schemas.problems import LeaseLost, NotEligible, Problem
 from schemas.release import TERMINAL, Phase
 from schemas.result import Verdict
 from schemas.runner import JobKind
-from workers import restores, rollout
+from workers import quarantines, restores, rollout
 from workers.control import Control, Held
 
 log = structlog.get_logger(__name__)
@@ -84,6 +84,8 @@ def evaluate(control: Control, held: Held) -> float | None:
 
 
 def _evaluate(control: Control, session: Session, release: ReleaseRow) -> float | None:
+    if quarantines.is_rejected(control, session, release):
+        return 0.0
     if release.is_paused:
         return None
     policy = documents.load_policy(session, release.project_id, release.policy)
@@ -174,6 +176,8 @@ def approval(control: Control, held: Held) -> float | None:
 
 
 def _approval(control: Control, session: Session, release: ReleaseRow) -> float | None:
+    if quarantines.is_rejected(control, session, release):
+        return 0.0
     if release.is_paused:
         return None
     policy = documents.load_policy(session, release.project_id, release.policy)

@@ -11,13 +11,14 @@ from sqlalchemy.orm import Session
 
 from gates.canary import StepJudgement, StepOutcome
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Split
-from registry import db, documents, evidence, jobs, releases, targets
+from registry import db, documents, evidence, jobs, quarantine, releases, targets
 from registry.tables import ReleaseRow, TargetRow
 from registry.targets import way_back
 from schemas.evidence import Judgement, Kind, Note, Replaced, SplitEntry, Traffic
-from schemas.problems import NotEligible, TransitionRefused
+from schemas.problems import BundleQuarantined, NotEligible, TransitionRefused
 from schemas.release import Phase
 from schemas.runner import JobKind
+from workers import quarantines
 from workers.control import Control, Held
 from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, live_bundle, live_of, serve
 from workers.restores import (
@@ -55,7 +56,7 @@ def begin(control: Control, held: Held) -> float | None:
         # A worker died between moving traffic and recording it. It is recorded, and watched from then on; or it goes
         # back, where a person was first, or what it stands on is gone.
         is_broken = facts.candidate is None or (facts.stable_bundle is not None and facts.stable is None)
-        if is_broken or facts.is_paused or facts.is_held:
+        if is_broken or facts.is_paused or facts.is_held or facts.quarantined:
             withdraw(control, held, facts, gateway)
             return TICK_SECONDS
         return _shift(control, held, 0 if facts.stable_bundle is not None else len(facts.policy.canary.steps) - 1)
@@ -65,6 +66,8 @@ def begin(control: Control, held: Held) -> float | None:
 
 def _first_step(control: Control, session: Session, release: ReleaseRow) -> tuple[int | None, float | None]:
     """Return the step that an approved release begins with; or None, and when to look again."""
+    if quarantines.is_rejected(control, session, release):
+        return None, 0.0
     if release.is_paused or release.held:
         return None, None
     policy = documents.load_policy(session, release.project_id, release.policy)
@@ -104,6 +107,8 @@ def canary(control: Control, held: Held) -> float | None:
         return controller_lost(control, held, facts, gateway)
     if facts.rollback_reason is not None:
         return restore(control, held, facts, cause="requested", reasons=[facts.rollback_reason])
+    if facts.quarantined:
+        return restore(control, held, facts, cause=quarantines.CAUSE, reasons=facts.quarantined)
     if facts.candidate is None:
         reasons = ["the candidate's replica is not ready any more"]
         return restore(control, held, facts, cause="replica_failed", reasons=reasons)
@@ -167,6 +172,8 @@ def soak(control: Control, held: Held) -> float | None:
         return WAIT_SECONDS
     if facts.now >= ends_at or arm is None:
         return _finish_soak(control, held, facts, gateway, split)
+    if facts.quarantined and facts.stable is not None and not facts.is_way_back_quarantined:
+        return restore(control, held, facts, cause=quarantines.CAUSE, reasons=facts.quarantined)
     if facts.candidate is None and facts.stable is not None:
         reasons = ["the release's replica is not ready any more"]
         return restore(control, held, facts, cause="replica_failed", reasons=reasons)
@@ -276,6 +283,8 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
         return WAIT_SECONDS
     if (facts.phase is Phase.APPROVED and facts.is_paused) or facts.phase not in {Phase.APPROVED, Phase.CANARY}:
         return 0.0  # a person was first
+    if facts.quarantined:
+        return 0.0  # it has come to that since; the next look takes it back
     requested_at = facts.now
     gateway.beat()
     silence = float(facts.policy.canary.dead_man_seconds)
@@ -286,13 +295,15 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
     act = f"shift:{step}:r{applied.split.revision}"
 
     def record(session: Session, release: ReleaseRow) -> None:
+        quarantine.require_free(session, release.project_id, release.bundle)
         control.act(session, release, act, Kind.TRAFFIC_SHIFTED, body)
         remember(session, release, body)
 
     try:
         control.perform(held, record)
-    except TransitionRefused:
-        # While the gateway took the split, a person rejected the release or withdrew an approval: they were first.
+    except (TransitionRefused, BundleQuarantined):
+        # While the gateway took the split, a person rejected the release, withdrew an approval or quarantined the
+        # bundle: they were first.
         gateway.restore(facts.target)
         raise
     return TICK_SECONDS

@@ -7,6 +7,7 @@ import structlog
 
 from registry import checkpoints
 from schemas.problems import Problem
+from workers import quarantines
 from workers.control import Control
 
 log = structlog.get_logger(__name__)
@@ -22,6 +23,7 @@ def sweep(control: Control, hand_out: Callable[[UUID], None]) -> int:
         How many releases were handed out.
     """
     control.revive()
+    quarantines.wake(control)
     due = control.due()
     for release in due:
         hand_out(release)

@@ -1,19 +1,20 @@
 """Bundles, policies, suites and references: posted as raw JSON, answered by digest."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import StringConstraints
 from sqlalchemy.orm import Session
 
-from registry import deletion, documents
-from registry.api.deps import ServiceDep, SessionDep, allow
+from registry import deletion, documents, quarantine
+from registry.api.deps import IfMatch, PerformDep, ServiceDep, SessionDep, allow, tag
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import Responses, declare
 from registry.api.routes import Route
 from registry.auth import Actor
 from registry.service import Service
-from schemas.api import Act, BundleDeleted, Page, Registered
+from schemas.api import Act, BundleDeleted, Page, QuarantineState, Registered
 from schemas.bundle import MAX_LABELS
 from schemas.common import LABEL_PATTERN, Name
 from schemas.problems import (
@@ -23,6 +24,7 @@ from schemas.problems import (
     NotFound,
     PolicyTooWeak,
     QuotaExceeded,
+    StaleEdit,
     SuiteMissing,
     TooLarge,
     UnsupportedMediaType,
@@ -82,6 +84,8 @@ def _register(
     session: Session, service: Service, actor: Actor, *, kind: str, raw: bytes, response: Response
 ) -> Registered:
     stored, is_new = documents.register(session, service, actor, kind, raw)
+    if kind == "bundle":
+        (stored,) = _standing(session, actor, [stored])
     response.status_code = 201 if is_new else 200
     response.headers["location"] = f"/v1/{'policies' if kind == 'policy' else kind + 's'}/{stored.digest}"
     return stored
@@ -96,12 +100,27 @@ def _list(
     cursor: Cursor,
     limit: int,
     labels: list[str] | None = None,
+    quarantined: bool | None = None,
 ) -> Page[Registered]:
     asked = _labels(labels or [])
     rows = documents.browse(
-        session, actor.project_id, kind, names=names or [], labels=asked, after=cursor, limit=limit + 1
+        session,
+        actor.project_id,
+        kind,
+        names=names or [],
+        labels=asked,
+        quarantined=quarantined,
+        after=cursor,
+        limit=limit + 1,
     )
-    return page(rows, limit, lambda row: row[1], lambda row: row[0])
+    found = page(rows, limit, lambda row: row[1], lambda row: row[0])
+    return found if kind != "bundle" else found.model_copy(update={"items": _standing(session, actor, found.items)})
+
+
+def _standing(session: Session, actor: Actor, bundles: Sequence[Registered]) -> list[Registered]:
+    """Return bundles with why each is quarantined."""
+    found = quarantine.standing(session, actor.project_id, [one.digest for one in bundles])
+    return [one.model_copy(update={"quarantine": found.get(one.digest)}) for one in bundles]
 
 
 def _labels(asked: list[str]) -> dict[str, str]:
@@ -140,16 +159,27 @@ def list_bundles(
     cursor: Cursor,
     name: Names = None,
     label: Labels = None,
+    quarantined: Annotated[bool | None, Query(description="Only those that are quarantined, or are not.")] = None,
     limit: Limit = 50,
 ) -> Page[Registered]:
     """List bundles, newest first, without the documents themselves."""
-    return _list(session, actor, kind="bundle", names=name, labels=label, cursor=cursor, limit=limit)
+    return _list(
+        session,
+        actor,
+        kind="bundle",
+        names=name,
+        labels=label,
+        quarantined=quarantined,
+        cursor=cursor,
+        limit=limit,
+    )
 
 
 @router.get("/v1/bundles/{digest}", operation_id="getBundle", responses=NAMED)
 def get_bundle(digest: NamedDigest, actor: FetcherDep, session: SessionDep) -> Registered:
     """Return a bundle."""
-    return documents.get(session, actor.project_id, "bundle", digest)
+    (found,) = _standing(session, actor, [documents.get(session, actor.project_id, "bundle", digest)])
+    return found
 
 
 @router.post("/v1/bundles/{digest}/deletions", operation_id="deleteBundle", responses=NAMED)
@@ -162,6 +192,46 @@ def delete_bundle(
 ) -> BundleDeleted:
     """Delete a bundle that nothing needs, as a recorded act. Its files go after a time of grace."""
     return deletion.delete_bundle(session, service, actor, digest, body)
+
+
+@router.post("/v1/bundles/{digest}/quarantine", operation_id="quarantineBundle", responses=NAMED)
+def quarantine_bundle(
+    digest: NamedDigest,
+    body: Act,
+    actor: Annotated[Actor, allow("quarantine")],
+    service: ServiceDep,
+    perform: PerformDep,
+    response: Response,
+) -> QuarantineState:
+    """Let nothing go on with a bundle until a person lifts this. Asking again changes nothing."""
+    return _told(response, perform(lambda session: quarantine.impose(session, service, actor, digest, body)))
+
+
+@router.post(
+    "/v1/bundles/{digest}/quarantine/lift",
+    operation_id="liftQuarantine",
+    responses=declare(InvalidDocument, NotFound, Conflict, StaleEdit),
+)
+def lift_quarantine(
+    digest: NamedDigest,
+    body: Act,
+    actor: Annotated[Actor, allow("lift_quarantine")],
+    service: ServiceDep,
+    perform: PerformDep,
+    response: Response,
+    if_match: IfMatch = None,
+) -> QuarantineState:
+    """Let a bundle be used again, whatever it is quarantined for. `If-Match` takes the quarantine's version."""
+    return _told(
+        response,
+        perform(lambda session: quarantine.lift(session, service, actor, digest, body, if_match=if_match)),
+    )
+
+
+def _told(response: Response, state: QuarantineState) -> QuarantineState:
+    if state.quarantine is not None:
+        tag(response, state.quarantine.version)
+    return state
 
 
 @router.post(

@@ -17,6 +17,7 @@ from registry.tables import ReleaseRow
 from schemas.api import Act, Approve, Page, ReleaseCreate, RollBack, TargetName, Withdraw
 from schemas.common import Digest
 from schemas.problems import (
+    BundleQuarantined,
     Conflict,
     InvalidDocument,
     KeyReused,
@@ -36,7 +37,7 @@ ACT = declare(NotFound, InvalidDocument, TransitionRefused, StaleEdit)
 @router.post(
     "",
     status_code=201,
-    responses=declare(NotFound, InvalidDocument, ReferenceMissing, Conflict, KeyReused, StaleEdit),
+    responses=declare(NotFound, InvalidDocument, ReferenceMissing, Conflict, KeyReused, StaleEdit, BundleQuarantined),
     operation_id="createRelease",
 )
 def create_release(
@@ -98,7 +99,7 @@ def _done(perform: Perform, response: Response, act: Callable[[Session], Release
 
 @router.post(
     "/{release}/approvals",
-    responses=declare(NotFound, InvalidDocument, NotEligible, TransitionRefused, StaleEdit),
+    responses=declare(NotFound, InvalidDocument, NotEligible, BundleQuarantined, TransitionRefused, StaleEdit),
     operation_id="approveRelease",
 )
 def approve_release(
@@ -199,7 +200,9 @@ def resume_release(
 
 @router.post(
     "/{release}/promotions",
-    responses=declare(NotFound, InvalidDocument, NotEligible, TransitionRefused, Conflict, StaleEdit),
+    responses=declare(
+        NotFound, InvalidDocument, NotEligible, BundleQuarantined, TransitionRefused, Conflict, StaleEdit
+    ),
     operation_id="promoteRelease",
 )
 def promote_release(

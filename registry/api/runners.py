@@ -18,6 +18,7 @@ from registry.auth import Actor
 from schemas.api import Complete, Page, Progress, Reported, Run, RunnerDetail
 from schemas.common import Name
 from schemas.problems import (
+    BundleQuarantined,
     DigestMismatch,
     InvalidDocument,
     LeaseLost,
@@ -158,7 +159,7 @@ async def put_records(
 
 @router.post(
     "/jobs/{job}/references",
-    responses=declare(NotFound, InvalidDocument, LeaseLost, TooLarge, UnsupportedMediaType),
+    responses=declare(NotFound, InvalidDocument, LeaseLost, TooLarge, UnsupportedMediaType, BundleQuarantined),
     openapi_extra=takes("Reference"),
     operation_id="postReference",
 )

@@ -17,11 +17,12 @@ from registry.cli.documents import read_bundle, read_file, resolve
 from registry.cli.failures import Exit, Usage, invalid, invalid_act
 from registry.cli.inferred import infer, say
 from registry.cli.memory import HashMemory
-from registry.cli.options import Json, Limit, Reason, examples, group
+from registry.cli.options import BundleName, Json, Limit, Reason, examples, group
 from registry.cli.output import Clock, Output, size
 from registry.cli.placement import EXAMPLES as PLAN_EXAMPLES
 from registry.cli.placement import plan
 from registry.cli.profile import connect, folder
+from registry.cli.quarantine import LIFT_EXAMPLES, QUARANTINE_EXAMPLES, lift, quarantine, show_quarantine
 from registry.cli.sources import AllowHost, CacheFolder, From, Gathered, Given, SourceName
 from registry.cli.validation import EXAMPLES, validate
 from registry.client import Client
@@ -34,8 +35,9 @@ app.command("validate", epilog=EXAMPLES)(validate)
 app.command("plan", epilog=PLAN_EXAMPLES)(plan)
 app.command("diff", epilog=DIFF_EXAMPLES)(diff)
 app.command("impact", epilog=IMPACT_EXAMPLES)(impact)
+app.command("quarantine", epilog=QUARANTINE_EXAMPLES)(quarantine)
+app.command("lift", epilog=LIFT_EXAMPLES)(lift)
 
-BundleName = Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, or 8 or more of its hexadecimal digits.")]
 GivenName = Annotated[str | None, typer.Option("--name", "-n", help="Family name; otherwise the weights' own.")]
 OverlayFile = Annotated[
     Path | None, typer.Option("--file", "-f", help="YAML, JSON or TOML file with what the files cannot tell.")
@@ -403,6 +405,7 @@ def show(bundle: BundleName, as_json: Json = False) -> int:
 
     def human(out: Output) -> None:
         out.fields([("name", found.name), ("digest", found.digest), ("serving", found.serving_digest)])
+        show_quarantine(out, found.quarantine)
         _show_body(out, Bundle.model_validate(found.document))
         out.say("")
         out.table(["COMPONENT", "DIGEST"], (found.components or {}).items())
@@ -416,7 +419,9 @@ def show(bundle: BundleName, as_json: Json = False) -> int:
 @app.command(
     "list",
     epilog=examples(
-        "sluicegate bundle list", "sluicegate bundle list --name gemma-270m --label team=search --label stage=trial"
+        "sluicegate bundle list",
+        "sluicegate bundle list --name gemma-270m --label team=search --label stage=trial",
+        "sluicegate bundle list --quarantined",
     ),
 )
 def list_(
@@ -425,6 +430,10 @@ def list_(
         list[str] | None,
         typer.Option("--label", metavar="NAME=VALUE", help="Only with this label; repeatable: with all of them."),
     ] = None,
+    quarantined: Annotated[
+        bool | None,
+        typer.Option("--quarantined/--not-quarantined", help="Only those that are quarantined, or are not."),
+    ] = None,
     limit: Limit = 50,
     as_json: Json = False,
 ) -> int:
@@ -432,7 +441,7 @@ def list_(
     output = Output(as_json=as_json)
     asked = _labels(label or [])
     with connect() as client:
-        found = output.most(client.bundles.list(name, labels=asked), limit)
+        found = output.most(client.bundles.list(name, labels=asked, quarantined=quarantined), limit)
     output.result({"items": found}, lambda out: show_documents(out, found))
     return Exit.DONE
 
@@ -464,7 +473,13 @@ def show_documents(out: Output, found: list[Registered]) -> None:
     out.table(
         ["NAME", "DIGEST", "REGISTERED", "BY", "LABELS"],
         (
-            [one.name, one.digest, f"{one.created_at:%Y-%m-%d %H:%M:%S}Z", one.created_by, _shown(one.labels)]
+            [
+                one.name + (" (quarantined)" if one.quarantine else ""),
+                one.digest,
+                f"{one.created_at:%Y-%m-%d %H:%M:%S}Z",
+                one.created_by,
+                _shown(one.labels),
+            ]
             for one in found
         ),
         spare=("BY", "REGISTERED"),

@@ -106,6 +106,7 @@ def _head(out: Output, release: Release) -> None:
             ("phase", f"{release.phase} since {release.phase_since:%Y-%m-%d %H:%M:%S}Z"),
             ("paused", "yes" if release.is_paused else None),
             ("holds", "; ".join(release.held)),
+            ("quarantined", "; ".join(release.quarantined)),
             ("waits", release.waits),
             ("reason", release.reason),
             ("created", f"{release.created_at:%Y-%m-%d %H:%M:%S}Z by {release.created_by}"),

@@ -172,6 +172,10 @@ def _show(out: Output, target: Target, *, everything: bool = False) -> None:
             ("candidate", target.candidate_release),
         ]
     )
+    for why in target.quarantined:
+        out.say(f"the live bundle is QUARANTINED: {why}", "bad")
+    if target.quarantined:
+        out.say(f"it serves on: `sluicegate release rollback {target.stable_release} --reason …` takes it back", "bad")
     out.say("")
     out.table(
         ["SPLIT", "BUNDLE"],
@@ -208,7 +212,13 @@ def list_(limit: Limit = 50, as_json: Json = False) -> int:
         out.table(
             ["TARGET", "RUNNER CLASS", "LIVE BUNDLE", "CANDIDATE", "URL"],
             (
-                [one.name, one.runner_class, (one.stable_bundle or "")[7:19], one.candidate_release, one.url]
+                [
+                    one.name,
+                    one.runner_class,
+                    (one.stable_bundle or "")[7:19] + (" (quarantined)" if one.quarantined else ""),
+                    one.candidate_release,
+                    one.url,
+                ]
                 for one in found
             ),
             spare=("RUNNER CLASS", "URL"),

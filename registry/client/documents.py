@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from registry.client.transport import Transport
-from schemas.api import Act, BundleDeleted, Registered
+from schemas.api import Act, BundleDeleted, QuarantineState, Registered
 from schemas.common import Document
 from schemas.comparison import BundleDiff, BundleImpact
 
@@ -60,14 +60,49 @@ class Bundles(_Documents):
         """
         return self._transport.post(BundleDeleted, f"{self.path}/{digest}/deletions", Act(reason=reason))
 
-    def list(self, name: str | None = None, *, labels: Mapping[str, str] | None = None) -> Iterator[Registered]:
-        """List bundles, newest first, without their bodies; only of a family, and with all of these labels, if given.
+    def quarantine(self, digest: str, reason: str) -> QuarantineState:
+        """Let nothing go on with a bundle until a person lifts this. Raises NotFound, NotPermitted."""
+        return self._transport.post(QuarantineState, f"{self.path}/{digest}/quarantine", Act(reason=reason))
+
+    def lift(self, digest: str, reason: str, *, if_match: str | None = None) -> QuarantineState:
+        """Let a bundle be used again, whatever it is quarantined for.
+
+        Args:
+            digest: of the bundle.
+            reason: why; kept in evidence.
+            if_match: the quarantine's `version`, as it was seen.
+
+        Raises:
+            Conflict: it is not quarantined.
+            StaleEdit: it is quarantined for something else by now.
+            NotFound, NotPermitted.
+        """
+        headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
+        path = f"{self.path}/{digest}/quarantine/lift"
+        answer = self._transport.send("POST", path, body=Act(reason=reason), headers=headers)
+        return self._transport.parse(QuarantineState, answer)
+
+    def list(
+        self,
+        name: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        quarantined: bool | None = None,
+    ) -> Iterator[Registered]:
+        """List bundles, newest first, without their bodies.
+
+        Args:
+            name: only of this family.
+            labels: only with all of these.
+            quarantined: only those that are, or are not.
 
         Raises:
             InvalidDocument: a label is not one that a bundle may have.
         """
         asked = [f"{label}={value}" for label, value in (labels or {}).items()]
-        return self._transport.pages(Registered, self.path, {"name": name, "label": asked})
+        is_quarantined = None if quarantined is None else str(quarantined).lower()
+        parameters = {"name": name, "label": asked, "quarantined": is_quarantined}
+        return self._transport.pages(Registered, self.path, parameters)
 
     def diff(self, first: str, second: str) -> BundleDiff:
         """Compare two bundles part by part. Raises NotFound."""

@@ -10,10 +10,11 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
-from registry import db, documents, evidence, jobs, releases, runners, targets
+from registry import db, documents, evidence, jobs, quarantine, releases, runners, targets
 from registry.api.deps import ServiceDep, SessionDep
 from registry.api.pages import Cursor, page
 from registry.tables import TargetRow
+from registry.web.notices import Notice
 from registry.web.releases import PAGE_SIZE, event_source
 from registry.web.rendering import PageRoute, render
 from registry.web.visitors import VisitorDep
@@ -41,6 +42,7 @@ def bundles_page(actor: VisitorDep, session: SessionDep, after: Cursor) -> Respo
         actor=actor,
         section="bundles",
         bundles=found.items,
+        quarantined=quarantine.standing(session, actor.project_id, [one.digest for one in found.items]),
         is_first=after is None,
         following=f"/bundles?{urlencode({'cursor': found.next})}" if found.next else None,
     )
@@ -67,6 +69,7 @@ def bundle_page(
         section="bundles",
         bundle=bundle,
         registered=registered,
+        notices=_quarantined("Quarantined: nothing goes on with it.", session, actor.project_id, named),
         components=sorted((registered.components or {}).items()),
         facts=_facts(bundle.model_dump(mode="json", by_alias=True, exclude_none=True)),
         files=bundle.files[:MOST_FILES],
@@ -82,6 +85,12 @@ def bundle_page(
         events=source if after is None else None,
         now=db.now(session),
     )
+
+
+def _quarantined(title: str, session: Session, project: UUID, bundle: str) -> list[Notice]:
+    """Return the banner that says why a bundle is quarantined; none when it is not."""
+    why = quarantine.reasons(session, project, bundle)
+    return [Notice("bad", title, why)] if why else []
 
 
 def _facts(document: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -150,6 +159,11 @@ def target_page(
         actor=actor,
         section="targets",
         target=target,
+        notices=_quarantined(
+            "What is live here is quarantined, and serves on.", session, actor.project_id, stable.bundle
+        )
+        if stable
+        else [],
         running=[one for one in target.replicas if one.state in RUNNING],
         ended=[one for one in target.replicas if one.state not in RUNNING],
         stable=stable,

@@ -36,6 +36,9 @@ def notices(release: ReleaseDetail, *, required: int) -> list[Notice]:
     found = []
     if release.is_paused and (paused := _last(release.log, Kind.PAUSED)) is not None:
         found.append(Notice("warn", f"Paused by {paused.actor}.", [str(paused.body["reason"])]))
+    if release.quarantined:
+        serves = ", and serves on" if release.phase is Phase.PROMOTED else ""
+        found.append(Notice("bad", f"The bundle is quarantined{serves}.", list(release.quarantined)))
     if release.held:
         found.append(Notice("warn", "Held.", list(release.held)))
     if release.waits is not None:

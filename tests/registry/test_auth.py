@@ -105,8 +105,16 @@ def test_an_action_that_is_not_in_the_table_is_for_nobody():
 
 def test_what_lets_a_candidate_through_is_not_for_whoever_proposes_it():
     lets_through = {action for action, roles in PERMISSIONS.items() if not roles & {"engineer", "ci"}}
-    assert {"approve", "promote", "resume", "register_policy", "set_reference", "create_target"} <= lets_through
-    assert all("engineer" in PERMISSIONS[action] for action in ("reject", "pause", "rollback"))
+    assert {
+        "approve",
+        "promote",
+        "resume",
+        "register_policy",
+        "set_reference",
+        "create_target",
+        "lift_quarantine",
+    } <= lets_through
+    assert all("engineer" in PERMISSIONS[action] for action in ("reject", "pause", "rollback", "quarantine"))
 
 
 def allowed(role):
@@ -120,7 +128,7 @@ def test_a_runner_only_fetches_and_runs_jobs():
 def test_who_only_looks_changes_nothing_and_a_pipeline_touches_no_live_traffic():
     assert allowed("viewer") == {"read", "fetch", "checkpoint"}
     assert allowed("auditor") - allowed("viewer") == {"list_tokens", "revoke_evidence"}
-    assert allowed("engineer") - allowed("ci") == {"pause", "rollback"}
+    assert allowed("engineer") - allowed("ci") == {"pause", "quarantine", "rollback"}
     assert allowed("ci") < allowed("engineer") < allowed("manager") < allowed("admin")
 
 

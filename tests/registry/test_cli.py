@@ -20,7 +20,18 @@ COMMANDS = {
     "up": None,
     "demo": None,
     "login": None,
-    "bundle": {"create", "validate", "plan", "diff", "impact", "show", "list", "delete"},
+    "bundle": {
+        "create",
+        "validate",
+        "plan",
+        "diff",
+        "impact",
+        "show",
+        "list",
+        "delete",
+        "quarantine",
+        "lift",
+    },
     "blob": {"gc"},
     "policy": {"push", "show", "list"},
     "suite": {"push", "show", "list", "record"},
@@ -221,6 +232,7 @@ def test_what_others_wrote_cannot_move_the_terminal(command):
         "serving_digest": None,
         "components": None,
         "labels": None,
+        "quarantine": None,
     }
     page = json.dumps({"items": [document], "next": None}).encode()
     with ScriptedHttp(lambda asked: answer(200, page)) as http:
@@ -245,6 +257,7 @@ def test_a_document_that_only_a_newer_command_knows_is_said_so(command):
         "serving_digest": None,
         "components": None,
         "labels": None,
+        "quarantine": None,
     }
     with ScriptedHttp(lambda asked: answer(200, json.dumps(stored).encode())) as http:
         command.use(http.url, "token")

@@ -178,6 +178,7 @@ def service(bundle, weights, length):
                 "serving_digest": bundle.serving_digest,
                 "components": bundle.components(),
                 "labels": None,
+                "quarantine": None,
             }
             return answer(200, json.dumps(told).encode())
         if asked.path.endswith(sha256_digest(CONFIG)):

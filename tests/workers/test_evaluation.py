@@ -4,6 +4,7 @@ import signal
 import pytest
 
 from registry.storage.local import LocalBlobs
+from schemas.problems import BundleQuarantined
 from tests.support.outage import door
 from tests.support.runners import QUICK_GATES, is_running, result, until
 from workers.engines.drivers import LLAMACPP
@@ -88,6 +89,11 @@ def test_a_damaged_blob_in_the_store_fails_integrity_before_anything_boots(bench
     assert result(done, "integrity")["verdict"] == "failed"
     assert path in result(done, "integrity")["summary"]
     assert [entry.kind for entry in bench.entries(run)] == ["staged", "gate_recorded", "run_ended"]
+    # Its bytes are not what was registered, so nothing begins with it any more.
+    (ground,) = bench.client().bundles.get(bundle.digest).quarantine.grounds
+    assert (ground.cause, ground.by, path in ground.reason) == ("integrity_gate", "service", True)
+    with pytest.raises(BundleQuarantined, match="integrity failed"):
+        bench.evaluate(bundle, bench.policy())
 
 
 def test_a_damaged_blob_is_not_taken_from_the_service(bench):

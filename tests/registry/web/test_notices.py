@@ -32,6 +32,7 @@ def release(phase: Phase, *log: tuple[Kind, dict[str, object]], **changes: objec
         "weight_bp": None,
         "version": "x:1",
         "gates": [],
+        "quarantined": [],
         "log": entries,
     }
     return ReleaseDetail.model_validate(fields | changes)
@@ -91,3 +92,12 @@ def test_what_took_nobody_s_place_does_not_claim_so():
         "replaced",
     )
     assert replaces(release(Phase.PROMOTED)) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "title"),
+    [(Phase.GATED, "The bundle is quarantined."), (Phase.PROMOTED, "The bundle is quarantined, and serves on.")],
+)
+def test_a_quarantined_bundle_is_told_above_what_holds(phase, title):
+    found = told(release(phase, quarantined=["kim: withdrawn"], held=["x"]))
+    assert found[:2] == [("bad", title, ["kim: withdrawn"]), ("warn", "Held.", ["x"])]

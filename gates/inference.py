@@ -26,6 +26,7 @@ _LIMIT_ARGUMENTS = {
     "vllm": ("--max-model-len", "--max-num-seqs"),
     "sglang": ("--context-length", "--max-running-requests"),
 }
+_DRAFT_ARGUMENTS = ("--draft-max", "--draft", "--speculative-num-draft-tokens", "--num-speculative-tokens")
 _SPDX = {
     "apache-2.0": "Apache-2.0",
     "mit": "MIT",
@@ -103,6 +104,7 @@ def bundle_document(contents: Contents, *, name: str | None, engine: EngineChoic
         "template": _template(contents),
         "quantization": told.first("quantization", {"method": "none"}),
         "adapters": _adapters(contents) or None,
+        "draft": _draft(contents, engine),
         "engine": {
             "name": engine.name,
             "version": engine.version,
@@ -288,6 +290,15 @@ def _limits(engine: EngineChoice, model_context: int | None) -> dict[str, Any]:
         asked //= sequences
     context = asked or min(model_context or DEFAULT_CONTEXT_TOKENS, DEFAULT_CONTEXT_TOKENS)
     return {"context_tokens": context, "max_sequences": sequences}
+
+
+def _draft(contents: Contents, engine: EngineChoice) -> dict[str, Any] | None:
+    """Return the draft model that there is; how many tokens it proposes only launch arguments tell."""
+    files = [file.path for file in contents.with_role(Role.DRAFT)]
+    if not files:
+        return None
+    tokens = next((count for name in _DRAFT_ARGUMENTS if (count := _given(engine.arguments, name))), None)
+    return {"method": "draft_model", "files": files, "tokens": tokens}
 
 
 def limit_arguments(engine: str) -> tuple[str, str]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from schemas.bundle import Bundle, Feature
 
-_ENGINES = {"llama.cpp": "llamacpp", "llama-cpp": "llamacpp", "tensorrt-llm": "trtllm", "trt-llm": "trtllm"}
-_PARALLEL = {
+ENGINE_NAMES = {"llama.cpp": "llamacpp", "llama-cpp": "llamacpp", "tensorrt-llm": "trtllm", "trt-llm": "trtllm"}
+PARALLEL_NAMES = {
     "tensor": ("tensor_parallel", "tp", "tensor_parallel_size"),
     "pipeline": ("pipeline_parallel", "pp", "pipeline_parallel_size"),
     "expert": ("expert_parallel", "ep", "expert_parallel_size"),
@@ -152,7 +152,7 @@ def declared_by(bundle: Bundle) -> Declared:
         arguments=Arguments(tuple(engine.arguments)),
         variables=dict(engine.variables or {}),
         libraries=dict(engine.build or {}),
-        parallel={kind: getattr(topology, f"{kind}_parallel") for kind in _PARALLEL},
+        parallel={kind: getattr(topology, f"{kind}_parallel") for kind in PARALLEL_NAMES},
         accelerator=bundle.hardware.accelerator,
         devices=bundle.hardware.count,
         context_tokens=runtime.context_tokens,
@@ -189,7 +189,7 @@ def read_declared(document: Mapping[str, Any]) -> Declared:
     name = (engine.text("name", "family") or "").lower() or None
     features = serving.words_or_none("features") or read.top.words_or_none("features", "capabilities")
     return Declared(
-        engine=None if name is None else _ENGINES.get(name, name),
+        engine=None if name is None else ENGINE_NAMES.get(name, name),
         version=engine.text("version"),
         image=engine.text("image", "image_digest"),
         arguments=arguments,
@@ -200,7 +200,7 @@ def read_declared(document: Mapping[str, Any]) -> Declared:
             **engine.texts("libraries", "packages", "rules"),
             **read.top.texts("libraries"),
         },
-        parallel={kind: count for kind, names in _PARALLEL.items() if (count := topology.count(*names))},
+        parallel={kind: count for kind, names in PARALLEL_NAMES.items() if (count := topology.count(*names))},
         accelerator=hardware.text("accelerator", "gpu_arch", "arch", "architecture", "gpu")
         or topology.text("gpu_arch", "arch")
         or read.top.text("gpu_arch", "accelerator"),

@@ -13,6 +13,7 @@ from gates.files.refusal import shown
 from gates.inference import EngineChoice, bundle_document, merge
 from registry.cli import sources
 from registry.cli.comparison import DIFF_EXAMPLES, IMPACT_EXAMPLES, diff, impact
+from registry.cli.declarations import as_patch
 from registry.cli.documents import read_bundle, read_file, resolve
 from registry.cli.failures import Exit, Usage, invalid, invalid_act
 from registry.cli.inferred import infer, say
@@ -128,11 +129,12 @@ def create(
 
     Only what the engine reads is taken, in one format and one quantization; all else is left out and listed. Files
     are hashed here, and only those that the service lacks are sent. What the files do not tell comes from
-    the options, or from -f: a document that is merged into what was found (JSON Merge Patch), with one more key,
-    "roles", that maps paths to roles. The same directory is the same bundle, on any machine.
+    the options, or from -f: a document that is merged into what was found (JSON Merge Patch), with the short names that
+    `bundle validate` knows, and one more key, "roles", that maps paths to roles. The same directory is the same bundle,
+    on any machine.
     """
     output = Output(as_json=as_json)
-    overlay, roles = _overlay(file)
+    overlay, roles = _overlay(file, source)
     given = sources.given(source, part, overlay.pop("from", None), allow_host, cache, hard_links=hard_links)
     choice = EngineChoice(engine, engine_version, engine_environment, engine_image, tuple(arg or ()))
     # The file of -f may lie beside the weights; it is no part of them.
@@ -200,12 +202,13 @@ def _labels(words: list[str]) -> dict[str, str]:
     return found
 
 
-def _overlay(file: Path | None) -> tuple[dict[str, Any], dict[str, Role]]:
+def _overlay(file: Path | None, source: str) -> tuple[dict[str, Any], dict[str, Role]]:
     if file is None:
         return {}, {}
     overlay = read_file(file)
     if not isinstance(overlay, dict):
         raise InvalidDocument(f"{file} is not an object")
+    overlay = as_patch(overlay, [Path(source), file.resolve().parent])
     roles = overlay.pop("roles", {})
     if "files" in overlay:
         detail = "files are what the directory holds; use --exclude, or give them roles under /roles"

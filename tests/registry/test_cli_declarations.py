@@ -1,0 +1,147 @@
+"""One file of `-f` says to create, validate and plan what files cannot tell, in YAML, JSON and TOML."""
+
+import json
+
+import pytest
+
+from registry.cli.declarations import as_patch
+from schemas.bundle import Bundle
+from schemas.common import MAX_DOCUMENT_BYTES
+from schemas.problems import InvalidDocument
+from tests.support.checkpoints import adapt, micro, speak
+
+YAML = """\
+engine:
+  family: vLLM
+  version: 0.32.0
+  args: [--max-model-len, 128, --enable-auto-tool-choice]
+  image: vllm@sha256:{image}
+  libraries: {{transformers: 5.19.0}}
+  env: {{A: b}}
+topology: {{tp: 2}}
+hardware: {{gpu_arch: nvidia-h100, gpus: 2, memory_bytes: 80000000000}}
+context_length: 64
+adapters: {{support: lora}}
+draft: {{directory: small, method: draft_model, tokens: 4}}
+served_name: qwen
+features: {{streaming: true, chat: true, tools: false}}
+drain: {{termination_grace_seconds: 90, shutdown_seconds: 60}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    speak(micro(tmp_path / "m"))
+    adapt(tmp_path / "lora")  # beside the file
+    speak(micro(tmp_path / "m" / "small"))  # inside the directory
+    (tmp_path / "bundle.yaml").write_text(YAML.format(image="1" * 64))
+    return tmp_path
+
+
+def create(command, folder, *words, file="bundle.yaml"):
+    command.use("http://127.0.0.1:1", "token")
+    return command("bundle", "create", folder / "m", "--name", "m", "-f", folder / file, *words, "--dry-run", "--json")
+
+
+def test_create_takes_what_validate_and_plan_take(command, folder):
+    made = create(command, folder)
+    assert made.status == 0, made
+    bundle = Bundle.model_validate(made.json)
+    engine = bundle.engine
+    assert (engine.name, engine.version) == ("vllm", "0.32.0")
+    assert engine.arguments == ["--max-model-len", "128", "--enable-auto-tool-choice"]
+    assert engine.build == {"transformers": "5.19.0"}
+    assert engine.variables == {"A": "b"}
+    assert bundle.topology.tensor_parallel == 2
+    assert (bundle.hardware.accelerator, bundle.hardware.count) == ("nvidia-h100", 2)
+    assert bundle.runtime.context_tokens == 64
+    assert [(one.name, one.files) for one in bundle.adapters] == [
+        ("support", ["adapters/support/adapter_config.json", "adapters/support/adapter_model.safetensors"])
+    ]
+    assert (bundle.draft.method, bundle.draft.tokens) == ("draft_model", 4)
+    assert "draft/model.safetensors" in bundle.draft.files
+    assert bundle.serving.served_name == "qwen"
+    assert bundle.serving.features == ["chat", "streaming"]
+    validated = command("bundle", "validate", folder / "m", "-f", folder / "bundle.yaml", "--json")
+    assert validated.status == 0, validated
+    assert validated.json["inferred"]["draft"] == "small"
+    assert validated.json["inferred"]["adapters"] == ["support"]
+    planned = command("bundle", "plan", folder / "m", "-f", folder / "bundle.yaml", "--device-memory", "80GB", "--json")
+    assert planned.status == 0, planned
+    assert planned.json["topology"]["tensor_parallel"] == 2
+    assert planned.json["devices"][0]["draft_bytes"] > 0
+
+
+def test_json_and_toml_say_the_same(command, folder):
+    by_yaml = create(command, folder).json
+    told = {
+        "engine": {
+            "name": "vllm",
+            "version": "0.32.0",
+            "image": "vllm@sha256:" + "1" * 64,
+            "variables": {"A": "b"},
+            "arguments": ["--max-model-len", "128", "--enable-auto-tool-choice"],
+            "build": {"transformers": "5.19.0"},
+        },
+        "topology": {"tensor_parallel": 2},
+        "hardware": {"accelerator": "nvidia-h100", "count": 2, "memory_bytes": 80_000_000_000},
+        "runtime": {"context_tokens": 64},
+        "adapters": [{"name": "support", "directory": "lora"}],
+        "draft_model": {"folder": "small", "method": "draft_model", "tokens": 4},
+        "serving": {"served_name": "qwen", "features": ["streaming", "chat"]},
+    }
+    (folder / "bundle.json").write_text(json.dumps(told))
+    assert create(command, folder, file="bundle.json").json == by_yaml
+    lines = [
+        'served_name = "qwen"',
+        'features = ["chat", "streaming"]',
+        "context_length = 64",
+        "[engine]",
+        *(f"{key} = {json.dumps(value)}" for key, value in told["engine"].items() if isinstance(value, str | list)),
+        '[engine.build]\ntransformers = "5.19.0"\n[engine.variables]\nA = "b"',
+        "[topology]\ntp = 2",
+        '[hardware]\naccelerator = "nvidia-h100"\ncount = 2\nmemory_bytes = 80000000000',
+        '[adapters]\nsupport = "lora"',
+        '[draft]\ndirectory = "small"\nmethod = "draft_model"\ntokens = 4',
+    ]
+    (folder / "bundle.toml").write_text("\n".join(lines))
+    assert create(command, folder, file="bundle.toml").json == by_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("engine: {name: vllm}\nengine: {name: sglang}\n", "twice"),
+        ("engine: &a {name: vllm}\n", "anchor"),
+        ("engine: *a\n", "alias"),
+        ("engine: !!python/object:os.system {}\n", "tag"),
+        ("engine: {name: vllm, family: sglang}\n", "/engine/family"),
+        ("served_name: a\nserving: {name: b}\n", "/serving/name"),
+        ("adapters: {support: nowhere}\n", "no directory nowhere"),
+        ("adapters: {support: 3}\n", "/adapters/support"),
+        ("adapters: {Bad Name: lora}\n", "/from/adapter:Bad Name"),
+        ("draft: nowhere\n", "no directory nowhere"),
+        ("engine: {verison: 1}\n", "verison"),
+        ("servd_name: a\n", "servd_name"),
+        ("a: [" * 40, "nested"),
+        ("# " + "x" * MAX_DOCUMENT_BYTES, "larger"),
+    ],
+)
+def test_what_is_not_understood_is_named(command, folder, text, said):
+    (folder / "bundle.yaml").write_text(text)
+    image = ("--engine-image", "vllm@sha256:" + "1" * 64, "--engine-version", "1")
+    ran = create(command, folder, "--engine", "vllm", *image)
+    assert ran.status == 2, ran
+    assert said in json.dumps(ran.json) + ran.err
+
+
+def test_a_document_s_own_names_stay_as_they_are(tmp_path):
+    engine = {"environment": "x", "remote_code": {"files": []}}
+    document = {"engine": engine, "licence": {"identifier": "MIT"}, "labels": {}}
+    assert as_patch(document, [tmp_path]) == document
+    assert as_patch({"engine": None, "adapters": None}, [tmp_path]) == {"engine": None, "adapters": None}
+    assert as_patch({"adapters": [{"name": "a", "files": ["x"]}]}, []) == {"adapters": [{"name": "a", "files": ["x"]}]}
+    assert as_patch({"draft": {"method": "ngram", "tokens": 2}}, []) == {"draft": {"method": "ngram", "tokens": 2}}
+    assert as_patch({"draft": "hf:a/b@c"}, []) == {"from": {"draft": "hf:a/b@c"}}
+    with pytest.raises(InvalidDocument):
+        as_patch({"draft": ""}, [tmp_path])

@@ -479,7 +479,8 @@ def wire(session: Session, release: ReleaseRow, entries: Sequence[EntryRow] | No
 def detail(session: Session, release: ReleaseRow) -> ReleaseDetail:
     """Return a release with its log."""
     entries = log(session, release.id)
-    return ReleaseDetail(**_fields(session, release, entries), log=[evidence.wire(entry) for entry in entries])
+    told = [evidence.wire(entry) for entry in entries]
+    return ReleaseDetail(**_fields(session, release, entries), doing=waits.doing(session, release), log=told)
 
 
 def _fields(session: Session, release: ReleaseRow, entries: Sequence[EntryRow]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""What a release waits for when no entry of its log says so: a runner that takes its job."""
+"""What a release waits for when no entry of its log says so: a runner for its job, or the end of what that does."""
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from registry import db, runners
+from registry.lifecycle import BEFORE_TRAFFIC
 from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.release import TERMINAL
 from schemas.runner import JobState
@@ -28,6 +29,22 @@ def why(session: Session, release: ReleaseRow) -> str | None:
         return None
     seconds = max(0, round((db.now(session) - job.due_at).total_seconds()))
     return f"its {job.kind} job has waited {seconds} s for {_for_whom(session, job)}"
+
+
+def doing(session: Session, release: ReleaseRow) -> str | None:
+    """Return what a runner does for a release before it has traffic, in one line; None while none holds a job of it.
+
+    A runner says so every few seconds with its lease. It is no evidence.
+    """
+    if release.phase not in BEFORE_TRAFFIC:
+        return None
+    job = session.scalar(
+        select(JobRow)
+        .where(JobRow.release_id == release.id, JobRow.state == JobState.CLAIMED)
+        .order_by(JobRow.id.desc())
+        .limit(1)
+    )
+    return None if job is None or job.progress is None else f"{job.kind}: {job.progress}"
 
 
 def _for_whom(session: Session, job: JobRow) -> str:

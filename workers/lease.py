@@ -24,6 +24,8 @@ from schemas.problems import LeaseLost, NotFound, Problem
 from schemas.runner import Claim, Report
 
 RENEWALS_PER_LEASE = 3
+PROGRESS_SECONDS = 2.0
+"""Between two renewals while what the job does changes: whoever follows it sees it move."""
 RETRY_SECONDS = (0.25, 10.0)
 """First and longest wait between two tries while the service does not answer."""
 MAX_TEXT = 4096
@@ -122,9 +124,16 @@ class Lease:
             self._renewed = time.monotonic()
 
     def _keep(self) -> None:
-        wait = self._seconds / RENEWALS_PER_LEASE
-        while not self._released.wait(wait):
-            wait = self._seconds / RENEWALS_PER_LEASE if self.renew() else min(1.0, wait)
+        wait, told = self._seconds / RENEWALS_PER_LEASE, None
+        due = time.monotonic() + wait
+        while not self._released.wait(max(0.0, min(due - time.monotonic(), PROGRESS_SECONDS))):
+            line = self._progress
+            if time.monotonic() < due and line == told:
+                continue
+            is_answered = self.renew()
+            told = line if is_answered else None
+            wait = self._seconds / RENEWALS_PER_LEASE if is_answered else min(1.0, wait)
+            due = time.monotonic() + wait
             if self.is_lost:
                 return
 
@@ -192,7 +201,7 @@ class Lease:
     # ----------------------------------------------------------------------------------------- speaking of it
 
     def progress(self, line: str) -> None:
-        """Say in one line what the job does now; it goes out with the next renewal."""
+        """Say in one line what the job does now; it goes out with the next renewal, within `PROGRESS_SECONDS`."""
         self._progress = line[:MAX_PROGRESS]
 
     def step(self, line: str) -> None:

@@ -96,11 +96,17 @@ class Staging:
                 shutil.rmtree(left)
         partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{root.name}-", dir=self._staged))
         try:
-            for place, file in enumerate(bundle.files, start=1):
-                progress(f"staging file {place} of {len(bundle.files)}: {file.path}")
+            total, before = sum(file.size for file in bundle.files), 0
+            for file in bundle.files:
+
+                def moved(count: int, file: File = file, before: int = before) -> None:
+                    progress(f"staged {(before + count) / 1e6:,.0f} of {total / 1e6:,.0f} MB: {file.path}")
+
+                moved(0)
                 target = partial / file.path
                 target.parent.mkdir(parents=True, exist_ok=True)
-                self._place(file, target, fetch, progress)
+                self._place(file, target, fetch, moved)
+                before += file.size
             for folder in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
                 folder.chmod(0o755)
                 _sync(folder)
@@ -110,7 +116,7 @@ class Staging:
             if partial.exists():
                 shutil.rmtree(partial)
 
-    def _place(self, file: File, target: Path, fetch: Fetch, progress: Callable[[str], None]) -> None:
+    def _place(self, file: File, target: Path, fetch: Fetch, moved: Callable[[int], None]) -> None:
         stored = self._store.path(file.sha256) if self._store is not None else None
         here = stored if stored is not None and _is_regular(stored) else None
         if here is not None and _link(here, target):
@@ -118,18 +124,18 @@ class Staging:
         cached = self._cache.path(file.sha256)
         if not _is_regular(cached):
             chunks = _read(here) if here is not None else fetch(file.sha256)
-            self._cache.put(_told(chunks, file, progress), file.sha256, limit=file.size)
+            self._cache.put(_told(chunks, moved), file.sha256, limit=file.size)
         if not _link(cached, target):
             shutil.copyfile(cached, target)
             target.chmod(READ_ONLY)
 
 
-def _told(chunks: Iterable[bytes], file: File, progress: Callable[[str], None]) -> Iterator[bytes]:
+def _told(chunks: Iterable[bytes], moved: Callable[[int], None]) -> Iterator[bytes]:
     done = 0
     for chunk in chunks:
         yield chunk
         done += len(chunk)
-        progress(f"fetched {done / 1e6:,.0f} of {file.size / 1e6:,.0f} MB of {file.path}")
+        moved(done)
 
 
 def _read(path: Path) -> Iterator[bytes]:

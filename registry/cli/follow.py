@@ -83,6 +83,7 @@ class _Watch:
     seen: int = 0
     has_told_who: bool = False
     has_told_waits: bool = False
+    doing: str | None = None
     is_away: bool = False
 
     def follow(self) -> tuple[ReleaseDetail, Decided | None]:
@@ -119,6 +120,9 @@ class _Watch:
             self.has_told_who = True
             if (needed := _approvals_needed(self.client, found.policy)) > 0:
                 self.output.note(waits_for(found, needed))
+        if verdict is None and found.doing is not None and found.doing != self.doing:
+            self.doing = found.doing
+            self.output.note(f"  {found.doing}")
         if found.waits is None:
             self.has_told_waits = False
         elif self.clock.seconds >= LOOK_SECONDS and not self.has_told_waits:

@@ -96,7 +96,7 @@ def show(release: ReleaseId, as_json: Json = False) -> int:
     return Exit.DONE
 
 
-def _head(out: Output, release: Release) -> None:
+def _head(out: Output, release: Release, doing: str | None = None) -> None:
     out.fields(
         [
             ("release", release.id),
@@ -108,6 +108,7 @@ def _head(out: Output, release: Release) -> None:
             ("holds", "; ".join(release.held)),
             ("quarantined", "; ".join(release.quarantined)),
             ("waits", release.waits),
+            ("doing", doing),
             ("reason", release.reason),
             ("created", f"{release.created_at:%Y-%m-%d %H:%M:%S}Z by {release.created_by}"),
             (replaces(release) or "", release.predecessor if replaces(release) else None),
@@ -117,7 +118,7 @@ def _head(out: Output, release: Release) -> None:
 
 
 def _show(out: Output, release: ReleaseDetail) -> None:
-    _head(out, release)
+    _head(out, release, release.doing)
     out.say("")
     out.table(
         ["GATE", "VERDICT", "TOOK", "WHY"],

@@ -43,6 +43,8 @@ def notices(release: ReleaseDetail, *, required: int) -> list[Notice]:
         found.append(Notice("warn", "Held.", list(release.held)))
     if release.waits is not None:
         found.append(Notice("warn", "Waits.", [release.waits]))
+    if release.doing is not None:
+        found.append(Notice("plain", "Under way.", [release.doing]))
     for kind, what in ((Kind.ROLLBACK_REQUESTED, "to take it back"), (Kind.PROMOTION_REQUESTED, "to skip the rest")):
         asked = _last(release.log, kind)
         if asked is not None and release.phase in {Phase.CANARY, Phase.PROMOTED}:

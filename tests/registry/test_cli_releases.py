@@ -9,9 +9,10 @@ from uuid import UUID
 
 import pytest
 
+from registry import db, jobs
 from registry.cli.failures import Exit
 from registry.client import Client
-from schemas.api import Complete
+from schemas.api import Complete, Progress
 from schemas.evidence import (
     Decision,
     Kind,
@@ -121,6 +122,24 @@ def test_a_runner_is_shown_by_its_name_or_its_id_with_what_it_does(scene):
 
 
 # -------------------------------------------------------------------------------------------------- releases
+
+
+def test_a_release_shows_and_follows_what_a_runner_does_for_it(scene):
+    scene.target()
+    release = scene.release()["id"]
+    with scene.service.database.transaction() as session:
+        now, bundle = db.now(session), scene.bundle.digest
+        job = jobs.create(
+            session, scene.api.project_id, "evaluate", bundle=bundle, runner_class="cpu", created_by="x", now=now
+        )
+        job.release_id = UUID(release)
+    claim = scene.runner.runners.claim(scene.runner_id)
+    scene.runner.jobs.renew(claim.job, Progress(fencing_token=claim.fencing_token, progress="load 12/64"))
+    assert scene.command.ok("release", "show", release, "--json").json["doing"] == "evaluate: load 12/64"
+    assert "evaluate: load 12/64" in scene.command.ok("release", "show", release).out
+    watched = scene.command("release", "watch", release, "--timeout", "0.1")
+    assert watched.status == 3
+    assert watched.err.count("evaluate: load 12/64") == 1
 
 
 def test_a_release_is_started_shown_and_listed(scene):

@@ -342,6 +342,19 @@ def test_a_release_says_what_its_job_waits_for(service: Service, actor: Actor) -
     assert second.job == mine
     assert waits() is None
 
+    def doing() -> str | None:
+        with service.database.transaction() as session:
+            return releases.detail(session, releases.get(session, actor.project_id, release)).doing
+
+    assert doing() == "evaluate: claimed"
+    with service.database.transaction() as session:
+        said = Progress(fencing_token=second.fencing_token, progress="load 12/64, p99 TTFT 80 ms")
+        jobs.renew(session, service, actor.project_id, mine, said)
+    assert doing() == "evaluate: load 12/64, p99 TTFT 80 ms"
+    with service.database.transaction() as session:
+        jobs.complete(session, service, actor.project_id, mine, Complete(fencing_token=second.fencing_token))
+    assert doing() is None
+
 
 def test_failures_of_a_live_replica_are_counted_over_jobs_until_it_is_ready(service: Service, actor: Actor) -> None:
     release = factories.started_release(service, actor)

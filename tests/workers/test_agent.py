@@ -13,6 +13,7 @@ from schemas.runner import Claim, JobKind
 from tests.support.outage import door
 from tests.support.runners import LEASE_SECONDS, is_running, until
 from workers import agent as agents
+from workers import lease as leases
 from workers.lease import Ending, JobEnded, Lease
 
 
@@ -166,6 +167,16 @@ def test_a_lease_is_kept_for_as_long_as_it_is_held(bench, claim):
     assert bench.run(claim.job).progress == "thinking"
     lease.release()
     until(lambda: bench.is_lease_over(claim.job), what="the end of the lease")
+
+
+def test_what_a_job_does_is_told_long_before_its_lease_has_to_be_renewed(bench, claim, monkeypatch):
+    monkeypatch.setattr(leases, "PROGRESS_SECONDS", 0.1)
+    lease = Lease(bench.client("runner"), claim.model_copy(update={"lease_seconds": 3600.0}))
+    lease.keep()
+    for line in ("load 1/64", "load 2/64"):
+        lease.progress(line)
+        until(lambda line=line: bench.run(claim.job).progress == line, what=line)
+    lease.release()
 
 
 def test_a_lost_lease_calls_what_cannot_wait_and_refuses_every_word(bench, claim):

@@ -218,12 +218,17 @@ def test_a_job_that_is_over_stops_fetching_and_stops_waiting(tmp_path, bundle, c
     class Over(Exception):
         pass
 
+    lines = []
+
     def progress(line):
-        if "fetched" in line or "waiting" in line:
+        lines.append(line)
+        if len(lines) > 1:  # the first one says that a file begins
             raise Over
 
     with pytest.raises(Over):
         Staging(tmp_path).stage(bundle, serve(contents), progress)
+    assert lines[0].startswith("staged 0 of ")
+    assert lines[0].endswith(f" MB: {bundle.files[0].path}")
     assert not left_over(tmp_path)
     lock = tmp_path / "staged" / f"{bundle.digest.removeprefix('sha256:')}.lock"
     with staging._locked(lock, lambda _: None), pytest.raises(Over):

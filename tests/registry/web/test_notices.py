@@ -42,6 +42,11 @@ def told(found: ReleaseDetail, required: int = 0) -> list[tuple[str, str, list[s
     return [(one.tone, one.title, one.lines) for one in notices(found, required=required)]
 
 
+def test_what_a_runner_does_for_a_release_is_said_beside_what_else_there_is():
+    found = release(Phase.BOOTED, doing="evaluate: load 12/64")
+    assert told(found) == [("plain", "Under way.", ["evaluate: load 12/64"])]
+
+
 def test_a_release_that_is_paused_and_held_and_waits_for_people_says_all_three():
     paused = (Kind.PAUSED, {"reason": "freeze until Monday"})
     found = release(Phase.GATED, paused, is_paused=True, held=["load: 3 of 60", "golden: a warning"], reason="last")

@@ -4,6 +4,7 @@ A part is a component of the bundle (`schemas.bundle.COMPONENTS`), or one of tho
 they hold every section and every file of the document, so that nothing can differ unseen.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -97,6 +98,22 @@ def diff(first: Bundle, second: Bundle) -> BundleDiff:
 def side(bundle: Bundle) -> Side:
     """Return how a bundle is named in a comparison."""
     return Side(digest=bundle.digest, name=bundle.name, serving_digest=bundle.serving_digest)
+
+
+def shown(value: object, limit: int = 2000) -> str:
+    """Return a value for a person, cut to `limit` characters: texts and words as they are, all else as JSON.
+
+    A dash stands where there is none.
+    """
+    if value is None:
+        return "—"
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+        text = " ".join(value)
+    else:
+        text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _parts(bundle: Bundle) -> dict[str, _Part]:

@@ -3,14 +3,16 @@
 from datetime import datetime
 from uuid import UUID
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gates import impact as impacts
 from gates.difference import diff as differences
 from gates.impact import Recorded
 from registry import documents, evidence, jobs, releases
-from registry.tables import JobRow
+from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.comparison import BundleDiff, BundleImpact
+from schemas.release import Phase
 
 MOST_EVALUATIONS = 50
 """Evaluations of a bundle in which its results are looked for. What lies further back does not count."""
@@ -51,6 +53,18 @@ def impact(
         evidence=recorded(session, project, ours),
         now=now,
     )
+
+
+def accepted(session: Session, project: UUID, *, limit: int) -> list[tuple[str, str]]:
+    """Return targets with the bundle that each has accepted, by the target's name."""
+    rows = session.execute(
+        select(TargetRow.name, ReleaseRow.bundle)
+        .join(ReleaseRow, ReleaseRow.target_id == TargetRow.id)
+        .where(TargetRow.project_id == project, ReleaseRow.phase == Phase.PROMOTED)
+        .order_by(TargetRow.name)
+        .limit(limit)
+    )
+    return [(row.name, row.bundle) for row in rows]
 
 
 def recorded(session: Session, project: UUID, bundle: str) -> dict[str, Recorded]:

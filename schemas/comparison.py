@@ -92,7 +92,21 @@ class GateImpact(Wire):
     )
     reasons: list[Reason] = Field(description="One for each part that differs.")
     bound_to: str = Field(description="What a result of this gate holds for besides the bundle.")
-    held: Held | None = Field(description="The newest result that the first bundle has; null where nobody looked.")
+    held: Held | None = Field(
+        description="The newest result that the first bundle has; null where there is none, or nobody looked."
+    )
+
+    def deciding(self) -> list[tuple[list[str], str]]:
+        """Return the reasons that decide, those with one sentence together: parts, sentence.
+
+        That there is no evidence decides only where nothing else does.
+        """
+        against = [reason for reason in self.reasons if reason.is_against]
+        parts = [reason for reason in against if reason.part != "evidence"] or against or self.reasons
+        grouped: dict[str, list[str]] = {}
+        for reason in parts:
+            grouped.setdefault(reason.why, []).append(reason.part)
+        return [(named, why) for why, named in grouped.items()]
 
 
 class JointCheck(Wire):

@@ -1,6 +1,5 @@
 """`sluicegate bundle diff` and `bundle impact`: two bundles compared, here or by the service."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from gates import difference
+from gates.difference import shown
 from registry.cli.documents import read_bundle, read_policy, resolve
 from registry.cli.failures import Exit, Usage
 from registry.cli.options import Json, examples
@@ -101,16 +102,13 @@ class _Sides:
     def diff(self) -> BundleDiff:
         if self.client is not None and isinstance(self.first, str) and isinstance(self.second, str):
             return self.client.bundles.diff(self.first, self.second)
-        # Only where it is asked for: it brings in what reads files, and takes a moment.
-        from gates import difference
-
         return difference.diff(self._document(self.first), self._document(self.second))
 
     def impact(self, policy: str | None) -> BundleImpact:
         if self.client is not None and isinstance(self.first, str) and isinstance(self.second, str):
             named = None if policy is None else resolve(policy, self.client.policies, read_policy, "policy")
             return self.client.bundles.impact(self.first, self.second, policy=named)
-        # As above: the catalogue brings in every gate.
+        # Only where it is asked for: the catalogue brings in every gate, and takes a moment.
         from gates import impact as impacts
 
         first, second = self._document(self.first), self._document(self.second)
@@ -175,7 +173,10 @@ def _say_diff(out: Output, found: BundleDiff) -> None:
         out.say("")
         out.table(
             ["PART", "VALUE", "WAS", "NOW"],
-            ([part, change.pointer, _shown(change.was), _shown(change.now)] for part, change in values),
+            (
+                [part, change.pointer, shown(change.was, LONGEST_VALUE), shown(change.now, LONGEST_VALUE)]
+                for part, change in values
+            ),
         )
     files = [(one.part, change) for one in found.changed for change in one.files]
     if files:
@@ -199,19 +200,6 @@ def _say_sides(out: Output, first: Side, second: Side) -> None:
 def _counted(values: Sequence[object], files: Sequence[object]) -> str:
     said = [(len(values), "value"), (len(files), "file")]
     return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in said if count)
-
-
-def _shown(value: object) -> str:
-    """Return a value on one line: texts and words as they are, all else as JSON; a dash where there is none."""
-    if value is None:
-        return "—"
-    if isinstance(value, str):
-        text = value
-    elif isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-        text = " ".join(value)
-    else:
-        text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
 
 
 def _file(state: FileState | None) -> str:
@@ -248,10 +236,9 @@ def _say_impact(out: Output, found: BundleImpact) -> None:
 
 def _rows(one: GateImpact) -> Iterator[list[str]]:
     """Yield a line for each reason that decides; that of a result which carries over cites it."""
-    shown = [reason for reason in one.reasons if reason.is_against] or one.reasons
-    for place, reason in enumerate(shown):
+    for place, (parts, why) in enumerate(one.deciding()):
         head = [one.gate, _OUTCOMES[one.outcome]] if place == 0 else ["", ""]
-        yield [*head, reason.part, reason.why]
+        yield [*head, ", ".join(parts), why]
     if one.outcome == "carries" and one.held is not None:
         on = f" on {one.held.runner}" if one.held.runner else ""
         at = f"{one.held.recorded_at:%Y-%m-%d %H:%M:%S}Z"

@@ -14,6 +14,7 @@ from registry import db, documents, evidence, jobs, quarantine, releases, runner
 from registry.api.deps import ServiceDep, SessionDep
 from registry.api.pages import Cursor, page
 from registry.tables import TargetRow
+from registry.web.comparison import choices
 from registry.web.notices import Notice
 from registry.web.releases import PAGE_SIZE, event_source
 from registry.web.rendering import PageRoute, render
@@ -79,6 +80,7 @@ def bundle_page(
         tones=TONES,
         before=before,
         later=later,
+        choices=choices(session, actor.project_id, named, bundle.name),
         lines=rows[:PAGE_SIZE],
         is_first=after is None,
         following=f"/bundles/{named}?{urlencode({'cursor': found.next})}" if found.next else None,

@@ -12,6 +12,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from gates.difference import shown
 from registry.api.routes import Route
 from schemas.problems import NotFound, Problem
 from schemas.release import Phase
@@ -111,8 +112,12 @@ templates.filters.update(
         "words": words,
         "tone": tone,
         "counted": counted,
+        "shown": shown,
     }
 )
+
+
+templates.tests["words"] = lambda value: isinstance(value, list)
 
 
 def render(name: str, status: int = 200, **values: Any) -> HTMLResponse:

@@ -210,6 +210,18 @@ def test_a_result_does_not_carry_over_a_change_that_it_depends_on():
     assert found.held.refused is None, "the result is still cited"
 
 
+def test_the_reasons_that_decide_are_told_once_and_missing_evidence_only_where_nothing_else_decides():
+    other = bundle(description="A title.", runtime={"context_tokens": 1024, "max_sequences": 4})
+    found = {one.gate: one.deciding() for one in impact(PLAIN, other, evidence={}, now=NOW).gates}
+    assert [parts for parts, _ in found["integrity"]] == [["runtime", "description"]]
+    assert [parts for parts, _ in found["golden"]] == [["runtime"]]
+    assert found["placement"] == [(["runtime"], COUPLINGS["placement"].again["runtime"])]
+    found = {one.gate: one.deciding() for one in impact(PLAIN, TITLED, evidence={}, now=NOW).gates}
+    assert found["golden"] == [(["evidence"], NO_RESULT)]
+    found = {one.gate: one.deciding() for one in impact(PLAIN, TITLED).gates}
+    assert found["golden"] == [(["description"], COUPLINGS["golden"].carries["description"])]
+
+
 def test_without_a_clock_no_result_of_a_policy_counts():
     policy = Policy.model_validate(policy_body())
     found = impact(PLAIN, TITLED, policy=policy, evidence={"compatibility": recorded()})

@@ -76,7 +76,8 @@ def release(committed, actor) -> UUID:
 
 def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed, actor, release, browser):
     bundle = registered_bundle(committed, actor).digest
-    registered_bundle(committed, actor, content=b"later weights")
+    wider = {"context_tokens": 1024, "max_sequences": 4, "prefix_caching": True}
+    later = registered_bundle(committed, actor, content=b"later weights", runtime=wider, description="Wider.").digest
     with committed.database.transaction() as session:
         (runner,) = (row.id for row in runners.browse(session, actor.project_id, after=None, limit=1))
     paths = [
@@ -84,6 +85,7 @@ def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed,
         f"/releases/{release}",
         "/bundles",
         f"/bundles/{bundle}",
+        f"/bundles/{bundle}/diff/{later}",
         "/targets",
         "/targets/chat@prod",
         "/runners",

@@ -40,6 +40,8 @@ SPLIT_ALARM_ALPHA: Final = 1e-6
 STALE_SECONDS: Final = 10.0
 """The controller probes through the gateway at every look. A log that lacks a probe for so long is broken, and
 nothing passes on a log whose newest line is older."""
+SILENT: Final = "the gateway has not answered for"
+UNLOGGED: Final = "the access log lacks a probe of"
 MIN_EVENTS: Final = 2
 """One bad request alone takes nothing back, unless the limit is zero."""
 
@@ -135,6 +137,16 @@ def least_requests(conditions: Sequence[StopCondition]) -> int | None:
     return max(1 if limit >= 1 else stats.minimum_samples_for_bound(1 - limit) for limit in limits)
 
 
+def is_silence(reasons: Sequence[str]) -> bool:
+    """Tell whether reasons of an errored look say that the gateway did not answer, and nothing else.
+
+    A probe that is not in its log may have been the last thing before it fell silent.
+    """
+    return any(each.startswith(SILENT) for each in reasons) and all(
+        each.startswith((SILENT, UNLOGGED)) for each in reasons
+    )
+
+
 def judge_step(
     tally: Tally,
     step: Step,
@@ -225,9 +237,9 @@ def _faults(tally: Tally, conditions: Sequence[StopCondition], now: datetime) ->
     if tally.lost:
         found.append("lines of the access log are missing")
     if tally.unanswered_at is not None and (silence := (now - tally.unanswered_at).total_seconds()) > STALE_SECONDS:
-        found.append(f"the access log lacks a probe of {silence:.0f} s ago")
+        found.append(f"{UNLOGGED} {silence:.0f} s ago")
     if tally.unseen_since is not None and (blind := (now - tally.unseen_since).total_seconds()) > STALE_SECONDS:
-        found.append(f"the gateway has not answered for {blind:.0f} s: {tally.unseen_why}")
+        found.append(f"{SILENT} {blind:.0f} s: {tally.unseen_why}")
     mismatch = _mismatch(tally, SPLIT_ALARM_ALPHA)
     if mismatch:
         found.append(mismatch)

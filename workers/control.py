@@ -25,6 +25,7 @@ from schemas.common import Closed
 from schemas.evidence import Kind, Reasoned
 from schemas.problems import LeaseLost, NotFound, Unavailable
 from schemas.runner import JobState
+from workers import holds
 from workers.traffic.envoy import EnvoyGateway
 
 log = structlog.get_logger(__name__)
@@ -211,9 +212,13 @@ class Control:
         return releases.act(session, self.service, release, name, "controller", kind, body)
 
     def hold(self, session: Session, release: ReleaseRow, name: str, reasons: list[str], cause: str) -> None:
-        """Record that a release holds, and why; once a situation."""
+        """Record that a release holds, and why: once a situation, and anew when it holds for another reason."""
+        body = Reasoned(reasons=[reason[:4000] for reason in reasons], cause=cause)
+        if release.held:
+            if not holds.is_other(body.reasons, release.held):
+                return
+            name = f"{name}:{releases.log(session, release.id)[-1].position}"
         if evidence.find(session, evidence.release_stream(release.id), name) is None:
-            body = Reasoned(reasons=[reason[:4000] for reason in reasons], cause=cause)
             self.act(session, release, name, Kind.HELD, body)
 
     def now(self) -> datetime:

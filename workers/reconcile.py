@@ -185,8 +185,7 @@ def _approval(control: Control, session: Session, release: ReleaseRow) -> float 
     try:
         found = releases.require_eligible(session, release, policy, now=db.now(session), entries=entries)
     except NotEligible as problem:
-        if not release.held:
-            control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
+        control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
         return None
     if left := approvals.unaccepted(entries, found):
         digests = "".join(found.results[gate][0].entry_digest[7:13] for gate in sorted(left))

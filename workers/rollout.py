@@ -18,7 +18,7 @@ from schemas.evidence import Judgement, Kind, Note, Replaced, SplitEntry, Traffi
 from schemas.problems import BundleQuarantined, NotEligible, TransitionRefused
 from schemas.release import Phase
 from schemas.runner import JobKind
-from workers import quarantines
+from workers import holds, quarantines
 from workers.control import Control, Held
 from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, live_bundle, live_of, serve
 from workers.restores import (
@@ -68,7 +68,7 @@ def _first_step(control: Control, session: Session, release: ReleaseRow) -> tupl
     """Return the step that an approved release begins with; or None, and when to look again."""
     if quarantines.is_rejected(control, session, release):
         return None, 0.0
-    if release.is_paused or release.held:
+    if release.is_paused:
         return None, None
     policy = documents.load_policy(session, release.project_id, release.policy)
     target = session.get_one(TargetRow, release.target_id)
@@ -82,6 +82,8 @@ def _first_step(control: Control, session: Session, release: ReleaseRow) -> tupl
         # It came back while this one was on its way: there is nothing to move traffic between.
         reason = f"the bundle is live already, by release {stable.id}; reject this release"
         control.hold(session, release, f"held:live_already:{release.lease_token}", [reason], "live_already")
+        return None, None
+    if release.held:
         return None, None
     job = serve(control, session, target, release)
     if live_of(job) is None:
@@ -132,6 +134,8 @@ def _judge(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, sp
     last = len(facts.policy.canary.steps) - 1
     if facts.is_promotion_requested and not facts.is_paused:
         return _promote(control, held, judgement) if step == last else _shift(control, held, last)
+    if facts.is_held:
+        control.perform(held, lambda session, release: _look_at_hold(control, session, release, judgement))
     if facts.is_paused or facts.is_held:
         return TICK_SECONDS
     match judgement.outcome:
@@ -143,10 +147,24 @@ def _judge(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, sp
             _record_step(control, held, step, split.revision, judgement)
             return _shift(control, held, step + 1)
         case StepOutcome.INCONCLUSIVE | StepOutcome.ERRORED:
-            act = f"held:step:{step}:{judgement.outcome}:{facts.step_since:%Y%m%dT%H%M%S%f}"
-            why, cause = list(judgement.reasons), f"step_{judgement.outcome}"
-            control.perform(held, lambda session, release: control.hold(session, release, act, why, cause))
+            control.perform(held, lambda session, release: _hold_step(control, session, release, judgement))
     return TICK_SECONDS
+
+
+def _hold_step(control: Control, session: Session, release: ReleaseRow, judgement: StepJudgement) -> None:
+    act = f"held:step:{release.step or 0}:{judgement.outcome}:{release.step_since:%Y%m%dT%H%M%S%f}"
+    control.hold(session, release, act, list(judgement.reasons), f"step_{judgement.outcome}")
+
+
+def _look_at_hold(control: Control, session: Session, release: ReleaseRow, judgement: StepJudgement) -> None:
+    """A step that could not be judged holds for what is wrong now; a gateway that is back lets it go on by itself."""
+    if judgement.outcome is StepOutcome.ERRORED and holds.is_renewable(session, release):
+        _hold_step(control, session, release, judgement)
+    watch = control.watches.get(release.id)
+    if judgement.outcome is not StepOutcome.WAITING or watch is None or release.is_paused:
+        return
+    if holds.has_gateway_back(session, release, watch.tally):
+        _recovered(control, session, release, "the gateway answers again, and nothing else held the release")
 
 
 def soak(control: Control, held: Held) -> float | None:
@@ -372,7 +390,8 @@ def _finish_soak(
         control.perform(held, lambda session, release: _serve_again(control, session, release))
         return None
     if facts.is_held:
-        control.perform(held, lambda session, release: _recovered(control, session, release))
+        reason = "its replica is ready again"
+        control.perform(held, lambda session, release: _recovered(control, session, release, reason))
     arm = facts.candidate.arm(STABLE, facts.target, WHOLE_BP)
     if split is not None and split.arm(CANDIDATE) is not None and (old := split.arm(STABLE)) is not None:
         waited = (facts.now - facts.phase_since).total_seconds() - float(facts.policy.canary.soak_seconds)
@@ -398,9 +417,9 @@ def _serve_again(control: Control, session: Session, release: ReleaseRow) -> Non
     _hold_after_failures(control, session, release)
 
 
-def _recovered(control: Control, session: Session, release: ReleaseRow) -> None:
+def _recovered(control: Control, session: Session, release: ReleaseRow, reason: str) -> None:
     place = releases.log(session, release.id)[-1].position
-    control.act(session, release, f"recovered:{place}", Kind.RESUMED, Note(reason="its replica is ready again"))
+    control.act(session, release, f"recovered:{place}", Kind.RESUMED, Note(reason=reason))
 
 
 def _record_settled(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, applied: Applied | None) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gates import canary, stats
-from gates.canary import StepOutcome, judge_step, judge_stop
+from gates.canary import StepOutcome, is_silence, judge_step, judge_stop
 from gates.router import Split
 from gates.tally import Tally
 from schemas.policy import ErrorRatioCondition, Step
@@ -352,6 +352,19 @@ def test_a_candidate_without_weight_that_gets_requests_is_a_mismatch_whatever_is
     assert judge(found, 5).outcome is StepOutcome.ERRORED
 
 
+def test_a_silent_gateway_is_told_from_every_other_fault_and_its_last_probe_belongs_to_it():
+    silent, unlogged = "the gateway has not answered for 12 s: no socket", "the access log lacks a probe of 14 s ago"
+    assert is_silence([silent])
+    assert is_silence([unlogged, silent])
+    assert not is_silence([unlogged])
+    assert not is_silence([silent, "lines of the access log are missing"])
+    assert not is_silence([])
+    lacking = tally((GOOD, 80), (ON_STABLE, 240))
+    lacking.expect(T0 + timedelta(seconds=49))
+    told = judge_stop(lacking, conditions=CONDITIONS, now=T0 + timedelta(seconds=60))
+    assert told.reasons == ("the access log lacks a probe of 11 s ago",)
+
+
 def test_nothing_passes_while_the_gateway_does_not_say_what_is_open_and_it_holds_when_that_lasts():
     found = tally((GOOD, 80), (ON_STABLE, 240))
     found.miss(T0 + timedelta(seconds=49), "no socket")
@@ -364,6 +377,7 @@ def test_nothing_passes_while_the_gateway_does_not_say_what_is_open_and_it_holds
     holding = judge(found, 59.5)
     assert holding.outcome is StepOutcome.ERRORED
     assert holding.reasons == ("the gateway has not answered for 10 s: no answer",)
+    assert is_silence(holding.reasons)
     found.see(T0, {})
     assert judge(found, 60).outcome is StepOutcome.PASSED
     found.miss(T0 + timedelta(seconds=61), "no answer")

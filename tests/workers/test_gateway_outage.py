@@ -20,6 +20,7 @@ from schemas.release import Phase
 from tests.support.gateway import TARGET, ask_many
 from tests.support.streams import Script, StreamEngine, stream_engine
 from tests.support.world import QUICK_CANARY, World, world
+from workers import holds
 from workers.traffic.envoy import EnvoyGateway
 
 HOLD_SECONDS = 1.5
@@ -114,6 +115,47 @@ def test_a_gateway_that_cannot_be_asked_lets_nothing_pass_and_the_release_holds_
     assert kinds(here, second).count(Kind.STOP_CONDITION_FIRED) == 1
     assert here.show(first).phase is Phase.PROMOTED
     assert set(ask_many(here.envoy.url(), 20).engines) == {"one"}
+
+
+def test_a_release_goes_on_by_itself_when_the_gateway_that_it_held_for_answers_again_and_for_nothing_else(
+    here: World, engines: tuple[StreamEngine, StreamEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canary, "STALE_SECONDS", 2.0)
+    monkeypatch.setattr(holds, "RENEWED_SECONDS", 0.0)
+    here.control.gateways["local"].deadline_seconds = 1.0
+    _, second = in_canary(here, *engines)
+    gateway = here.envoy.gateway
+    socket, away = gateway.admin.path, gateway.admin.path.with_name("away")
+    socket.rename(away)
+    here.until(lambda: bool(here.show(second).held))
+    # Another worker, which has just begun to look, does not take the silence for an answer.
+    here.control.watches.clear()
+    for _ in range(3):
+        here.turn()
+    assert here.show(second).held
+    away.rename(socket)
+    here.until(lambda: not here.show(second).held)
+    last = here.show(second).log[-1]
+    assert (last.kind, last.actor) == (Kind.RESUMED, "controller")
+    assert last.body["reason"] == "the gateway answers again, and nothing else held the release"
+
+    # A log that nobody can read is no silence: the release says so once it is, and waits for a person.
+    socket.rename(away)
+    here.until(lambda: bool(here.show(second).held))
+    with gateway.log.path.open("ab") as log:
+        log.write(b"what?\n")
+    here.until(lambda: any("could not be read" in reason for reason in here.show(second).held))
+    away.rename(socket)
+    here.until(lambda: here.control.watches[second].tally.open("candidate") is not None)
+    for _ in range(5):
+        here.turn()
+        time.sleep(0.1)
+    shown = here.show(second)
+    assert (shown.phase, shown.step) == (Phase.CANARY, 0)
+    assert [reason for reason in shown.held if "could not be read" in reason]
+    # The silence, the silence again, and then with what came to it: each is one entry.
+    assert [len(entry.body["reasons"]) for entry in shown.log if entry.kind is Kind.HELD] == [1, 1, 2]
+    assert kinds(here, second).count(Kind.RESUMED) == 1
 
 
 def test_traffic_that_was_taken_back_by_a_worker_that_died_stays_back_and_is_recorded(

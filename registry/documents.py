@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
-from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import ColumnElement, Select, Subquery, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
@@ -19,29 +18,24 @@ from gates.files.document import refuse_document
 from gates.policy import plan_problems
 from registry import auth, blobs, db, evidence, quotas
 from registry.auth import Actor
+from registry.posted import ADAPTERS, AnyDocument, posted
+from registry.posted import parse as parse  # noqa: PLC0414 - a part of what this module offers
 from registry.quotas import Added
 from registry.service import Service
 from registry.tables import BundleBlobRow, DocumentRow, ProjectDocumentRow, ProjectLabelRow
-from schemas.api import Registered
-from schemas.bundle import Bundle
+from schemas.api import LockedSource, Registered
+from schemas.bundle import Bundle, File
 from schemas.common import canonical_json, sha256_digest, strict_json
 from schemas.evidence import Kind
 from schemas.evidence import Registered as RegisteredBody
-from schemas.faults import faults_of
+from schemas.lock import Lock
 from schemas.policy import GoldenRule, LoadRule, Policy, RollbackRule, StructuredRule, SuiteRule
 from schemas.problems import BlobsMissing, Conflict, InvalidDocument, NotFound, PolicyTooWeak, SuiteMissing
 from schemas.reference import Reference
-from schemas.suite import AnySuite, GoldenSuite, LoadSuite, StructuredSuite, Suite
+from schemas.suite import AnySuite, GoldenSuite, LoadSuite, StructuredSuite
 
-AnyDocument = Bundle | Policy | AnySuite | Reference
 DocumentT = TypeVar("DocumentT", bound=AnyDocument)
 
-_ADAPTERS: dict[str, TypeAdapter[Any]] = {
-    "bundle": TypeAdapter(Bundle),
-    "policy": TypeAdapter(Policy),
-    "suite": TypeAdapter(Suite),
-    "reference": TypeAdapter(Reference),
-}
 _ENTRY = {
     "bundle": Kind.BUNDLE_REGISTERED,
     "policy": Kind.POLICY_REGISTERED,
@@ -85,34 +79,14 @@ class _Recent:
 _recent = _Recent()
 
 
-def parse(kind: str, raw: bytes) -> AnyDocument:
-    """Return a document of a kind.
-
-    Raises:
-        InvalidDocument: not strict JSON, or not such a document; `errors` names each place.
-    """
-    try:
-        body = strict_json(raw)
-    except ValueError as error:
-        raise InvalidDocument(f"the document {error}", errors=[{"pointer": "", "detail": str(error)}]) from None
-    try:
-        document: AnyDocument = _ADAPTERS[kind].validate_python(body)
-    except ValidationError as error:
-        places = faults_of(error, body, _ADAPTERS[kind])
-        first = f"{places[0]['pointer']} {places[0]['detail']}".strip()
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise InvalidDocument(f"the {kind} is not valid: {first}{more}", errors=places) from None
-    return document
-
-
 def register(session: Session, service: Service, actor: Actor, kind: str, raw: bytes) -> tuple[Registered, bool]:
-    """Store a document in the actor's project.
+    """Store a document in the actor's project; with a bundle, how its sources were resolved, where that was posted.
 
     Returns:
         The stored document, and whether this call stored it: what is there already is answered as it was.
 
     Raises:
-        InvalidDocument: it is not such a document, or contradicts what is stored.
+        InvalidDocument: it is not such a document, or contradicts what is stored; or its locks contradict it.
         BlobsMissing: a bundle's files have not been uploaded to this project.
         SuiteMissing: a policy names suites that the project does not have.
         PolicyTooWeak: a policy asks for fewer samples than its rules can decide with.
@@ -121,7 +95,7 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
     """
     if kind == "policy":
         auth.require_whole_project(actor, "register_policy")
-    document = parse(kind, raw)
+    document, locks = posted(kind, raw)
     canonical = document.canonical()
     digest = sha256_digest(canonical)
     hold(session, actor.project_id, digest)
@@ -138,7 +112,7 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
             _check_reference(session, actor.project_id, document)
         case _:
             pass
-    stored = _store(session, service, actor, kind, document, digest=digest, canonical=canonical)
+    stored = _store(session, service, actor, kind, document, digest=digest, canonical=canonical, locks=locks)
     if stored is not None:
         # What the service itself records is not refused.
         is_bound = kind != "reference"
@@ -148,7 +122,15 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
 
 
 def _store(
-    session: Session, service: Service, actor: Actor, kind: str, document: AnyDocument, *, digest: str, canonical: bytes
+    session: Session,
+    service: Service,
+    actor: Actor,
+    kind: str,
+    document: AnyDocument,
+    *,
+    digest: str,
+    canonical: bytes,
+    locks: list[Lock] | None,
 ) -> Registered | None:
     """Store a document with its entry; return None when somebody else has just done so."""
     components = document.components() if isinstance(document, Bundle) else None
@@ -159,32 +141,27 @@ def _store(
     stored = {"digest": digest, "kind": kind, "schema_id": document.schema_id, "body": canonical}
     derived = {"serving_digest": serving, "components": components, "labels": labels}
     session.execute(insert(DocumentRow).values(**stored, **derived).on_conflict_do_nothing(index_elements=["digest"]))
+    resolved = None if locks is None else [one.model_dump(mode="json") for one in locks]
     member = {"project_id": actor.project_id, "digest": digest, "id": identity, "kind": kind, "name": name}
-    added = session.execute(
+    kept = session.execute(
         insert(ProjectDocumentRow)
-        .values(**member, created_at=at, created_by=actor.name)
+        .values(**member, created_at=at, created_by=actor.name, locks=resolved)
         .on_conflict_do_update(
             index_elements=["project_id", "digest"],
-            set_={"deleted_at": None},
+            set_={"deleted_at": None, "locks": resolved},
             where=ProjectDocumentRow.deleted_at.is_not(None),
         )
         .returning(ProjectDocumentRow.id)
-    )
-    kept = added.scalar()
+    ).scalar()
     if kept is None:
         return None
     is_again = kept != identity
-    if isinstance(document, Bundle):
-        # The database locks each blob for this, against whoever clears up.
-        mine = {"project_id": actor.project_id, "bundle": digest}
-        session.execute(
-            insert(BundleBlobRow), [{**mine, "blob": blob} for blob in sorted({file.sha256 for file in document.files})]
-        )
+    _need(session, actor.project_id, digest, document.files if isinstance(document, Bundle) else [])
     if labels and not is_again:
         _mark(session, actor.project_id, digest, identity, labels)
     if kind in _ENTRY:
         where = stream(actor.project_id, digest)
-        body = RegisteredBody(digest=digest, name=name, serving_digest=serving, components=components)
+        body = RegisteredBody(digest=digest, name=name, serving_digest=serving, components=components, locks=locks)
         act = f"registered:{evidence.next_position(session, where)}" if is_again else "registered"
         signed = evidence.state(
             service.signer, where, act, actor.name, _ENTRY[kind], body, subjects={kind: digest}, now=at
@@ -203,7 +180,18 @@ def _store(
         components=_as_kept(components),
         labels=_as_kept(labels),
         quarantine=None,
+        locks=_as_told(resolved),
     )
+
+
+def _need(session: Session, project: UUID, digest: str, files: Sequence[File]) -> None:
+    """Say which blobs a document is made of."""
+    mine = {"project_id": project, "bundle": digest}
+    if files:
+        # The database locks each blob for this, against whoever clears up.
+        session.execute(
+            insert(BundleBlobRow), [{**mine, "blob": blob} for blob in sorted({file.sha256 for file in files})]
+        )
 
 
 def _mark(session: Session, project: UUID, digest: str, identity: UUID, labels: Mapping[str, str]) -> None:
@@ -216,6 +204,10 @@ def _mark(session: Session, project: UUID, digest: str, identity: UUID, labels: 
 def _as_kept(value: dict[str, str] | None) -> dict[str, str] | None:
     """Return an object in the order in which PostgreSQL gives it back, so that every answer has the same bytes."""
     return None if value is None else dict(sorted(value.items(), key=lambda item: (len(item[0]), item[0])))
+
+
+def _as_told(locks: list[Any] | None) -> list[LockedSource] | None:
+    return None if locks is None else [LockedSource.model_validate(one) for one in locks]
 
 
 def stream(project: UUID, digest: str) -> str:
@@ -331,6 +323,7 @@ def _wire(member: ProjectDocumentRow, stored: DocumentRow) -> Registered:
         labels=stored.labels,
         # Told by whoever answers for what may be done with it: `registry.quarantine`.
         quarantine=None,
+        locks=_as_told(member.locks),
     )
 
 
@@ -519,14 +512,17 @@ def browse(
         query = query.where(member.id < after)
     rows = session.execute(query.order_by(member.id.desc()).limit(limit)).mappings()
     return [
-        (row["id"], Registered(document=None, quarantine=None, **{key: row[key] for key in row if key != "id"}))
+        (
+            row["id"],
+            Registered(document=None, quarantine=None, locks=None, **{key: row[key] for key in row if key != "id"}),
+        )
         for row in rows
     ]
 
 
 def _read(session: Session, kind: str, digest: str) -> AnyDocument:
     body = session.scalars(select(DocumentRow.body).where(DocumentRow.digest == digest)).one()
-    document: AnyDocument = _ADAPTERS[kind].validate_python(strict_json(body))
+    document: AnyDocument = ADAPTERS[kind].validate_python(strict_json(body))
     _recent.put(digest, document)
     return document
 

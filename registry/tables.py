@@ -210,6 +210,8 @@ class ProjectDocumentRow(Base):
     """When a person deleted it. The document itself stays: evidence names it."""
     quarantined_at: Mapped[datetime | None]
     """Since when a bundle is quarantined: a cached fold of its stream."""
+    locks: Mapped[list[Any] | None]
+    """How a bundle's sources were resolved, as whoever registered it said."""
     __table_args__ = (
         Index(None, "project_id", "kind", "id"),
         Index(None, "project_id", "kind", "name", "id"),

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from schemas.bundle import Bundle
 from schemas.checkpoint import Sealed
 from schemas.evidence import Envelope, Statement
+from schemas.lock import BundleRegistration
 from schemas.policy import Policy
 from schemas.reference import Reference
 from schemas.result import Finding, GateResult, Measurement
@@ -19,6 +20,7 @@ from schemas.suite import GoldenSuite, LoadSpec, LoadSuite, StructuredSuite
 
 DOCUMENTS = (
     Bundle,
+    BundleRegistration,
     Policy,
     GoldenSuite,
     LoadSuite,

@@ -177,6 +177,17 @@ class QuarantineState(Wire):
     quarantine: Quarantine | None = Field(description="Null when it is not.")
 
 
+class LockedSource(Wire):
+    """A source of a bundle, as it was resolved by whoever registered it."""
+
+    part: str = Field(description="What it brings: base, tokenizer, template, code, draft or adapter:NAME.")
+    kind: str = Field(description="Kind of source.")
+    asked: str = Field(description="What was asked for.")
+    location: str | None = Field(description="Repository, bucket and prefix, or URL; null for a directory.")
+    revision: str = Field(description="What it resolved to: commit, version id, or digest.")
+    resolved_at: Instant = Field(description="When, by the clock of the machine that resolved it.")
+
+
 class Registered(Wire):
     """A stored document."""
 
@@ -190,6 +201,9 @@ class Registered(Wire):
     components: dict[str, str] | None = Field(description="For bundles: component digests.")
     labels: dict[str, str] | None = Field(description="For bundles that have any: what they are found by.")
     quarantine: Quarantine | None = Field(description="For bundles that are quarantined: why.")
+    locks: list[LockedSource] | None = Field(
+        description="For bundles that came with them: how their sources were resolved; left out of lists."
+    )
 
 
 class MissingBlobs(Closed):

@@ -15,6 +15,7 @@ from uuid import UUID
 from pydantic import Field
 
 from schemas.common import BasisPoints, Closed, Digest, Instant, Integer, Positive, ShortText, Text, Wire
+from schemas.lock import Locks
 from schemas.result import Finding, GateResult, Measurement, Verdict
 from schemas.runner import EngineIdentity, Fingerprint, ReplicaReport
 
@@ -221,6 +222,7 @@ class Registered(Closed):
     name: ShortText = Field(description="Its family name.")
     serving_digest: Digest | None = Field(None, description="For a bundle.")
     components: dict[ShortText, Digest] | None = Field(None, description="For a bundle.")
+    locks: Locks | None = Field(None, description="For a bundle: how its sources were resolved, where that was said.")
 
 
 class Deleted(Closed):

@@ -12,6 +12,9 @@ from schemas.bundle import Bundle
 from schemas.common import Closed, Instant, ShortText
 
 MAX_LOCKS = 64
+MAX_ASKED = 1024
+BASE = "base"
+"""The part that every bundle has."""
 PART_PATTERN = r"^(base|tokenizer|template|code|draft|adapter:[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?)$"
 
 Part = Annotated[str, StringConstraints(pattern=PART_PATTERN)]
@@ -23,7 +26,7 @@ class Lock(Closed):
 
     part: Part = Field(description="What it brings: base, tokenizer, template, code, draft or adapter:NAME.")
     kind: Literal["directory", "huggingface", "s3", "https"] = Field(description="Kind of source.")
-    asked: Annotated[str, StringConstraints(min_length=1, max_length=1024)] = Field(
+    asked: Annotated[str, StringConstraints(min_length=1, max_length=MAX_ASKED)] = Field(
         description="What was asked for, such as hf:owner/name@main; of a directory its name."
     )
     location: ShortText | None = Field(

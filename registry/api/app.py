@@ -33,6 +33,7 @@ from registry.service import Service
 from registry.web import pages
 from schemas import VERSION
 from schemas.bundle import Bundle
+from schemas.lock import BundleRegistration
 from schemas.policy import Policy
 from schemas.reference import Reference
 from schemas.suite import GoldenSuite, LoadSuite, StructuredSuite
@@ -54,7 +55,16 @@ ROUTERS = (
     pages.router,
 )
 REF = "#/components/schemas/{model}"
-COMPONENTS: tuple[Any, ...] = (problems.ProblemBody, Bundle, Policy, GoldenSuite, LoadSuite, StructuredSuite, Reference)
+COMPONENTS: tuple[Any, ...] = (
+    problems.ProblemBody,
+    Bundle,
+    BundleRegistration,
+    Policy,
+    GoldenSuite,
+    LoadSuite,
+    StructuredSuite,
+    Reference,
+)
 """Models that routes name in their own words, because they read raw bytes or answer problems."""
 
 

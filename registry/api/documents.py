@@ -139,7 +139,7 @@ def _labels(asked: list[str]) -> dict[str, str]:
     operation_id="registerBundle",
     status_code=201,
     responses=known({**POSTED, **declare(InvalidDocument, BlobsMissing)}),
-    openapi_extra=takes("Bundle"),
+    openapi_extra=takes("Bundle", "BundleRegistration"),
 )
 def register_bundle(
     actor: Annotated[Actor, allow("register_bundle")],
@@ -148,7 +148,10 @@ def register_bundle(
     service: ServiceDep,
     response: Response,
 ) -> Registered:
-    """Store a bundle whose files have been uploaded. Posting it again answers 200 with the same body."""
+    """Store a bundle whose files have been uploaded, alone or with the locks of its sources.
+
+    The locks are kept in its record and are no part of it. Posting it again answers 200 with the same body.
+    """
     return _register(session, service, actor, kind="bundle", raw=raw, response=response)
 
 

@@ -27,7 +27,7 @@ from registry.cli.quarantine import LIFT_EXAMPLES, QUARANTINE_EXAMPLES, lift, qu
 from registry.cli.sources import AllowHost, CacheFolder, From, Gathered, Given, SourceName
 from registry.cli.validation import EXAMPLES, validate
 from registry.client import Client
-from schemas.api import Registered
+from schemas.api import LockedSource, Registered
 from schemas.bundle import Bundle, Role
 from schemas.problems import BlobsMissing, DigestMismatch, InvalidDocument
 
@@ -153,14 +153,16 @@ def create(
         output.result(document, lambda out: _show_local(out, bundle, _inferred(asked, bundle, contents)))
         return Exit.DONE
     inferred = _inferred(asked, bundle, contents)
+    # A document whose sources a person wrote says itself where its files come from.
+    locks = None if "sources" in overlay else gathered.locks()
     with connect() as client:
         sent = _send(client, contents, output)
         try:
-            registered, is_new = client.bundles.register(bundle)
+            registered, is_new = client.bundles.register(bundle, locks)
         except BlobsMissing:
             # What was there when it was asked for has been cleared up since.
             sent += _send(client, contents, output)
-            registered, is_new = client.bundles.register(bundle)
+            registered, is_new = client.bundles.register(bundle, locks)
     _note_licence(bundle, output)
     told = _created(registered, contents, is_new=is_new, sent=sent) | {"inferred": inferred}
     output.result(told, lambda out: _say_created(out, registered, told))
@@ -399,6 +401,10 @@ def _show_body(out: Output, bundle: Bundle) -> None:
     )
 
 
+def _locked(lock: LockedSource) -> list[str]:
+    return [lock.part, lock.asked, lock.revision, f"{lock.resolved_at:%Y-%m-%d %H:%M:%S}Z"]
+
+
 @app.command(epilog=examples("sluicegate bundle show 3c3aff2a", "sluicegate bundle show 3c3aff2a --json"))
 def show(bundle: BundleName, as_json: Json = False) -> int:
     """Show a bundle: its sections, files and component digests."""
@@ -412,6 +418,9 @@ def show(bundle: BundleName, as_json: Json = False) -> int:
         _show_body(out, Bundle.model_validate(found.document))
         out.say("")
         out.table(["COMPONENT", "DIGEST"], (found.components or {}).items())
+        if found.locks:
+            out.say("")
+            out.table(["PART", "ASKED FOR", "RESOLVED TO", "AT"], map(_locked, found.locks))
         out.say("")
         out.say(f"registered {found.created_at:%Y-%m-%d %H:%M:%S}Z by {found.created_by}")
 

@@ -19,6 +19,7 @@ from registry.cli.failures import Usage
 from registry.cli.output import Clock, Output, size
 from registry.cli.profile import folder
 from schemas.bundle import Role
+from schemas.lock import MAX_ASKED, Lock
 from schemas.problems import InvalidDocument, Unavailable
 
 if TYPE_CHECKING:
@@ -85,6 +86,20 @@ class Gathered:
             for one in self.sources.values()
         ]
         return [one for place, one in enumerate(found) if one not in found[:place]]
+
+    def locks(self) -> list[Lock]:
+        """Return the sources as a bundle's record holds them."""
+        return [
+            Lock(
+                part=part,
+                kind=one.kind,
+                asked=one.asked[:MAX_ASKED],
+                location=one.location,
+                revision=str(one.revision),
+                resolved_at=one.resolved_at,
+            )
+            for part, one in self.sources.items()
+        ]
 
 
 def given(

@@ -1,11 +1,12 @@
 """Immutable documents: bundles, policies, suites, references."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from registry.client.transport import Transport
 from schemas.api import Act, BundleDeleted, QuarantineState, Registered
-from schemas.common import Document
+from schemas.common import Document, canonical_json
 from schemas.comparison import BundleDiff, BundleImpact
+from schemas.lock import Lock
 
 
 class _Documents:
@@ -50,6 +51,23 @@ class Bundles(_Documents):
     """Bundles."""
 
     path = "/v1/bundles"
+
+    def register(self, document: Document | bytes, locks: Sequence[Lock] | None = None) -> tuple[Registered, bool]:
+        """Register a bundle, and tell whether it is new. Registering it twice changes nothing.
+
+        Args:
+            document: or its JSON, exactly as someone wrote it.
+            locks: how its sources were resolved; kept in its record, of its first registration.
+
+        Raises:
+            InvalidDocument: `errors` lists each place by JSON Pointer.
+            BlobsMissing: its files have not been uploaded.
+        """
+        if not locks:
+            return super().register(document)
+        raw = document if isinstance(document, bytes) else document.canonical()
+        listed = canonical_json([one.model_dump(mode="json", exclude_none=True) for one in locks])
+        return super().register(b'{"bundle":' + raw + b',"locks":' + listed + b"}")
 
     def delete(self, digest: str, reason: str) -> BundleDeleted:
         """Delete a bundle that nothing needs. The document stays in evidence; its files go after a time of grace.

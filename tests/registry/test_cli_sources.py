@@ -133,3 +133,28 @@ def test_a_host_that_nobody_allowed_is_named_with_the_option_that_allows_it(comm
     monkeypatch.setenv("SLUICEGATE_ALLOW_HOSTS", f"mirror.example, {hub.url('cdn')}")
     assert command(*run).status == 0
     shutil.rmtree(command.home / "cache")
+
+
+def test_the_record_of_a_bundle_says_what_was_asked_for_and_what_it_was(command, stack, hub):
+    command.be("engineer", stack)
+    commit = hub.repositories["org/chain"].commit
+    words = ("--weights", "model.gguf", "--allow-host", hub.url("cdn"), *IDENTIFIED, "--json")
+    made = command.ok("bundle", "create", "hf:org/chain@main", "--name", "locked", *words).json
+    shown = command.ok("bundle", "show", made["digest"], "--json").json
+    (lock,) = shown["locks"]
+    assert lock | {"resolved_at": ""} == {
+        "part": "base",
+        "kind": "huggingface",
+        "asked": "hf:org/chain@main",
+        "location": "org/chain",
+        "revision": commit,
+        "resolved_at": "",
+    }
+    assert f"hf:org/chain@main  {commit}" in command.ok("bundle", "show", made["digest"]).out
+    stack.clients["viewer"].post("/login", data={"token": stack.tokens["viewer"], "next": "/"})
+    page = stack.clients["viewer"].get(f"/bundles/{made['digest']}").text
+    assert f"<code>hf:org/chain@main</code> was <code>{commit}</code>" in page
+    # The same bundle once more, by its commit: it was there, and its record is the first one's.
+    again = command.ok("bundle", "create", f"hf:org/chain@{commit}", "--name", "locked", *words).json
+    assert (again["digest"], again["is_new"], again["bytes_sent"]) == (made["digest"], False, 0)
+    assert command.ok("bundle", "show", made["digest"], "--json").json == shown

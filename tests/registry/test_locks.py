@@ -1,0 +1,83 @@
+"""How a bundle's sources were resolved is kept beside it: in its record and its evidence, and not in its digest."""
+
+import json
+
+import pytest
+
+from registry import documents, evidence
+from schemas.bundle import Bundle
+from schemas.problems import InvalidDocument
+from tests.support.factories import WEIGHTS, bundle_body, upload
+
+SOURCE = {"kind": "huggingface", "location": "org/base", "revision": "c" * 40}
+LOCK = {
+    "part": "base",
+    "kind": "huggingface",
+    "asked": "hf:org/base@main",
+    "location": "org/base",
+    "revision": "c" * 40,
+    "resolved_at": "2026-11-30T01:02:03.000004Z",
+}
+
+
+@pytest.fixture
+def service(scratch):
+    return scratch
+
+
+def posted(*locks, **changes):
+    return {"bundle": bundle_body(sources=[SOURCE], **changes), "locks": list(locks)}
+
+
+def register(service, actor, body):
+    with service.database.transaction() as session:
+        return documents.register(session, service, actor, "bundle", json.dumps(body).encode())
+
+
+def test_locks_are_kept_in_the_record_and_the_evidence_and_not_in_the_bundle(service, actor):
+    upload(service, actor, WEIGHTS)
+    stored, is_new = register(service, actor, posted(LOCK))
+    assert is_new
+    assert stored.digest == Bundle.model_validate(bundle_body(sources=[SOURCE])).digest
+    assert [lock.model_dump(mode="json") for lock in stored.locks] == [LOCK]
+    with service.database.transaction() as session:
+        assert documents.get(session, actor.project_id, "bundle", stored.digest) == stored
+        (entry,) = evidence.read(session, documents.stream(actor.project_id, stored.digest))
+        (listed,) = documents.browse(session, actor.project_id, "bundle", names=[], after=None, limit=5)
+        assert evidence.wire(entry).body["locks"] == [LOCK]
+    assert listed[1].locks is None
+    # Whoever registers it again, by another branch or without a word, is answered as the first one was.
+    again = register(service, actor, posted({**LOCK, "asked": "hf:org/base@v1"}))
+    alone = register(service, actor, bundle_body(sources=[SOURCE]))
+    assert again == alone == (stored, False)
+
+
+def test_a_bundle_without_locks_has_none(service, actor):
+    upload(service, actor, WEIGHTS)
+    stored, _ = register(service, actor, bundle_body())
+    assert stored.locks is None
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        (posted(), "/locks"),
+        (posted({**LOCK, "revision": "d" * 40}), "/locks/0"),
+        (posted({**LOCK, "location": "org/other"}), "/locks/0"),
+        (posted(LOCK, LOCK), "/locks/1/part"),
+        (posted({**LOCK, "part": "tokenizer"}), "/locks"),
+        (posted({**LOCK, "part": "brain"}), "/locks/0/part"),
+        (posted({**LOCK, "resolved_at": "yesterday"}), "/locks/0/resolved_at"),
+        (posted({**LOCK, "token": "hf_secret"}), "/locks/0/token"),
+        (posted(LOCK, name="No Name"), "/bundle/name"),
+        (posted(LOCK) | {"more": 1}, "/more"),
+        (
+            {"bundle": bundle_body(sources=[SOURCE, {**SOURCE, "revision": "d" * 40}]), "locks": [LOCK]},
+            "/bundle/sources/1",
+        ),
+    ],
+)
+def test_locks_that_contradict_the_bundle_are_refused_at_their_place(body, pointer):
+    with pytest.raises(InvalidDocument) as refused:
+        documents.posted("bundle", json.dumps(body).encode())
+    assert pointer in {error["pointer"] for error in refused.value.members["errors"]}

@@ -4,7 +4,7 @@ Each file is read once, when the first check asks for it, and what it tells is s
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -169,19 +169,61 @@ class Part:
         found = []
         if (text := self.text("chat_template.jinja")) is not None:
             found.append((text, self.path("chat_template.jinja")))
-        if isinstance(one := self.object("chat_template.json").get("chat_template"), str):
+        beside = self.object("chat_template.json").get("chat_template")
+        if one := beside if isinstance(beside, str) else _by_name(beside).get(DEFAULT_TEMPLATE):
             found.append((one, self.path("chat_template.json")))
         told = self.object("tokenizer_config.json").get("chat_template")
-        if isinstance(told, list):  # several, by name
-            told = next(
-                (one.get("template") for one in told if isinstance(one, dict) and one.get("name") == "default"), ""
-            )
-        if isinstance(told, str) and told:
+        told = told if isinstance(told, str) else _by_name(told).get(DEFAULT_TEMPLATE)
+        if told:
             found.append((told, self.path("tokenizer_config.json")))
         inside = None if self.gguf is None else self.gguf.metadata.get("tokenizer.chat_template")
         if isinstance(inside, str) and inside:
             found.append((inside, self.path(next(iter(self.gguf_files)))))
         return found
+
+    def named_templates(self, entries: Mapping[str, Entry]) -> dict[str, tuple[str, str]]:
+        """Return the further templates, name → text and file, by the first of the places that holds any.
+
+        Args:
+            entries: all files, of which those in `additional_chat_templates` are read.
+
+        Source: `PreTrainedTokenizerBase.from_pretrained` and `get_chat_template` of transformers; llama.cpp reads
+        `tokenizer.chat_template.NAME` of a header.
+        """
+        inside = Part(self.path("additional_chat_templates"), entries)
+        beside = {
+            name.removesuffix(".jinja"): (text, inside.path(name))
+            for name in sorted(inside.entries)
+            if name.endswith(".jinja") and (text := inside.text(name)) is not None
+        }
+        self.flaws += inside.flaws
+        header = {} if self.gguf is None else self.gguf.metadata
+        prefix, first = "tokenizer.chat_template.", next(iter(self.gguf_files), "")
+        sources: list[dict[str, tuple[str, str]]] = [beside]
+        for file in ("chat_template.json", "tokenizer_config.json"):
+            told = _by_name(self.object(file).get("chat_template"))
+            sources.append({name: (text, self.path(file)) for name, text in told.items()})
+        sources.append(
+            {
+                key.removeprefix(prefix): (text, self.path(first))
+                for key, text in header.items()
+                if key.startswith(prefix) and isinstance(text, str)
+            }
+        )
+        found = next((one for one in sources if one), {})
+        return {name: one for name, one in found.items() if name != DEFAULT_TEMPLATE}
+
+
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
+"""Names of templates that engines take by themselves: without tools, and with them."""
+
+
+def _by_name(told: object) -> dict[str, str]:
+    """Return templates by name, from a list of objects or from an object."""
+    pairs = told.items() if isinstance(told, dict) else []
+    if isinstance(told, list):
+        pairs = [(one.get("name"), one.get("template")) for one in told if isinstance(one, dict)]
+    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str) and text}
 
 
 @dataclass(frozen=True)
@@ -196,6 +238,9 @@ class Composition:
     roles: Mapping[str, Role] | None = None
     """Of a registered bundle's files. Each of them lies where the engine reads, so that none is left out."""
 
+    chosen: tuple[str, str, str] | None = None
+    """Name, text and file of a further template that is looked at as if it were in force."""
+
     @property
     def parts(self) -> Iterator[Part]:
         """The model, its adapters and its draft."""
@@ -208,6 +253,8 @@ class Composition:
     @property
     def template(self) -> tuple[str, str] | None:
         """The chat template in force and its file: the declared one, or else the one that wins by its place."""
+        if self.chosen is not None:
+            return self.chosen[1], self.chosen[2]
         named = self.declared.template_file or self.declared.arguments.get("--chat-template", "--chat-template-file")
         if named is not None:
             if self.declared.template_file is None:  # a path on the engine's machine
@@ -216,6 +263,16 @@ class Composition:
             text = Part(inside[0], self.listing.entries).text(inside[2])
             return None if text is None else (text, named)
         return next(iter(self.model.templates), None)
+
+    @cached_property
+    def others(self) -> "dict[str, Composition]":
+        """The composition with each further template in force, by its name; none where one is declared."""
+        if self.chosen is not None or self.declared.template_file is not None:
+            return {}
+        if self.declared.arguments.has("--chat-template", "--chat-template-file"):
+            return {}
+        found = self.model.named_templates(self.listing.entries)
+        return {name: replace(self, chosen=(name, text, file)) for name, (text, file) in sorted(found.items())}
 
     @cached_property
     def engine(self) -> str | None:
@@ -233,7 +290,8 @@ class Composition:
         if self.template is None:
             return None
         source, file = self.template
-        return render(source, file, self._variables())
+        with_tools = self.chosen is not None and self.chosen[0] == TOOL_TEMPLATE
+        return render(source, file, self._variables(), with_tools=with_tools)
 
     def _variables(self) -> dict[str, Any]:
         words = self.model.tokenizer

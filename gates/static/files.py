@@ -17,6 +17,7 @@ _TEXTS = re.compile(r"(?i).*\.(json|jinja|txt)")
 def check(c: Composition) -> Iterator[Flaw]:
     """Find files that are not what they stand for, and what is missing altogether."""
     yield from c.listing.flaws
+    _ = c.others
     for part in c.parts:
         part.read_all()
         _ = part.gguf

@@ -69,7 +69,15 @@ class Renderings:
         return self.by_name[name].text
 
 
-def render(source: str, file: str, variables: Mapping[str, Any]) -> Renderings:
-    """Render every conversation with one template, in one child process."""
-    cases = [Case(**{"variables": variables, **told}) for told in CASES.values()]
+def render(source: str, file: str, variables: Mapping[str, Any], *, with_tools: bool = False) -> Renderings:
+    """Render every conversation with one template, in one child process.
+
+    Args:
+        source: the template.
+        file: that it comes from.
+        variables: further names that it may use.
+        with_tools: give a tool to conversations that have none, for a template that is used with tools alone.
+    """
+    always = {"tools": [_FLAT]} if with_tools else {}
+    cases = [Case(**{"variables": variables, **always, **told}) for told in CASES.values()]
     return Renderings(source, file, dict(zip(CASES, render_all(source, cases), strict=True)))

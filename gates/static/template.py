@@ -1,9 +1,12 @@
 """Checks of the chat template, by rendering it: it renders, it says what it was told, and it says it alike."""
 
+import dataclasses
 import re
 from collections.abc import Iterator
 
-from gates.static.composition import Composition
+from gates.files.templates import TemplateRefused
+from gates.static import stops
+from gates.static.composition import TOOL_TEMPLATE, Composition
 from gates.static.flaw import Flaw, flaw
 from gates.static.probes import ANSWER, QUESTION, SYSTEM, Renderings
 from schemas.bundle import Feature
@@ -14,28 +17,63 @@ _CLOSING = re.compile(r"</(think|thinking|thought|reasoning|seed:think)>|\[/THIN
 _MARKER = re.compile(r"<\|[^|<>\n]{1,40}\|>|<[｜][^<>\n]{1,40}[｜]>|</?(?:start|end)_of_turn>|\[/?INST\]")
 
 
+_BROKEN = frozenset({"template-syntax", "template-time", "template-memory", "template-too-large", "template-crashed"})
+"""What is wrong with a template whatever it is given."""
+
+
 def check(c: Composition) -> Iterator[Flaw]:
-    """Check the template in force."""
+    """Check the template in force, and the further ones that requests can choose by name."""
     yield from _sources(c)
+    own = list(_check(c))
+    yield from own
+    for name, other in c.others.items():
+        if name == TOOL_TEMPLATE:
+            found = [*_check(other), *stops.check(other)]
+            known = {*map(str, own), *map(str, stops.check(c))}
+            found = [one for one in found if str(one) not in known]
+        else:
+            found = list(_other(other))
+        for one in found:
+            yield dataclasses.replace(one, message=f"The template {name}: {one.message}")
+
+
+def _other(c: Composition) -> Iterator[Flaw]:
+    """Check a template that is only used where it is named: it may need what no probe gives it."""
+    seen = c.renderings
+    refused = None if seen is None else seen.by_name["plain"].refused
+    if seen is None or (refused is not None and refused.code not in _BROKEN):
+        return
+    if refused is not None:
+        yield _fails(seen, refused)
+    else:
+        yield from _clock(seen)
+
+
+def _check(c: Composition) -> Iterator[Flaw]:
     seen = c.renderings
     if seen is None:
         yield from _absent(c)
         return
     refused = seen.by_name["plain"].refused
     if refused is not None:
-        yield flaw(
-            "template-fails",
-            f"{seen.file} cannot render a question: {refused}.",
-            file=seen.file,
-            pointer=None if refused.line is None else f"line {refused.line}",
-            found={"reason": refused.code, "detail": refused.detail},
-        )
+        yield _fails(seen, refused)
         return
     yield from _clock(seen)
     yield from _content(c, seen)
     yield from _generation(seen)
-    yield from _tools(c, seen)
+    if TOOL_TEMPLATE not in c.others:  # else that one is given the tools
+        yield from _tools(c, seen)
     yield from _reasoning(c, seen)
+
+
+def _fails(seen: Renderings, refused: TemplateRefused) -> Flaw:
+    return flaw(
+        "template-fails",
+        f"{seen.file} cannot render a question: {refused}.",
+        file=seen.file,
+        pointer=None if refused.line is None else f"line {refused.line}",
+        found={"reason": refused.code, "detail": refused.detail},
+    )
 
 
 def _absent(c: Composition) -> Iterator[Flaw]:
@@ -45,9 +83,11 @@ def _absent(c: Composition) -> Iterator[Flaw]:
         return  # it lies elsewhere, and cannot be looked at
     if c.model.has("tekken.json") or any(name.startswith("tokenizer.model.v") for name in c.model.entries):
         return  # Mistral's own tokenizers hold the format of a conversation
+    names = ", ".join(c.others)
+    reason = f"the templates are called {names}, and none default" if names else "no file holds a chat template"
     yield flaw(
         "template-missing",
-        "The bundle declares chat, and no file holds a chat template.",
+        f"The bundle declares chat, and {reason}.",
         pointer="/serving/features",
         expected="chat_template.jinja, or chat_template in tokenizer_config.json",
     )

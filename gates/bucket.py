@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
 from schemas import VERSION
 from schemas.common import S3_PATTERN
@@ -27,9 +27,19 @@ CONNECTIONS = 32
 BUFFER_BYTES = 1 << 18
 
 _ADDRESS = re.compile(S3_PATTERN)
+_CLIENTS_FAULT, _SERVERS_FAULT = 400, 500
+_BUSY = frozenset({408, 429})
 _ABSENT = frozenset({"NoSuchKey", "404", "NotFound"})
 
 Answer = Mapping[str, Any]
+
+
+class BucketRefused(Unavailable):
+    """The server answered, and will answer so again: no such bucket, or not to us. `code` is its word for that."""
+
+    def __init__(self, detail: str, code: str) -> None:
+        super().__init__(detail)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +60,13 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object as a listing has it."""
+    """An object as a listing has it. `version` is None where none is kept."""
 
     key: str
     size: int
     etag: str
     modified: datetime
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +91,8 @@ class Unfinished:
 class Bucket:
     """Requests to one bucket; safe to use from several threads.
 
-    Every method raises Unavailable when the server does not answer in time, answers that it cannot, or does not let us.
+    Every method raises Unavailable when the server does not answer in time or answers that it cannot; and
+    BucketRefused, which is one, when it does not let us.
     """
 
     def __init__(self, name: str, *, endpoint: str | None = None, region: str | None = None) -> None:
@@ -256,6 +268,33 @@ class Bucket:
                 return
             more = {"KeyMarker": answer["NextKeyMarker"], "VersionIdMarker": answer["NextVersionIdMarker"]}
 
+    def newest(self, prefix: str) -> Iterator[Listed]:
+        """Yield the newest version of each object under a prefix, in the order of their keys' bytes."""
+        more: dict[str, str] = {}
+        while True:
+            answer = self._ask(self._client.list_object_versions, Bucket=self.name, Prefix=prefix, **more)
+            for one in answer.get("Versions", ()):
+                if one.get("IsLatest"):
+                    version = str(one.get("VersionId") or "null")
+                    known = None if version == "null" else version
+                    yield Listed(one["Key"], one["Size"], one["ETag"], one["LastModified"], known)
+            if not answer.get("IsTruncated"):
+                return
+            more = {"KeyMarker": answer["NextKeyMarker"], "VersionIdMarker": answer["NextVersionIdMarker"]}
+
+    def digest(self, key: str, version: str | None) -> str | None:
+        """Return the SHA-256 (`sha256:…`) that the server keeps of a whole object, or None. Raises NotFound."""
+        more = {"VersionId": version} if version else {}
+        answer = self._ask(self._client.head_object, Bucket=self.name, Key=key, ChecksumMode="ENABLED", **more)
+        told = str(answer.get("ChecksumSHA256") or "")
+        if answer.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
+            return None  # of its parts' digests
+        try:
+            raw = base64.b64decode(told, validate=True)
+        except ValueError:
+            return None
+        return f"sha256:{raw.hex()}" if len(raw) == hashlib.sha256().digest_size else None
+
     def remove(self, key: str) -> None:
         """Remove an object with every older version, so that its bytes are gone. Nothing happens when there is none."""
         for version in [version for version, _ in self.versions(key)]:
@@ -267,6 +306,8 @@ class Bucket:
             return call(**asked)
         except ClientError as error:
             raise _refusal(error, asked) from error
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise BucketRefused(f"bucket {self.name} cannot be asked: {error}", "NoCredentials") from error
         except BotoCoreError as error:
             raise Unavailable(f"the S3 server of bucket {self.name} does not answer: {error}") from error
 
@@ -282,7 +323,11 @@ def _refusal(error: ClientError, asked: Mapping[str, Any]) -> NotFound | Unavail
     code = str(error.response.get("Error", {}).get("Code", ""))
     if code in _ABSENT or code == "NoSuchUpload":
         return NotFound(f"the bucket {asked['Bucket']} has no {asked.get('Key', 'such thing')}")
-    return Unavailable(f"the S3 server refuses {error.operation_name} in bucket {asked['Bucket']}: {code or error}")
+    said = f"the S3 server refuses {error.operation_name} in bucket {asked['Bucket']}: {code or error}"
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if status in _BUSY or not _CLIENTS_FAULT <= status < _SERVERS_FAULT:
+        return Unavailable(said)
+    return BucketRefused(said, code)
 
 
 class _Reading(io.RawIOBase):

@@ -29,7 +29,9 @@ class DirectorySource:
         """Resolve the directory: it has no revision until its files were read. Raises SourceRefused."""
         if not self.root.is_dir():
             said = f"there is no directory {self.root.name}"
-            raise SourceRefused("directory-missing", said, file="", advice="name a directory, or hf:… or https://…")
+            raise SourceRefused(
+                "directory-missing", said, file="", advice="name a directory, or hf:…, s3://… or https://…"
+            )
         return resolved_now("directory", self.root.resolve().name, location=None, revision=None)
 
     def list(self, resolved: Resolved) -> list[Item]:

@@ -1,4 +1,4 @@
-"""Sources by the words that people write for them: a directory, `hf:owner/name@revision`, `https://…`."""
+"""Sources by the words that people write for them: a directory, `hf:owner/name@revision`, `s3://…`, `https://…`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ class Access:
         allowed: hosts that a person allows, as `Hosts` takes them.
         exclude: patterns of paths that a directory's listing leaves out.
         hard_links: whether a directory's files may have further names.
+        s3_endpoint: URL of the S3 server that a person named; None for AWS.
     """
 
     endpoint: str = HUB_ENDPOINT
@@ -29,6 +30,7 @@ class Access:
     allowed: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     hard_links: bool = False
+    s3_endpoint: str | None = None
 
     def web(self, asked: Iterable[str]) -> Web:
         """Return what speaks to the hosts of these sources.
@@ -85,5 +87,11 @@ def _https(asked: str, web: Web, access: Access) -> Source:  # noqa: ARG001 - it
     return HttpsSource(asked, web)
 
 
-_OPENERS: Mapping[str, Callable[[str, Web, Access], Source]] = {"hf": _hub, "https": _https, "http": _https}
+def _s3(asked: str, web: Web, access: Access) -> Source:  # noqa: ARG001 - the S3 client has connections of its own
+    from gates.sources.s3 import S3Source  # as above
+
+    return S3Source(asked, access.s3_endpoint)
+
+
+_OPENERS: Mapping[str, Callable[[str, Web, Access], Source]] = {"hf": _hub, "s3": _s3, "https": _https, "http": _https}
 """Scheme → what opens such a source."""

@@ -42,13 +42,15 @@ class Resolved:
     location: str | None
     revision: str | None
     resolved_at: datetime
+    is_by_bytes: bool = False
+    """Whether nothing but the bytes that were received gave the revision."""
 
     def pinned(self, files: "list[tuple[str, str, int]]") -> "Resolved":
         """Return it with a revision; without one, the digest of the list of (path, sha256, size) that was received."""
         if self.revision is not None:
             return self
         listed = [{"path": path, "sha256": sha256, "size": size} for path, sha256, size in sorted(files)]
-        return replace(self, revision=sha256_digest(canonical_json(listed)))
+        return replace(self, revision=sha256_digest(canonical_json(listed)), is_by_bytes=True)
 
 
 def resolved_now(kind: Kind, asked: str, *, location: str | None, revision: str | None) -> Resolved:

@@ -1,4 +1,4 @@
-"""Sources on the command line: a directory, a repository of the hub, files over https; and parts from others."""
+"""Sources on the command line: a directory, a repository, a bucket, files over https; and parts from others."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,14 @@ if TYPE_CHECKING:
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the name of one
 HOSTS_VARIABLE = "SLUICEGATE_ALLOW_HOSTS"
+S3_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 SourceName = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="Directory, hf:owner/name@revision, or https://host/file#sha256=….")
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Directory, hf:owner/name@revision, s3://bucket/prefix, or https://host/file#sha256=….",
+    ),
 ]
 From = Annotated[
     list[str] | None,
@@ -121,7 +126,7 @@ def given(
         allow_host: hosts that a person allows.
         cache: where fetched files are kept.
         hard_links: whether files of directories may have further names.
-        environment: HF_ENDPOINT, HF_TOKEN and SLUICEGATE_ALLOW_HOSTS.
+        environment: HF_ENDPOINT, HF_TOKEN, SLUICEGATE_ALLOW_HOSTS and AWS_ENDPOINT_URL_S3.
 
     Raises:
         Usage, InvalidDocument: for what the file says.
@@ -139,6 +144,7 @@ def given(
         environment.get(TOKEN_VARIABLE) or None,
         tuple(one for one in hosts if one),
         hard_links=hard_links,
+        s3_endpoint=next((environment[name] for name in S3_VARIABLES if environment.get(name)), None),
     )
     return Given(sources, access, (cache or folder("cache", environment) / "fetched").absolute())
 
@@ -221,5 +227,7 @@ def _tell_pins(found: "Assembled", output: Output) -> None:
     for part, one in found.sources.items():
         if one.kind != "directory":
             output.note(f"{part}: {one.asked} is {one.revision}")
+        if one.kind == "s3" and one.is_by_bytes:
+            output.note(f"{part}: the bucket keeps no versions, so it is pinned by what was received", "warn")
         if one.kind == "https" and "#" not in one.asked and not str(one.location).endswith("SHA256SUMS"):
             output.note(f"{part}: no digest was given, so it is pinned by what was received", "warn")

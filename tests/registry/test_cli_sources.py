@@ -158,3 +158,19 @@ def test_the_record_of_a_bundle_says_what_was_asked_for_and_what_it_was(command,
     again = command.ok("bundle", "create", f"hf:org/chain@{commit}", "--name", "locked", *words).json
     assert (again["digest"], again["is_new"], again["bytes_sent"]) == (made["digest"], False, 0)
     assert command.ok("bundle", "show", made["digest"], "--json").json == shown
+
+
+def test_a_prefix_of_a_bucket_becomes_the_bundle_that_the_directory_becomes(command, written, s3_server, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server.url)
+    prefix = s3_server.place()
+    for path in written.iterdir():
+        s3_server.client.put_object(Bucket=s3_server.bucket, Key=f"{prefix}/{path.name}", Body=path.read_bytes())
+    address = f"s3://{s3_server.bucket}/{prefix}"
+    made = command("bundle", "create", address, *IDENTIFIED, "--name", "chain", "--dry-run", "--json")
+    assert made.status == 0, made
+    bundle = Bundle.model_validate(made.json)
+    local = command("bundle", "create", written, *IDENTIFIED, "--name", "chain", "--dry-run", "--json")
+    assert bundle.serving_digest == Bundle.model_validate(local.json).serving_digest
+    (source,) = bundle.sources
+    assert (source.kind, source.location) == ("s3", f"{s3_server.bucket}/{prefix}")
+    assert "the bucket keeps no versions" in made.err

@@ -33,6 +33,7 @@ def release(phase: Phase, *log: tuple[Kind, dict[str, object]], **changes: objec
         "version": "x:1",
         "gates": [],
         "quarantined": [],
+        "doing": None,
         "log": entries,
     }
     return ReleaseDetail.model_validate(fields | changes)

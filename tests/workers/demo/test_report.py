@@ -49,7 +49,7 @@ def release(name: str, phase: Phase, log: list[Entry] = (), *, golden: str = "pa
     return ReleaseDetail(
         id=UUID(int=1), target="chat@demo", bundle=OLD, bundle_name=name, policy=NEW, phase=phase, phase_since=START,
         is_paused=False, held=[], waits=None, reason="why", created_at=START, created_by="engineer", predecessor=None,
-        step=0, weight_bp=0, version=f"{phase}:1", gates=[gate], quarantined=[], log=list(log),
+        step=0, weight_bp=0, version=f"{phase}:1", gates=[gate], quarantined=[], doing=None, log=list(log),
     )  # fmt: skip
 
 

@@ -92,7 +92,10 @@ def test_a_candidate_that_passes_on_a_busy_machine_has_passed(verdict):
     assert measured(found, "foreign_cpu").value == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize(("outcome", "expected"), [("http_5xx", Verdict.FAILED), ("timeout", Verdict.ERRORED)])
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [("http_5xx", Verdict.FAILED), ("truncated", Verdict.FAILED), ("timeout", Verdict.ERRORED)],
+)
 def test_no_other_work_excuses_answers_that_are_errors_and_it_may_excuse_those_that_took_too_long(
     verdict, outcome, expected
 ):

@@ -8,7 +8,7 @@ from scipy import stats as oracle
 
 from gates.gate import JudgeInput
 from gates.load_judgement import Growth, growth, judge
-from gates.load_records import COLUMNS, Sample
+from gates.load_records import COLUMNS, Sample, read_run
 from schemas.policy import RollbackRule
 from schemas.result import Severity, Verdict
 from schemas.suite import GoldenSuite
@@ -87,7 +87,15 @@ def test_growth_without_any_scatter_is_certain_and_none_is_no_growth():
 
 @pytest.mark.parametrize(
     ("first", "last", "has_grown"),
-    [(4.0, 6.0, False), (4.0, 6.5, True), (1.0, 3.0, True), (1.0, 2.5, False), (8.0, 12.0, False), (0.0, 2.0, True)],
+    [
+        (4.0, 6.0, False),
+        (4.0, 6.5, True),
+        (1.0, 3.0, True),
+        (1.0, 2.5, False),
+        (8.0, 12.0, False),
+        (8.0, 11.0, False),
+        (0.0, 2.0, True),
+    ],
 )
 def test_more_than_half_as_many_again_and_at_least_two_more_is_growth(first, last, has_grown):
     assert Growth(first, last, p_value=0.0, peak=12).has_grown is has_grown
@@ -150,7 +158,35 @@ def test_the_numbers_of_a_run_are_those_of_its_rows():
         "output_tokens": (ended * 8 / seconds, "mean"),
     }
     for name, (value, statistic) in numbers.items():
-        assert (found[name, statistic].value, found[name, statistic].n) == (pytest.approx(value), 64), name
+        assert (found[name, statistic].value, found[name, statistic].n) == (pytest.approx(value, rel=1e-9), 64), name
+    run = read_run(records, SUITE, requests=64)
+    grown = growth([*run.warmup, *run.samples], window_us=WINDOW_US)
+    assert found["in_flight_first_third", "p50"].value == grown.first
+    assert found["in_flight_last_third", "p50"].value == grown.last
+    assert found["in_flight_slope", "t_test"].value == grown.p_value
+    assert grown.p_value != growth([*run.warmup, *run.samples], window_us=SUITE.plan[-2].at_us).p_value
+
+
+def test_an_answer_that_does_not_say_its_tokens_adds_none_to_the_throughput():
+    records = good_records(SUITE)
+    put(records["requests"][3], completion_tokens=None)
+    ended = sum(row[COLUMNS.index("done_us")] <= WINDOW_US for row in records["requests"]) - 1
+    found = measured(judged(records))["output_tokens", "mean"]
+    assert found.value == pytest.approx(ended * 8 * 1e6 / WINDOW_US, rel=1e-9)
+
+
+def test_each_kind_of_failure_is_told_with_an_example_of_its_own():
+    records = good_records(SUITE)
+    for place, outcome in enumerate(("timeout", "connect", "truncated", "http_5xx"), start=1):
+        break_row(records["requests"][place], outcome)
+        put(records["requests"][place], detail=f"why {outcome}")
+    told = {each.code: each.found for each in judged(records).findings if each.code.startswith("request-")}
+    assert told == {
+        "request-connect": "why connect",
+        "request-http-5xx": "why http_5xx",
+        "request-timeout": "why timeout",
+        "request-truncated": "why truncated",
+    }
 
 
 def test_where_no_miss_is_allowed_that_is_not_none_of_them():

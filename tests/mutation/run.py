@@ -47,9 +47,6 @@ TESTS: Final = {
     "registry/lifecycle.py": ("tests/registry/test_lifecycle.py",),
     "gates/canary.py": ("tests/gates/test_canary.py",),
     "gates/tally.py": ("tests/gates/test_tally.py", "tests/gates/test_canary.py"),
-    "gates/load_judgement.py": tuple(
-        f"tests/gates/test_load_{name}.py" for name in ("thresholds", "judgement", "machine")
-    ),
 }
 """What decides, and the tests that must notice."""
 SLOW: Final = (

@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 HOUR = 3600.0
 
 WALL_CLOCK = {
-    "registry/storage/local.py": "how old an abandoned upload is, by the file system that says when it was written",
+    "registry/storage/incoming.py": "how old an abandoned upload is, by the file system that says when it was written",
+    "registry/storage/s3.py": "how old an abandoned upload to a bucket is, by the store that says when it was written",
     "registry/collection.py": "how old a file is that no row knows, by the file system that says when it was written",
     "registry/keys.py": "when a key that nobody knows signed, which is refused whatever the time",
     "registry/cli/tokens.py": "a person's --days",

@@ -45,6 +45,7 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     "register_suite": _PROPOSERS,
     "create_release": _PROPOSERS,
     "create_run": _PROPOSERS,
+    "set_alias": _PROPOSERS,
     # Whoever may read the log may have it sealed: it changes nothing, and is for the reader's own protection.
     "checkpoint": _READERS,
     # Making the rules that bind those who propose.
@@ -52,6 +53,8 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     "create_target": _MANAGERS,
     "set_reference": _MANAGERS,
     "delete_bundle": _MANAGERS,
+    # Also to move one that is protected.
+    "protect_alias": _MANAGERS,
     "erase_records": _MANAGERS,
     # Letting through.
     "approve": _MANAGERS,

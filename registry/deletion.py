@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import and_, delete, func, literal, select
 from sqlalchemy.orm import Session, aliased
 
-from registry import auth, blobs, db, documents, evidence, jobs, quotas, targets
+from registry import aliases, auth, blobs, db, documents, evidence, jobs, quotas, targets
 from registry.auth import Actor
 from registry.quotas import Added
 from registry.service import Service
@@ -130,6 +130,8 @@ def users(session: Session, project: UUID, bundle: str) -> Iterator[tuple[str, s
         select(JobRow).where(JobRow.project_id == project, JobRow.bundle == bundle, JobRow.state.in_(jobs.OPEN))
     ):
         yield str(job.id), f"the {job.kind} job {job.id} is under way"
+    for alias in aliases.of_bundle(session, project, bundle):
+        yield f"@{alias}", f"the alias @{alias} names it"
     yield from _references(session, project, bundle)
     yield from _adapters(session, project, bundle)
 

@@ -240,6 +240,31 @@ class ProjectLabelRow(Base):
     )
 
 
+class AliasRow(Base):
+    """A movable name of a bundle: a cached fold of its stream. A deleted one stays, for its generation."""
+
+    __tablename__ = "aliases"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    """UUIDv7: the order of lists."""
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str]
+    bundle: Mapped[str | None]
+    is_protected: Mapped[bool]
+    generation: Mapped[int] = mapped_column(BigInteger)
+    changed_at: Mapped[datetime]
+    changed_by: Mapped[str]
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["project_id", "bundle"],
+            ["project_documents.project_id", "project_documents.digest"],
+            name="fk_aliases_bundle",
+        ),
+        UniqueConstraint("project_id", "name"),
+        Index(None, "project_id", "id"),
+        Index(None, "project_id", "bundle", "id"),
+    )
+
+
 class BundleBlobRow(Base):
     """A blob that a project's bundle is made of. As long as it is here, the database keeps the blob."""
 

@@ -10,8 +10,9 @@ from sqlalchemy import Text, and_, cast, exists, func, literal, select
 from sqlalchemy.orm import Session
 
 from gates.evidence import Record, Verifier, claim_of
-from registry import checkpoints, documents, evidence, keys, lifecycle, quarantine
+from registry import aliases, checkpoints, documents, evidence, keys, lifecycle, quarantine
 from registry.tables import (
+    AliasRow,
     CheckpointRow,
     DocumentRow,
     EntryRow,
@@ -22,7 +23,7 @@ from registry.tables import (
     TargetRow,
 )
 from schemas.common import sha256_digest, strict_json
-from schemas.evidence import Created, Fault, Kind, ReferenceSet, Verification
+from schemas.evidence import AliasChanged, Created, Fault, Kind, ReferenceSet, Verification
 from schemas.problems import TransitionRefused
 
 MAX_FAULTS = 1000
@@ -41,7 +42,8 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
       4. its statement says the same stream, act, kind and actor as the row, with a body of that kind;
       5. it is the entry that the checkpoint over it sealed, and no sealed entry is missing.
     Then what is cached beside the log must be what the log says: a release's whole state and what it was created
-    with; a target's references; and every release and document has its entry, and every document its bytes.
+    with; a target's references; which bundles are quarantined and what aliases name; and every release and document
+    has its entry, and every document its bytes.
 
     What was cut off at the end of a stream after the last checkpoint shows only where something cached depends on it.
 
@@ -64,6 +66,7 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
         folds += _document_faults(session, project)
         folds += _reference_faults(session, project)
         folds += _quarantine_faults(session, project)
+        folds += _alias_faults(session, project)
     faults = [*verifier.close(stream=stream, must_have=must_have), *folds]
     return Verification(
         entries=verifier.entries,
@@ -291,6 +294,27 @@ def _quarantine_faults(session: Session, project: UUID) -> Iterator[Fault]:
     for stream in sorted(said.keys() | cached.keys()):
         if said.get(stream) != cached.get(stream):
             yield Fault(stream=stream, position=0, problem="it is not quarantined as its log says")
+
+
+def _alias_faults(session: Session, project: UUID) -> Iterator[Fault]:
+    """An alias is as the last entry of its stream says."""
+    said: dict[str, tuple[str | None, bool, int]] = {}
+    entries = session.scalars(
+        select(EntryRow)
+        .where(EntryRow.project_id == project, EntryRow.kind.in_(aliases.KINDS))
+        .order_by(EntryRow.stream, EntryRow.position)
+    )
+    for row in entries:
+        with suppress(ValueError):  # an entry that cannot be read is a fault already
+            body = AliasChanged.model_validate(claim_of(row.envelope)["body"])
+            said[row.stream] = (body.bundle, body.is_protected, body.generation)
+    cached = {
+        aliases.stream(project, row.name): (row.bundle, row.is_protected, row.generation)
+        for row in session.scalars(select(AliasRow).where(AliasRow.project_id == project))
+    }
+    for stream in sorted(said.keys() | cached.keys()):
+        if said.get(stream) != cached.get(stream):
+            yield Fault(stream=stream, position=0, problem="the alias is not as its log says")
 
 
 def _label_rows(session: Session, project: UUID) -> dict[str, dict[str, str]]:

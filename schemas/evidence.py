@@ -60,6 +60,9 @@ class Kind(StrEnum):
     BUNDLE_DELETED = "bundle_deleted"
     BUNDLE_QUARANTINED = "bundle_quarantined"
     QUARANTINE_LIFTED = "quarantine_lifted"
+    ALIAS_SET = "alias_set"
+    ALIAS_DELETED = "alias_deleted"
+    ALIAS_PROTECTED = "alias_protected"
     RECORDS_ERASED = "records_erased"
     POLICY_REGISTERED = "policy_registered"
     SUITE_REGISTERED = "suite_registered"
@@ -254,6 +257,17 @@ class QuarantineLifted(Closed):
     reason: Text = Field(description="Why it is trusted again.")
 
 
+class AliasChanged(Closed):
+    """An alias is as this says from now on."""
+
+    alias: ShortText = Field(description="Its name.")
+    bundle: Digest | None = Field(None, description="What it names; absent once it is deleted.")
+    previous: Digest | None = Field(None, description="What it named before.")
+    is_protected: bool = Field(description="Whether only managers move it.")
+    generation: Positive = Field(description="Its generation.")
+    reason: Text = Field(description="Why.")
+
+
 class RecordsErased(Closed):
     """The raw records of a gate are gone on purpose. The result that was judged from them stands."""
 
@@ -359,6 +373,9 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.BUNDLE_DELETED: Deleted,
     Kind.BUNDLE_QUARANTINED: Quarantined,
     Kind.QUARANTINE_LIFTED: QuarantineLifted,
+    Kind.ALIAS_SET: AliasChanged,
+    Kind.ALIAS_DELETED: AliasChanged,
+    Kind.ALIAS_PROTECTED: AliasChanged,
     Kind.RECORDS_ERASED: RecordsErased,
     Kind.POLICY_REGISTERED: Registered,
     Kind.SUITE_REGISTERED: Registered,

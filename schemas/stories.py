@@ -72,6 +72,12 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
         lambda b: f"{b['name']} {b['digest'][:19]} quarantined ({b['cause'].replace('_', ' ')}): {b['reason']}",
     ),
     Kind.QUARANTINE_LIFTED: ("warn", lambda b: f"{b['name']} {b['digest'][:19]} is trusted again: {b['reason']}"),
+    Kind.ALIAS_SET: ("plain", lambda b: f"@{b['alias']} names {b['bundle'][7:19]}: {b['reason']}"),
+    Kind.ALIAS_DELETED: ("warn", lambda b: f"@{b['alias']} names nothing any more: {b['reason']}"),
+    Kind.ALIAS_PROTECTED: (
+        "plain",
+        lambda b: f"@{b['alias']} is moved by {'managers' if b['is_protected'] else 'whoever proposes'}: {b['reason']}",
+    ),
     Kind.RECORDS_ERASED: ("warn", lambda b: f"raw records {b['records'][:19]} erased: {b['reason']}"),
     Kind.TARGET_CREATED: ("plain", lambda b: f"{b['name']} on {b['runner_class']}, behind {b['gateway']}"),
     Kind.REFERENCE_SET: (

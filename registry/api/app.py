@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from registry.api import (
     admin,
+    aliases,
     blobs,
     comparison,
     documents,
@@ -45,6 +46,7 @@ ROUTERS = (
     uploads.router,
     documents.router,
     comparison.router,
+    aliases.router,
     targets.router,
     releases.router,
     runs.router,

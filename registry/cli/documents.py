@@ -14,9 +14,10 @@ from registry.cli.failures import Usage, invalid
 from registry.cli.files import STANDARD_INPUT, open_regular
 from registry.cli.yaml_files import read_yaml
 from registry.client import Client
+from registry.client.documents import Bundles
 from schemas.api import Registered
 from schemas.bundle import Bundle
-from schemas.common import MAX_DOCUMENT_BYTES, Document, canonical_json, strict_json
+from schemas.common import MAX_DOCUMENT_BYTES, NAME_PATTERN, Document, canonical_json, strict_json
 from schemas.policy import Policy
 from schemas.problems import Conflict, InvalidDocument
 
@@ -94,10 +95,16 @@ def read_policy(path: Path) -> Policy:
 def resolve(text: str, registry: Registry, read: Callable[[Path], Document], what: str) -> str:
     """Return the digest that a person means by a digest, 8 or more of its digits, or a file with the document.
 
+    A bundle may also be named by an alias, as @NAME: it is looked up once, and only the digest goes on from here.
+
     Raises:
         Usage: it is none of these, or several documents begin so.
         NotFound: the service has no such document.
     """
+    if text.startswith("@") and isinstance(registry, Bundles):
+        if re.fullmatch(NAME_PATTERN, text[1:]) is None:
+            raise Usage(f"{what} {text!r} is no alias: write @NAME, such as @champion")
+        return registry.named(text[1:])
     match = _DIGEST.fullmatch(text)
     if match is not None and len(match[2]) == 64:
         return f"sha256:{match[2]}"

@@ -20,7 +20,7 @@ IfMatch = Annotated[
     str | None,
     typer.Option("--if-match", help="Version that `release show` gave: nothing is done when it has changed since."),
 ]
-BundleName = Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, or 8 or more of its hexadecimal digits.")]
+BundleName = Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, 8 or more of its digits, or @ALIAS.")]
 ReleaseId = Annotated[
     str, typer.Argument(metavar="RELEASE", help="Id of the release, or its first 8 or more characters.")
 ]

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from typer.exceptions import Abort, TyperException
 
 from registry.cli import (
+    aliases,
     blobs,
     bundles,
     evidence,
@@ -43,6 +44,7 @@ for name, command, epilog, short in (
 app.command("login", epilog=local.LOGIN_EXAMPLES, short_help="Keep a service and a token.")(local.login)
 for name, commands, short in (
     ("bundle", bundles.app, "What is served, named by one digest."),
+    ("alias", aliases.app, "Movable names of bundles, such as @champion."),
     ("blob", blobs.app, "Stored bytes, and what of them nothing needs."),
     ("policy", policies.app, "Which gates must pass, how traffic moves, who approves."),
     ("suite", suites.app, "Prompts and arrival plans that gates run."),

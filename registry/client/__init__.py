@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-from registry.client.documents import Bundles, Policies, References, Suites
+from registry.client.documents import Aliases, Bundles, Policies, References, Suites
 from registry.client.events import Following, Selection
 from registry.client.jobs import Jobs, Runners
 from registry.client.storage import Blobs
@@ -44,6 +44,7 @@ class Client:
         self._transport = Transport(url, token, timeout_seconds=timeout_seconds)
         self.blobs = Blobs(self._transport)
         self.bundles = Bundles(self._transport)
+        self.aliases = Aliases(self._transport)
         self.policies = Policies(self._transport)
         self.suites = Suites(self._transport)
         self.references = References(self._transport)

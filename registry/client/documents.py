@@ -1,12 +1,15 @@
 """Immutable documents: bundles, policies, suites, references."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 
 from registry.client.transport import Transport
+from schemas.alias import Alias, AliasAt, AliasChange, AliasDelete, AliasProtect, AliasSet
 from schemas.api import Act, BundleDeleted, QuarantineState, Registered
 from schemas.common import Document, canonical_json
 from schemas.comparison import BundleDiff, BundleImpact
 from schemas.lock import Lock
+from schemas.problems import NotFound
 
 
 class _Documents:
@@ -81,6 +84,13 @@ class Bundles(_Documents):
     def quarantine(self, digest: str, reason: str) -> QuarantineState:
         """Let nothing go on with a bundle until a person lifts this. Raises NotFound, NotPermitted."""
         return self._transport.post(QuarantineState, f"{self.path}/{digest}/quarantine", Act(reason=reason))
+
+    def named(self, alias: str) -> str:
+        """Return the digest that an alias names now; what is asked for next should name that. Raises NotFound."""
+        found = self._transport.get(Alias, f"/v1/aliases/{alias}")
+        if found.bundle is None:
+            raise NotFound(f"the alias {alias} names nothing")
+        return found.bundle
 
     def lift(self, digest: str, reason: str, *, if_match: str | None = None) -> QuarantineState:
         """Let a bundle be used again, whatever it is quarantined for.
@@ -161,3 +171,57 @@ class References:
     def get(self, digest: str) -> Registered:
         """Return a reference by its digest. Raises NotFound."""
         return self._transport.get(Registered, f"/v1/references/{digest}")
+
+
+class Aliases:
+    """Movable names of bundles. An act with `if_match`, an alias's `generation`, is done only when nothing changed."""
+
+    path = "/v1/aliases"
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def set(
+        self, name: str, bundle: str, reason: str, *, expected: str | None = None, if_match: str | None = None
+    ) -> Alias:
+        """Make an alias; or move it, when it names `expected`, or is of the generation `if_match`.
+
+        Raises:
+            Conflict: it names something else; `bundle` says what.
+            StaleEdit, BundleQuarantined, NotFound, NotPermitted.
+        """
+        return self._act("PUT", name, AliasSet(bundle=bundle, expected=expected, reason=reason), if_match)
+
+    def get(self, name: str) -> Alias:
+        """Return an alias. Raises NotFound."""
+        return self._transport.get(Alias, f"{self.path}/{name}")
+
+    def list(self, *, bundle: str | None = None) -> Iterator[Alias]:
+        """List aliases, newest first; only those of a bundle when its digest is given."""
+        return self._transport.pages(Alias, self.path, {"bundle": bundle})
+
+    def history(self, name: str) -> Iterator[AliasChange]:
+        """List the acts on an alias, newest first, also on one that is deleted. Raises NotFound."""
+        return self._transport.pages(AliasChange, f"{self.path}/{name}/history")
+
+    def at(self, name: str, at: datetime) -> AliasAt:
+        """Return what an alias named at an aware instant, by its evidence. Raises NotFound, InvalidDocument."""
+        return self._transport.get(AliasAt, f"{self.path}/{name}/named", {"at": at.isoformat()})
+
+    def delete(self, name: str, reason: str, *, if_match: str | None = None) -> Alias:
+        """Take an alias away; its history stays. Raises NotFound, StaleEdit, NotPermitted."""
+        return self._act("POST", f"{name}/deletions", AliasDelete(reason=reason), if_match)
+
+    def protect(self, name: str, reason: str, *, is_protected: bool = True, if_match: str | None = None) -> Alias:
+        """Let only managers move an alias, or everybody who proposes again.
+
+        Raises:
+            BundleQuarantined, NotFound, StaleEdit, NotPermitted.
+        """
+        body = AliasProtect(is_protected=is_protected, reason=reason)
+        return self._act("POST", f"{name}/protections", body, if_match)
+
+    def _act(self, method: str, where: str, body: AliasSet | AliasDelete | AliasProtect, if_match: str | None) -> Alias:
+        headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
+        answer = self._transport.send(method, f"{self.path}/{where}", body=body, headers=headers)
+        return self._transport.parse(Alias, answer)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
-from registry import db, documents, evidence, jobs, quarantine, releases, runners, targets
+from registry import aliases, db, documents, evidence, jobs, quarantine, releases, runners, targets
 from registry.api.deps import ServiceDep, SessionDep
 from registry.api.pages import Cursor, page
 from registry.tables import TargetRow
@@ -70,6 +70,7 @@ def bundle_page(
         section="bundles",
         bundle=bundle,
         registered=registered,
+        aliases=aliases.of_bundle(session, actor.project_id, named),
         notices=_quarantined("Quarantined: nothing goes on with it.", session, actor.project_id, named),
         components=sorted((registered.components or {}).items()),
         facts=_facts(bundle.model_dump(mode="json", by_alias=True, exclude_none=True)),

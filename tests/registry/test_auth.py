@@ -113,6 +113,7 @@ def test_what_lets_a_candidate_through_is_not_for_whoever_proposes_it():
         "set_reference",
         "create_target",
         "lift_quarantine",
+        "protect_alias",
     } <= lets_through
     assert all("engineer" in PERMISSIONS[action] for action in ("reject", "pause", "rollback", "quarantine"))
 

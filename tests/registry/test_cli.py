@@ -32,6 +32,7 @@ COMMANDS = {
         "quarantine",
         "lift",
     },
+    "alias": {"set", "list", "show", "history", "delete", "protect"},
     "blob": {"gc"},
     "policy": {"push", "show", "list"},
     "suite": {"push", "show", "list", "record"},

@@ -9,12 +9,13 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from registry import db, releases, runners
+from registry import aliases, db, quarantine, releases, runners
 from registry.auth import Actor
 from registry.service import Service
 from registry.web import inventory
 from registry.web import releases as release_pages
 from registry.web.rendering import ago, amount
+from schemas.alias import AliasSet
 from schemas.api import Act, ReleaseCreate
 from schemas.evidence import Kind, Reasoned, Traffic
 from schemas.runner import RunnerRegistration
@@ -26,6 +27,7 @@ from tests.support.factories import (
     registered_policy,
     started_release,
 )
+from tests.support.holdings import held, live
 
 EVIL = "<img src=x onerror=alert(1)>'\""
 FINGERPRINT = {
@@ -320,3 +322,28 @@ def test_times_are_said_in_their_largest_unit():
     now = datetime(2026, 3, 3, tzinfo=UTC)
     said = [ago(now - timedelta(seconds=seconds), now) for seconds in (-5, 0, 59, 60, 7200, 90_000)]
     assert said == ["0 s ago", "0 s ago", "59 s ago", "1 min ago", "2 h ago", "1 d ago"]
+
+
+def test_a_quarantine_and_aliases_are_told_on_every_page_that_they_concern(committed, actor, visit):
+    created_target(committed, actor)
+    bundle, other = held(committed, actor, "a"), held(committed, actor, "b")
+    live(committed, actor, bundle)
+    with committed.database.transaction() as session:
+        for name, named in (("champion", bundle), ("latest", other)):
+            aliases.put(session, committed, actor, name, AliasSet(bundle=named.digest, reason="x"))
+    for address in ("/bundles", "/aliases", "/targets", "/targets/chat@prod", f"/bundles/{bundle.digest}"):
+        assert "quarantined" not in visit.get(address).text.lower()
+    with committed.database.transaction() as session:
+        quarantine.impose(session, committed, actor, bundle.digest, Act(reason=EVIL))
+    for address in ("/bundles", "/aliases", "/targets"):
+        assert visit.get(address).text.count('<span class="pill bad">quarantined</span>') == 1
+    shown = visit.get("/targets/chat@prod").text
+    assert ("and serves on." in shown, EVIL in shown) == (True, False)
+    shown = visit.get(f"/bundles/{bundle.digest}").text
+    assert ("nothing goes on with it." in shown, "<code>@champion</code>" in shown, "@latest" in shown) == (
+        True,
+        True,
+        False,
+    )
+    listed = visit.get("/aliases").text
+    assert ("@champion" in listed, "@latest" in listed) == (True, True)

@@ -6,6 +6,7 @@ Everything is resolved, listed and chosen before a byte is fetched, and only wha
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from gates.directory import Contents, DirectoryRefused, Memory, read_listing
 from gates.files.contents import Reader
@@ -115,6 +116,12 @@ class Assembly:
             self._fetched |= {(part.name, one.item.path): one for one in found}
             received += sum(one.received for one in found)
         return received
+
+    @property
+    def places(self) -> list[tuple[str, Path]]:
+        """Path in the bundle and where the bytes lie, of each file that was chosen and fetched."""
+        entries = (self._entry(part, one) for part in self._parts.values() for one in self._taken(part))
+        return [(entry.path, entry.place) for entry in entries]
 
     def read(self, *, memory: Memory | None = None, progress: Callable[[int, int], None] | None = None) -> Assembled:
         """Read all files where they lie now, as those of a directory are read.

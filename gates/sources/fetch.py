@@ -128,11 +128,11 @@ class _Fetch:
     def expect(self, items: list[Item]) -> None:
         """Take note of what is to come. Raises SourceRefused when the disk cannot hold it."""
         self.total = sum(item.size or 0 for item in items)
-        missing = sum(
-            item.size or 0 for item in items if item.sha256 is None or not self.store.holds(item.sha256, item.size)
-        )
         try:
             self.store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            missing = sum(
+                item.size or 0 for item in items if item.sha256 is None or not self.store.holds(item.sha256, item.size)
+            )
             free = shutil.disk_usage(self.store.root).free
         except OSError as error:
             raise self._unwritable(error) from None

@@ -58,6 +58,10 @@ class Place:
         return shown(f"{self.scheme}://{_bracketed(self.host)}{port}{self.target.partition('?')[0]}", 200)
 
 
+class BadHost(ValueError):
+    """What a person allows is no host."""
+
+
 class Hosts:
     """The hosts that may be spoken to.
 
@@ -68,7 +72,7 @@ class Hosts:
             address. These may have inner addresses.
 
     Raises:
-        ValueError: one of `named` is none of these.
+        BadHost: one of `named` is none of these.
     """
 
     def __init__(self, listed: Iterable[str] = HUB_HOSTS, named: Iterable[str] = ()) -> None:
@@ -204,15 +208,15 @@ def _malformed(url: str, why: str) -> SourceRefused:
 
 
 def _named(text: str) -> tuple[str, str, int]:
-    """Return scheme, host and port of what a person allows. Raises ValueError."""
+    """Return scheme, host and port of what a person allows. Raises BadHost."""
     below = text.startswith("*.")
     url = text if "://" in text else f"https://{text.removeprefix('*.')}"
     try:
         place = read_url(url)
     except SourceRefused as refused:
-        raise ValueError(f"{text!r} is no host: {refused}") from None
+        raise BadHost(f"{text!r} is no host: {refused}") from None
     if place.target != "/":
-        raise ValueError(f"{text!r} is more than a host: write HOST, HOST:PORT or http://127.0.0.1:PORT")
+        raise BadHost(f"{text!r} is more than a host: write HOST, HOST:PORT or http://127.0.0.1:PORT")
     return place.scheme, ("*." if below else "") + place.host, place.port
 
 

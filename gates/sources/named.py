@@ -39,7 +39,7 @@ class Access:
 
         Raises:
             SourceRefused: an address cannot be read.
-            ValueError: `endpoint`, or one of `allowed`, is no host.
+            BadHost: one of `allowed` is no host.
         """
         listed, named, tokens = list(HUB_HOSTS), list(self.allowed), {}
         hub = read_url(self.endpoint)

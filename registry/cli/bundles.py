@@ -9,7 +9,6 @@ import typer
 from pydantic import ValidationError
 
 from gates.directory import Contents, DirectoryRefused, Found
-from gates.files.refusal import shown
 from gates.inference import EngineChoice, bundle_document, merge
 from registry.cli import sources
 from registry.cli.comparison import DIFF_EXAMPLES, IMPACT_EXAMPLES, diff, impact
@@ -262,7 +261,7 @@ def _read(asked: _Asked, output: Output) -> Gathered:
                 asked.given, reader, output, exclude=asked.exclude, roles=asked.roles, memory=memory
             )
         except DirectoryRefused as refused:
-            raise _refused(asked.given.base, refused) from None
+            raise sources.not_a_bundle(asked.given.base, refused) from None
     contents = gathered.contents
     if memory.trouble:
         output.note(memory.trouble, "warn")
@@ -279,16 +278,6 @@ def _read(asked: _Asked, output: Output) -> Gathered:
     return gathered
 
 
-def _refused(source: str, refused: DirectoryRefused) -> InvalidDocument:
-    errors = []
-    for one in refused.refusals:
-        detail = str(one) + (f"; {one.advice}" if one.advice else "")
-        error: dict[str, Any] = {"pointer": shown(one.file or ".", 256), "detail": detail, "code": one.code}
-        more = (("place", one.pointer), ("offset", one.offset), ("found", one.found), ("expected", one.expected))
-        errors.append(error | {key: value for key, value in more if value is not None})
-    return InvalidDocument(f"{shown(source, 256)} cannot become a bundle", errors=errors)
-
-
 def _describe(asked: _Asked, gathered: Gathered) -> Bundle:
     engine = asked.engine
     told = asked.overlay.get("engine")
@@ -298,7 +287,7 @@ def _describe(asked: _Asked, gathered: Gathered) -> Bundle:
     try:
         document = bundle_document(gathered.contents, name=asked.name, engine=engine)
     except DirectoryRefused as refused:
-        raise _refused(asked.given.base, refused) from None
+        raise sources.not_a_bundle(asked.given.base, refused) from None
     document = merge(document | {"sources": gathered.document()}, asked.overlay)
     # A name that only -f gives is also what requests will call the model.
     if "name" in document and "served_name" not in document["serving"]:

@@ -1,9 +1,11 @@
 """Sources on the command line: a directory, a repository, a bucket, files over https; and parts from others."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ import typer
 from gates.directory import Contents, DirectoryRefused, Memory, read_directory
 from gates.files.contents import Reader
 from gates.files.refusal import FileRefused, shown
+from gates.sources.hosts import BadHost
 from gates.sources.named import HUB_ENDPOINT, Access, is_directory, open_source
 from gates.sources.parts import BASE, PART
 from gates.sources.source import Resolved, SourceRefused, SourceUnavailable, resolved_now
@@ -23,7 +26,7 @@ from schemas.lock import MAX_ASKED, Lock
 from schemas.problems import InvalidDocument, Unavailable
 
 if TYPE_CHECKING:
-    from gates.sources.assembly import Assembled
+    from gates.sources.assembly import Assembled, Assembly
 
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the name of one
@@ -173,9 +176,6 @@ def gather(
         DirectoryRefused, InvalidDocument, Usage.
         Unavailable: a source cannot be reached.
     """
-    # Only where something is fetched: it brings in TLS.
-    from gates.sources.assembly import Assembly, Wants
-
     directory = asked.directory
     if directory is not None and len(asked.sources) == 1:
         with output.moving("hashing") as moved:
@@ -190,6 +190,21 @@ def gather(
             )
         resolved = resolved_now("directory", directory.resolve().name, location=None, revision=contents.revision)
         return Gathered(contents, {BASE: resolved})
+    whole = _assembly(asked, reader, output, exclude=exclude, roles=roles)
+    with whole as assembly, output.moving("hashing") as moved:
+        found = assembly.read(memory=memory, progress=moved)
+    _tell_pins(found, output)
+    return Gathered(found.contents, found.sources)
+
+
+@contextmanager
+def _assembly(
+    asked: Given, reader: Reader, output: Output, *, exclude: Sequence[str], roles: Mapping[str, Role]
+) -> "Iterator[Assembly]":
+    """Fetch what the reader reads, and yield what was put together. Raises as `gather`."""
+    # Only where something is fetched: it brings in TLS.
+    from gates.sources.assembly import Assembly, Wants
+
     try:
         with asked.access.web(asked.sources.values()) as web:
             sources = {part: open_source(text, web, asked.access) for part, text in asked.sources.items()}
@@ -199,14 +214,49 @@ def gather(
             with output.moving("fetching", assembly.left or None) as moved:
                 received = assembly.fetch(lambda count, _: moved(count, None))
             _tell(received, clock, output)
-            with output.moving("hashing") as moved:
-                found = assembly.read(memory=memory, progress=moved)
-    except ValueError as error:
-        if isinstance(error, FileRefused):
-            raise refusal(error) from None
+        yield assembly
+    except FileRefused as refused:
+        raise refusal(refused) from None
+    except BadHost as error:
         raise Usage(str(error)) from None
-    _tell_pins(found, output)
-    return Gathered(found.contents, found.sources)
+
+
+@contextmanager
+def local(asked: Given, reader: Reader, output: Output) -> Iterator[Path]:
+    """Yield the base's directory; of another source, a directory with what the reader reads, fetched into the cache.
+
+    Its files are further names of the cache's own, and only to be read.
+
+    Raises:
+        InvalidDocument, Usage.
+        Unavailable: a source cannot be reached.
+    """
+    if asked.directory is not None:
+        yield asked.directory
+        return
+    views = asked.cache / "views"
+    try:
+        with _assembly(asked, reader, output, exclude=(), roles={}) as assembly:
+            places = assembly.places
+    except DirectoryRefused as refused:
+        raise not_a_bundle(asked.base, refused) from None
+    views.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=views) as name:
+        for path, place in places:
+            (Path(name) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(name) / path).hardlink_to(place)
+        yield Path(name)
+
+
+def not_a_bundle(source: str, refused: DirectoryRefused) -> InvalidDocument:
+    """Return what was refused, file by file, for the person who named the source."""
+    errors = []
+    for one in refused.refusals:
+        detail = str(one) + (f"; {one.advice}" if one.advice else "")
+        error: dict[str, Any] = {"pointer": shown(one.file or ".", 256), "detail": detail, "code": one.code}
+        more = (("place", one.pointer), ("offset", one.offset), ("found", one.found), ("expected", one.expected))
+        errors.append(error | {key: value for key, value in more if value is not None})
+    return InvalidDocument(f"{shown(source, 256)} cannot become a bundle", errors=errors)
 
 
 def refusal(refused: FileRefused) -> InvalidDocument | Unavailable | DirectoryRefused:

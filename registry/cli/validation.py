@@ -6,24 +6,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gates.files.contents import Reader
+from gates.sources.named import is_directory
 from registry.cli.documents import read_file
 from registry.cli.failures import Exit, Usage
 from registry.cli.inferred import say
 from registry.cli.options import Json, examples
 from registry.cli.output import Output
+from registry.cli.sources import AllowHost, CacheFolder, SourceName, given, local
 from schemas.problems import InvalidDocument
 
 if TYPE_CHECKING:
+    from gates.static.declared import Declared
     from gates.static.examine import Examined
 
 EXAMPLES = examples(
     "sluicegate bundle validate ./gemma",
     "sluicegate bundle validate ./qwen -f bundle.yaml --json",
+    "sluicegate bundle validate hf:owner/name@main -f bundle.yaml",
     "sluicegate bundle validate ./qwen -f bundle.yaml --junit report.xml --sarif report.sarif",
 )
 _TONES = {"block": "bad", "warn": "warn", "info": "plain"}
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory with the files.")]
 DeclaredFile = Annotated[
     Path | None,
     typer.Option(
@@ -38,26 +42,44 @@ WithDigest = Annotated[
 
 
 def validate(
-    directory: Directory,
+    source: SourceName,
     file: DeclaredFile = None,
     junit: JUnit = None,
     sarif: Sarif = None,
     digest: WithDigest = False,
+    allow_host: AllowHost = None,
+    cache: CacheFolder = None,
     as_json: Json = False,
 ) -> int:
-    """Check that a directory's files fit each other, the engine and the layout, without a service.
+    """Check that a source's files fit each other, the engine and the layout, without a service.
 
     Exit status: 0 when nothing blocks, 1 when something does, 2 for usage, 3 when the files cannot be read.
     With -f comes what the files cannot tell, in the form of a bundle document or a part of one; adapters map names to
     directories.
     """
+    output = Output(as_json=as_json)
+    asked = given(source, None, None, allow_host, cache)
+    if asked.directory is not None and not asked.directory.is_dir():
+        raise Usage(f"{source} is not a directory")
+    declared = declared_in(file)
+    with local(asked, Reader(declared.engine or "external"), output) as directory:
+        return _validate(source, directory, declared, file=file, junit=junit, sarif=sarif, digest=digest, output=output)
+
+
+def _validate(
+    source: str,
+    directory: Path,
+    declared: "Declared",
+    *,
+    file: Path | None,
+    junit: Path | None,
+    sarif: Path | None,
+    digest: bool,
+    output: Output,
+) -> int:
     # Only where it is asked for: it brings in what reads tensors, and takes a moment.
     from gates.static import composition, examine, report
 
-    output = Output(as_json=as_json)
-    if not directory.is_dir():
-        raise Usage(f"{directory} is not a directory")
-    declared = declared_in(file)
     try:
         what = composition.of_directory(directory, declared, beside=None if file is None else file.resolve().parent)
     except FileNotFoundError as error:
@@ -69,10 +91,10 @@ def validate(
     except OSError as error:
         return _unread(output, f"{error.filename or directory} cannot be read: {error.strerror or error}")
     if junit is not None:
-        _write(junit, report.as_junit(found, directory.resolve().name))
+        _write(junit, report.as_junit(found, directory.resolve().name if is_directory(source) else source))
     if sarif is not None:
         _write(sarif, json.dumps(report.as_sarif(found), indent=2, ensure_ascii=False).encode() + b"\n")
-    output.result(report.as_json(found), lambda out: _say(out, directory, found))
+    output.result(report.as_json(found), lambda out: _say(out, source, found))
     return Exit.FAILED if found.verdict == "failed" else Exit.DONE
 
 
@@ -109,7 +131,7 @@ def _write(place: Path, raw: bytes) -> None:
         raise Usage(f"{place} cannot be written: {error.strerror}") from None
 
 
-def _say(out: Output, directory: Path, found: "Examined") -> None:
+def _say(out: Output, source: str, found: "Examined") -> None:
     for one in found.flaws:
         out.say(f"{one.severity.value:5} {one.code}  {one.file or ''}", _TONES[one.severity.value])
         out.say(f"      {one.message}")
@@ -118,6 +140,6 @@ def _say(out: Output, directory: Path, found: "Examined") -> None:
     counts = {name: sum(1 for one in found.flaws if one.severity.value == name) for name in _TONES}
     words = f"{counts['block']} block, {counts['warn']} warn, {counts['info']} to know"
     if found.verdict == "failed":
-        out.say(f"{directory}: failed: {words}", "bad")
+        out.say(f"{source}: failed: {words}", "bad")
     else:
-        out.say(f"{directory}: passed: {words}", "good")
+        out.say(f"{source}: passed: {words}", "good")

@@ -135,6 +135,20 @@ def test_a_host_that_nobody_allowed_is_named_with_the_option_that_allows_it(comm
     shutil.rmtree(command.home / "cache")
 
 
+def test_a_repository_is_validated_as_a_directory_with_its_files_is(command, hub, written, tmp_path):
+    allowed = ("--allow-host", hub.url("cdn"))
+    told = tmp_path / "bundle.json"
+    told.write_text('{"engine": {"name": "llamacpp"}}')
+    hub.repositories["org/chain"].files.pop("chain-Q8_0.gguf")
+    there = command("bundle", "validate", "hf:org/chain", "-f", told, *allowed, "--json")
+    here = command("bundle", "validate", written, "-f", told, "--json")
+    assert there.json == here.json
+    assert there.status == here.status == 0
+    assert "hf:org/chain: passed" in command("bundle", "validate", "hf:org/chain", "-f", told, *allowed).out
+    assert list((command.home / "cache" / "sluicegate" / "fetched" / "views").iterdir()) == []
+    assert command("bundle", "validate", "hf:org/nothing", *allowed).status == 2
+
+
 def test_the_record_of_a_bundle_says_what_was_asked_for_and_what_it_was(command, stack, hub):
     command.be("engineer", stack)
     commit = hub.repositories["org/chain"].commit

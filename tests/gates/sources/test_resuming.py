@@ -1,5 +1,6 @@
 """A fetch that is cut, killed or doubled goes on where it was, and ends with the listed bytes or none."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import threading
 import pytest
 
 from gates.sources.fetch import Bounds
-from gates.sources.source import SourceUnavailable
+from gates.sources.source import SourceRefused, SourceUnavailable
 from tests.gates.sources.conftest import WEIGHTS
 from tests.support.hub import answer, ranged
 
@@ -251,3 +252,20 @@ def test_one_bad_file_stops_the_others_and_is_named(fetching):
     with pytest.raises(Exception, match="other bytes") as refused:
         fetching.run(keep={"bad.json", "model.safetensors"})
     assert refused.value.file == "bad.json"
+
+
+def test_a_store_that_cannot_hold_a_file_says_so_before_it_is_fetched(fetching, tmp_path):
+    repository = fetching.hub.repositories["org/base"]
+    tree = repository.tree()
+    tree[1]["size"] = tree[1]["lfs"]["size"] = 1 << 60
+    fetching.hub.lies["tree"] = lambda request: answer(200, json.dumps(tree).encode())
+    with pytest.raises(SourceRefused) as refused:
+        fetching.run()
+    assert refused.value.code == "disk-full"
+    fetching.store.root = tmp_path / "a file" / "inside"
+    (tmp_path / "a file").write_bytes(b"")
+    fetching.hub.lies.clear()
+    with pytest.raises(SourceRefused) as refused:
+        fetching.run()
+    assert refused.value.code == "store-unwritable"
+    assert not any("/resolve/" in request.path for request in fetching.hub.asked)

@@ -185,6 +185,10 @@ def test_adapters_and_sources_are_compared_with_their_namesakes():
     assert [(one.pointer, one.was, one.now) for one in moved.values] == [("/sources", [hub, bucket], [bucket, hub])]
     (twice,) = diff(bundle(sources=[hub, hub]), bundle(sources=[hub])).changed
     assert [one.pointer for one in twice.values] == ["/sources"]
+    # Of two that have one name, which is which is not known: they are told whole.
+    old, new = ([hub | {"revision": one} for one in revisions] for revisions in ("12", "34"))
+    (both,) = diff(bundle(sources=old), bundle(sources=new)).changed
+    assert [(one.pointer, one.was, one.now) for one in both.values] == [("/sources", old, new)]
 
 
 def test_a_pointer_into_names_with_slashes_leads_there():

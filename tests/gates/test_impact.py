@@ -344,7 +344,7 @@ def test_the_five_features_that_share_cache_and_layout_are_checked_pair_by_pair(
     assert {frozenset({one, other}) for one in FIVE for other in FIVE if one != other} <= asked
 
 
-@pytest.mark.parametrize("part", sorted(MATRIX_PARTS))
+@pytest.mark.parametrize("part", sorted({*MATRIX_PARTS, DOUBTFUL}))
 def test_an_upgrade_of_engine_hardware_model_adapter_or_quantization_asks_for_every_combination_again(part):
     assert all(part in triggers(joint) for joint in JOINTS)
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from sqlalchemy import event
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from registry import db
 from registry.keys import Signer
@@ -85,8 +85,9 @@ def moment(session: Session) -> datetime:
 
 
 @event.listens_for(Session, "after_transaction_end")
-def _forget(session: Session, _: object) -> None:
-    session.info.pop(_MOMENT, None)
+def _forget(session: Session, transaction: SessionTransaction) -> None:
+    if db.is_over(transaction):
+        session.info.pop(_MOMENT, None)
 
 
 def perform(service: Service, work: Callable[[Session], ResultT]) -> ResultT:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, select, text
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
@@ -145,13 +145,12 @@ def confirm(session: Session, actor: Actor) -> None:
     """
     if actor.token is None:
         return
-    found = session.execute(
-        select(TokenRow.revoked_at, TokenRow.expires_at, func.clock_timestamp())
-        .where(TokenRow.id == actor.token)
-        .with_for_update(read=True)
-    ).one_or_none()
+    found = session.execute(_CONFIRM, {"token": actor.token}).one_or_none()
     if found is None or not _counts(*found):
         raise Unauthenticated("the token is not known, or no longer valid")
+
+
+_CONFIRM = text("SELECT revoked_at, expires_at, clock_timestamp() FROM tokens WHERE id = :token FOR SHARE")
 
 
 def fingerprint(secret: str) -> str:
@@ -188,21 +187,13 @@ def authenticate(session: Session | Connection, secret: str, now: datetime | Non
     return Actor(found.project_id, found.project, found.name, found.role, token=found.id, targets=targets)
 
 
-_HOLDER = (
-    select(
-        func.clock_timestamp().label("now"),
-        TokenRow.id,
-        TokenRow.name,
-        TokenRow.role,
-        TokenRow.targets,
-        TokenRow.secret_sha256,
-        TokenRow.expires_at,
-        TokenRow.revoked_at,
-        TokenRow.project_id,
-        ProjectRow.name.label("project"),
-    )
-    .join(ProjectRow, ProjectRow.id == TokenRow.project_id)
-    .where(TokenRow.secret_sha256 == bindparam("sought"))
+_HOLDER = text(
+    """
+    SELECT clock_timestamp() AS now, token.id, token.name, token.role, token.targets, token.secret_sha256,
+        token.expires_at, token.revoked_at, token.project_id, project.name AS project
+    FROM tokens AS token JOIN projects AS project ON project.id = token.project_id
+    WHERE token.secret_sha256 = :sought
+    """
 )
 
 

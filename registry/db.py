@@ -7,9 +7,10 @@ from datetime import datetime
 from select import POLLOUT, poll
 
 import psycopg
-from sqlalchemy import Connection, Engine, create_engine, event, func, select
+from pydantic_core import from_json
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import InvalidatePoolError
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from registry.settings import Settings
@@ -18,6 +19,7 @@ AFTER_COMMIT = "after_commit"
 ASKED_SECONDS = 5.0
 """A connection that has rested for so long is asked whether it still stands before it is used."""
 _RESTS_SINCE = "rests_since"
+_CLOCK = text("SELECT clock_timestamp()")
 
 
 def connect(settings: Settings) -> Engine:
@@ -30,6 +32,7 @@ def connect(settings: Settings) -> Engine:
         settings.database_url.get_secret_value(),
         pool_size=settings.database_pool,
         max_overflow=settings.database_pool,
+        json_deserializer=from_json,
         connect_args={
             "options": " ".join(f"-c {name}={value}" for name, value in {"timezone": "utc", **limits}.items())
         },
@@ -71,12 +74,22 @@ class Database:
         self.engine = engine
         self._looking = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._sessions = sessionmaker(engine, expire_on_commit=False, autoflush=True)
+        self._readers = sessionmaker(self._looking, expire_on_commit=False, autoflush=False)
 
     @contextmanager
     def look(self) -> Iterator[Connection]:
         """Yield a connection for one statement that only reads: it needs no transaction around it."""
         with self._looking.connect() as connection:
             yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Yield a session whose statements only read and lock nothing: each sees what is committed when it begins.
+
+        That is what they would see in a transaction, which would cost two more questions to the server.
+        """
+        with self._readers() as session:
+            yield session
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -96,13 +109,18 @@ class Database:
 
 def now(session: Session) -> datetime:
     """Return the database's clock, which leases and records use: it does not stand still within a transaction."""
-    instant: datetime = session.scalars(select(func.clock_timestamp())).one()
+    instant: datetime = session.execute(_CLOCK).scalar_one()
     return instant
 
 
 def freeze(session: Session) -> None:
     """Let every query of this transaction see one moment. Call it before the first query."""
     session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+
+
+def is_over(transaction: SessionTransaction) -> bool:
+    """Tell whether a transaction or a savepoint ends with this: a flush ends a part of one, and nothing else."""
+    return transaction.parent is None or transaction.nested
 
 
 def after_commit(session: Session, ring: object) -> None:

@@ -9,22 +9,22 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, Subquery, select
-from sqlalchemy.dialects.postgresql import insert
+from pydantic_core import from_json
+from sqlalchemy import Row, Select, select
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates.files.document import refuse_document
 from gates.policy import plan_problems
-from registry import auth, blobs, db, evidence, quotas
+from registry import auth, blobs, evidence, quotas, statements
 from registry.auth import Actor
 from registry.posted import ADAPTERS, AnyDocument, posted
 from registry.posted import parse as parse  # noqa: PLC0414 - a part of what this module offers
 from registry.quotas import Added
 from registry.service import Service
-from registry.tables import BundleBlobRow, DocumentRow, ProjectDocumentRow, ProjectLabelRow
+from registry.tables import DocumentRow, ProjectDocumentRow
 from schemas.api import LockedSource, Registered
-from schemas.bundle import Bundle, File
+from schemas.bundle import Bundle
 from schemas.common import canonical_json, sha256_digest, strict_json
 from schemas.evidence import Kind
 from schemas.evidence import Registered as RegisteredBody
@@ -98,8 +98,9 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
     document, locks = posted(kind, raw)
     canonical = document.canonical()
     digest = sha256_digest(canonical)
-    hold(session, actor.project_id, digest)
-    known = _find(session, actor.project_id, kind, digest)
+    # Where nothing was, there is nothing to wait for; whoever is first meanwhile is met by `_store`.
+    was_there, at = _held(session, actor.project_id, digest)
+    known = _find(session, actor.project_id, kind, digest) if was_there else None
     if known is not None:
         return known, False
     match document:
@@ -112,7 +113,7 @@ def register(session: Session, service: Service, actor: Actor, kind: str, raw: b
             _check_reference(session, actor.project_id, document)
         case _:
             pass
-    stored = _store(session, service, actor, kind, document, digest=digest, canonical=canonical, locks=locks)
+    stored = _store(session, service, actor, kind, document, digest=digest, canonical=canonical, locks=locks, at=at)
     if stored is not None:
         # What the service itself records is not refused.
         is_bound = kind != "reference"
@@ -131,34 +132,30 @@ def _store(
     digest: str,
     canonical: bytes,
     locks: list[Lock] | None,
+    at: datetime,
 ) -> Registered | None:
     """Store a document with its entry; return None when somebody else has just done so."""
     components = document.components() if isinstance(document, Bundle) else None
     labels = document.labels if isinstance(document, Bundle) else None
     serving = sha256_digest(canonical_json(components)) if components is not None else None
     name = document.name if not isinstance(document, Reference) else document.suite
-    at, identity = db.now(session), uuid7()
-    stored = {"digest": digest, "kind": kind, "schema_id": document.schema_id, "body": canonical}
-    derived = {"serving_digest": serving, "components": components, "labels": labels}
-    session.execute(insert(DocumentRow).values(**stored, **derived).on_conflict_do_nothing(index_elements=["digest"]))
+    identity = uuid7()
     resolved = None if locks is None else [one.model_dump(mode="json") for one in locks]
-    member = {"project_id": actor.project_id, "digest": digest, "id": identity, "kind": kind, "name": name}
-    kept = session.execute(
-        insert(ProjectDocumentRow)
-        .values(**member, created_at=at, created_by=actor.name, locks=resolved)
-        .on_conflict_do_update(
-            index_elements=["project_id", "digest"],
-            set_={"deleted_at": None, "locks": resolved},
-            where=ProjectDocumentRow.deleted_at.is_not(None),
-        )
-        .returning(ProjectDocumentRow.id)
-    ).scalar()
+    files = sorted({file.sha256 for file in document.files}) if isinstance(document, Bundle) else []
+    added = session.execute(
+        statements.STORE,
+        {
+            "project": actor.project_id, "digest": digest, "identity": identity, "kind": kind, "name": name, "at": at,
+            "by": actor.name, "schema": document.schema_id, "body": canonical, "serving": serving,
+            "components": json.dumps(components), "labels": json.dumps(labels), "files": files,
+            "label_names": list(labels or ()), "label_values": list((labels or {}).values()),
+            "locks": json.dumps(resolved),
+        },
+    )  # fmt: skip
+    kept = added.scalar()
     if kept is None:
         return None
     is_again = kept != identity
-    _need(session, actor.project_id, digest, document.files if isinstance(document, Bundle) else [])
-    if labels and not is_again:
-        _mark(session, actor.project_id, digest, identity, labels)
     if kind in _ENTRY:
         where = stream(actor.project_id, digest)
         body = RegisteredBody(digest=digest, name=name, serving_digest=serving, components=components, locks=locks)
@@ -175,30 +172,13 @@ def _store(
         schema_id=document.schema_id,
         created_at=at,
         created_by=actor.name,
-        document=json.loads(canonical),
+        document=from_json(canonical),
         serving_digest=serving,
         components=_as_kept(components),
         labels=_as_kept(labels),
         quarantine=None,
         locks=_as_told(resolved),
     )
-
-
-def _need(session: Session, project: UUID, digest: str, files: Sequence[File]) -> None:
-    """Say which blobs a document is made of."""
-    mine = {"project_id": project, "bundle": digest}
-    if files:
-        # The database locks each blob for this, against whoever clears up.
-        session.execute(
-            insert(BundleBlobRow), [{**mine, "blob": blob} for blob in sorted({file.sha256 for file in files})]
-        )
-
-
-def _mark(session: Session, project: UUID, digest: str, identity: UUID, labels: Mapping[str, str]) -> None:
-    """Let a bundle be found by its labels, in the order of its membership."""
-    member = {"project_id": project, "digest": digest, "id": identity}
-    marks = [{**member, "name": label, "value": value} for label, value in labels.items()]
-    session.execute(insert(ProjectLabelRow), marks)
 
 
 def _as_kept(value: dict[str, str] | None) -> dict[str, str] | None:
@@ -217,11 +197,13 @@ def stream(project: UUID, digest: str) -> str:
 
 def hold(session: Session, project: UUID, digest: str) -> None:
     """Let nobody delete a document until the transaction ends; whoever deletes it now is waited for."""
-    session.execute(
-        select(ProjectDocumentRow.id)
-        .where(ProjectDocumentRow.project_id == project, ProjectDocumentRow.digest == digest)
-        .with_for_update(read=True, key_share=True)
-    )
+    _held(session, project, digest)
+
+
+def _held(session: Session, project: UUID, digest: str) -> tuple[bool, datetime]:
+    """Hold a document. Returns whether the project has it, or had, and the database's clock."""
+    found = session.execute(statements.HOLD, {"project": project, "digest": digest}).one()
+    return found.is_there, found.at
 
 
 def _check_contents(bundle: Bundle) -> None:
@@ -309,21 +291,20 @@ def _check_reference(session: Session, project: UUID, reference: Reference) -> N
         raise InvalidDocument(f"the reference is not valid: {wrong[0]['pointer']} {wrong[0]['detail']}", errors=wrong)
 
 
-def _wire(member: ProjectDocumentRow, stored: DocumentRow) -> Registered:
+def _wire(row: Row[Any], document: dict[str, object] | None, locks: list[Any] | None) -> Registered:
     return Registered(
-        digest=member.digest,
-        name=member.name,
-        schema_id=stored.schema_id,
-        created_at=member.created_at,
-        created_by=member.created_by,
-        # It was read strictly when it came, and has been canonical since.
-        document=json.loads(stored.body),
-        serving_digest=stored.serving_digest,
-        components=stored.components,
-        labels=stored.labels,
+        digest=row.digest,
+        name=row.name,
+        schema_id=row.schema_id,
+        created_at=row.created_at,
+        created_by=row.created_by,
+        document=document,
+        serving_digest=row.serving_digest,
+        components=row.components,
+        labels=row.labels,
         # Told by whoever answers for what may be done with it: `registry.quarantine`.
         quarantine=None,
-        locks=_as_told(member.locks),
+        locks=_as_told(locks),
     )
 
 
@@ -340,11 +321,9 @@ def _select(project: UUID, kind: str) -> Select[ProjectDocumentRow, DocumentRow]
 
 
 def _find(session: Session, project: UUID, kind: str, digest: str) -> Registered | None:
-    found = session.execute(_select(project, kind).where(ProjectDocumentRow.digest == digest)).one_or_none()
-    if found is None:
-        return None
-    member, stored = found
-    return _wire(member, stored)
+    found = session.execute(statements.FIND, {"project": project, "kind": kind, "digest": digest}).one_or_none()
+    # It was read strictly when it came, and has been canonical since.
+    return None if found is None else _wire(found, from_json(found.body), found.locks)
 
 
 def _get(session: Session, project: UUID, kind: str, digest: str) -> Registered:
@@ -432,47 +411,8 @@ def _relative(session: Session, query: Select[ProjectDocumentRow, DocumentRow], 
 
 def names(session: Session, project: UUID, digests: Sequence[str]) -> dict[str, str]:
     """Return digest → name of those of these documents that the project has."""
-    rows = session.execute(
-        select(ProjectDocumentRow.digest, ProjectDocumentRow.name).where(
-            ProjectDocumentRow.project_id == project, ProjectDocumentRow.digest.in_(set(digests))
-        )
-    )
+    rows = session.execute(statements.NAMES, {"project": project, "digests": list(set(digests))})
     return {row.digest: row.name for row in rows}
-
-
-def _marked(
-    project: UUID,
-    labels: Mapping[str, str],
-    *,
-    names: Sequence[str],
-    quarantined: bool | None,
-    after: UUID | None,
-    limit: int,
-) -> Subquery:
-    """Select one page of the bundles that have all of these labels, by what they are marked with alone.
-
-    Each label's marks lie in the order of the list. Were the bundles joined before the page is cut, the planner would
-    take the few that it expects for all that there are, read every bundle, and sort.
-    """
-    marks = [ProjectLabelRow.__table__.alias() for _ in labels]
-    first = marks[0].c
-    query = select(first.id)
-    for mark, (label, value) in zip(marks, labels.items(), strict=True):
-        query = query.where(mark.c.project_id == project, mark.c.name == label, mark.c.value == value)
-        if mark is not marks[0]:
-            query = query.where(mark.c.id == first.id)
-    bundle = ProjectDocumentRow.__table__.alias().c
-    if names:
-        query = query.where(bundle.id == first.id, bundle.name.in_(names))
-    if quarantined is not None:
-        query = query.where(bundle.id == first.id, _is(bundle.quarantined_at, quarantined))
-    if after is not None:
-        query = query.where(first.id < after)
-    return query.order_by(first.id.desc()).limit(limit).subquery()
-
-
-def _is(quarantined_at: ColumnElement[datetime | None], quarantined: bool) -> ColumnElement[bool]:
-    return quarantined_at.is_not(None) if quarantined else quarantined_at.is_(None)
 
 
 def browse(
@@ -490,34 +430,16 @@ def browse(
 
     `names` are families, any of them; `labels` are name → value, all of them; `quarantined` bundles, or the others.
     """
-    member = ProjectDocumentRow.__table__.c
-    columns = (DocumentRow.schema_id, DocumentRow.serving_digest, DocumentRow.components, DocumentRow.labels)
-    query = (
-        select(member.id, member.digest, member.name, member.created_at, member.created_by, *columns)
-        .join(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
-        .where(
-            ProjectDocumentRow.project_id == project,
-            ProjectDocumentRow.kind == kind,
-            ProjectDocumentRow.deleted_at.is_(None),
-        )
-    )
-    if labels:
-        page = _marked(project, labels, names=names, quarantined=quarantined, after=after, limit=limit)
-        query = query.join(page, page.c.id == member.id)
-    elif names:
-        query = query.where(member.name.in_(names))
-    if quarantined is not None:
-        query = query.where(_is(member.quarantined_at, quarantined))
+    labels = labels or {}
+    asked: dict[str, Any] = {"project": project, "kind": kind, "limit": limit}
+    asked |= {f"named{place}": name for place, name in enumerate(names)}
+    for place, (label, value) in enumerate(labels.items()):
+        asked |= {f"label{place}": label, f"is{place}": value}
     if after is not None:
-        query = query.where(member.id < after)
-    rows = session.execute(query.order_by(member.id.desc()).limit(limit)).mappings()
-    return [
-        (
-            row["id"],
-            Registered(document=None, quarantine=None, locks=None, **{key: row[key] for key in row if key != "id"}),
-        )
-        for row in rows
-    ]
+        asked["after"] = after
+    query = statements.page(len(labels), len(names), quarantined=quarantined, is_after=after is not None)
+    rows = session.execute(query, asked)
+    return [(row.id, _wire(row, None, None)) for row in rows]
 
 
 def _read(session: Session, kind: str, digest: str) -> AnyDocument:
@@ -529,12 +451,8 @@ def _read(session: Session, kind: str, digest: str) -> AnyDocument:
 
 def is_there(session: Session, project: UUID, kind: str, digest: str, *, or_deleted: bool = False) -> bool:
     """Tell whether a project has a document; with `or_deleted`, whether it ever had it."""
-    query = select(ProjectDocumentRow.digest).where(
-        ProjectDocumentRow.project_id == project, ProjectDocumentRow.kind == kind, ProjectDocumentRow.digest == digest
-    )
-    if not or_deleted:
-        query = query.where(ProjectDocumentRow.deleted_at.is_(None))
-    return session.scalar(query) is not None
+    found = session.execute(statements.IS_THERE, {"project": project, "kind": kind, "digest": digest}).one_or_none()
+    return found is not None and (or_deleted or not found.is_deleted)
 
 
 def _load(

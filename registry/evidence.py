@@ -11,12 +11,12 @@ from functools import lru_cache
 from typing import Any, Protocol
 from uuid import UUID
 
-from sqlalchemy import Select, Text, cast, event, func, literal, or_, select, text, tuple_, update
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, Text, cast, event, func, literal, or_, select, text, tuple_
+from sqlalchemy.orm import Session, SessionTransaction
 from uuid6 import uuid7
 
 from gates import evidence as proof
-from registry import cursors, keys, lifecycle
+from registry import cursors, db, keys, lifecycle
 from registry.cursors import Cursor
 from registry.tables import EntryRow, ReleaseRow, TargetRow
 from schemas.common import Closed, canonical_json, format_instant, sha256_digest, strict_json
@@ -40,6 +40,7 @@ claim_of = lru_cache(maxsize=KEPT_CLAIMS)(proof.claim_of)
 """Envelopes never change, and an act or an answer reads those of a log more than once. What it returns is shared."""
 
 _HELD = "held_releases"
+_LOGS = "logs_of_held_releases"
 
 MOVES_TRAFFIC = (Kind.TRAFFIC_SHIFTED, Kind.TRAFFIC_RESTORED)
 """Kinds whose body is the split from then on."""
@@ -250,9 +251,22 @@ def _write(session: Session, project: UUID, signed: Signed, place: _Place) -> En
         transaction_id=place.transaction,
     )
     row.entry_digest = link(row)
-    session.add(row)
+    # What the entry is about has been written before it.
     session.flush()
+    row.sequence = session.execute(_INSERT, {name: getattr(row, name) for name in _WRITTEN}).scalar_one()
+    if known := session.info.get(_LOGS, {}).get(signed.stream):
+        known.append(row)
     return row
+
+
+_WRITTEN = (
+    "id", "project_id", "stream", "position", "act", "kind", "actor", "recorded_at", "envelope", "previous",
+    "entry_digest", "key_id", "transaction_id",
+)  # fmt: skip
+_INSERT = text(
+    f"INSERT INTO entries ({', '.join(_WRITTEN)}) VALUES ({', '.join(f':{name}' for name in _WRITTEN[:-1])},"  # noqa: S608 - names from above
+    " CAST(CAST(:transaction_id AS text) AS xid8)) RETURNING sequence"
+)
 
 
 def hold(session: Session, release_id: UUID) -> ReleaseRow:
@@ -267,8 +281,10 @@ def hold(session: Session, release_id: UUID) -> ReleaseRow:
 
 
 @event.listens_for(Session, "after_transaction_end")
-def _let_go(session: Session, _: object) -> None:
-    session.info.pop(_HELD, None)
+def _let_go(session: Session, transaction: SessionTransaction) -> None:
+    if db.is_over(transaction):
+        session.info.pop(_HELD, None)
+        session.info.pop(_LOGS, None)
 
 
 def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
@@ -299,11 +315,15 @@ def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
     return release, True
 
 
+_CHANGED = text("UPDATE targets SET generation = generation + 1 WHERE id = :target")
+
+
 def _touch(session: Session, release: ReleaseRow) -> None:
     """What a target serves, or is about to, is told by the phases of its releases: it has changed."""
-    session.execute(
-        update(TargetRow).where(TargetRow.id == release.target_id).values(generation=TargetRow.generation + 1)
-    )
+    session.execute(_CHANGED, {"target": release.target_id})
+    known = session.identity_map.get(session.identity_key(TargetRow, release.target_id))
+    if known is not None:
+        session.expire(known, ["generation"])
 
 
 def begin(session: Session, release: ReleaseRow, signed: Signed) -> None:
@@ -345,8 +365,30 @@ def _cache(release: ReleaseRow, folded: lifecycle.State) -> None:
 
 def read(session: Session, stream: str, *, after: int = 0, limit: int | None = None) -> list[EntryRow]:
     """Return a stream's entries after a position, oldest first."""
-    query = select(EntryRow).where(EntryRow.stream == stream, EntryRow.position > after).order_by(EntryRow.position)
+    if after == 0 and limit is None and _is_held(session, stream):
+        known = _known_log(session, stream)
+        if not known:
+            known.extend(session.scalars(_log(stream, 0)))
+        return list(known)
+    query = _log(stream, after)
     return list(session.scalars(query if limit is None else query.limit(limit)))
+
+
+def _log(stream: str, after: int) -> Select[EntryRow]:
+    return select(EntryRow).where(EntryRow.stream == stream, EntryRow.position > after).order_by(EntryRow.position)
+
+
+def _is_held(session: Session, stream: str) -> bool:
+    """Tell whether a stream is the log of a release that this transaction holds: nobody else appends to it."""
+    kind, _, name = stream.partition("/")
+    held: dict[UUID, ReleaseRow] = session.info.get(_HELD, {})
+    return kind == "release" and any(str(one) == name for one in held)
+
+
+def _known_log(session: Session, stream: str) -> list[EntryRow]:
+    """Return what is known of the log of a release that is held; it is read once, and grows by what is appended."""
+    logs: dict[str, list[EntryRow]] = session.info.setdefault(_LOGS, {})
+    return logs.setdefault(stream, [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import func, select
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from registry.settings import Settings
@@ -37,20 +36,34 @@ def count(session: Session, settings: Settings, project: UUID, added: Added, *, 
     Raises:
         QuotaExceeded: the project would hold more than it may.
     """
-    usage = _locked(session, project)
-    if is_bound:
-        limit = limits(settings, session.get_one(ProjectRow, project))
-        is_asked = bool(added.uploads or (added.bytes > 0 and limit.bytes))
-        under_way, coming = _under_way(session, project) if is_asked else (0, 0)
-        if added.uploads:  # whose row is written already
-            under_way, coming = under_way - added.uploads, coming - added.bytes
-        _require("bytes", usage.bytes + coming, added.bytes, limit.bytes)
-        _require("documents", usage.documents, added.documents, limit.documents)
-        _require("uploads", under_way, added.uploads, limit.uploads)
-    if not added.uploads:
-        usage.bytes += added.bytes
-    usage.documents += added.documents
+    # What an upload brings is counted when it is there.
+    lasting = 0 if added.uploads else added.bytes
     session.flush()
+    counted = session.execute(_COUNT, {"project": project, "bytes": lasting, "documents": added.documents}).one()
+    if not is_bound:
+        return
+    limit = _limits(settings, counted.max_bytes, counted.max_uploads, counted.max_documents)
+    is_asked = bool(added.uploads or (added.bytes > 0 and limit.bytes))
+    under_way, coming = _under_way(session, project) if is_asked else (0, 0)
+    if added.uploads:  # whose row is written already
+        under_way, coming = under_way - added.uploads, coming - added.bytes
+    _require("bytes", counted.bytes - lasting + coming, added.bytes, limit.bytes)
+    _require("documents", counted.documents - added.documents, added.documents, limit.documents)
+    _require("uploads", under_way, added.uploads, limit.uploads)
+
+
+# The row is locked by whoever is first, whether it is there or not.
+_COUNT = text(
+    """
+    INSERT INTO project_usage AS held (project_id, bytes, documents) VALUES (:project, :bytes, :documents)
+    ON CONFLICT (project_id) DO UPDATE
+    SET bytes = held.bytes + excluded.bytes, documents = held.documents + excluded.documents
+    RETURNING bytes, documents,
+        (SELECT max_bytes FROM projects WHERE id = :project) AS max_bytes,
+        (SELECT max_uploads FROM projects WHERE id = :project) AS max_uploads,
+        (SELECT max_documents FROM projects WHERE id = :project) AS max_documents
+    """
+)
 
 
 def _require(resource: str, used: int, added: int, limit: int | None) -> None:
@@ -65,18 +78,6 @@ def _require(resource: str, used: int, added: int, limit: int | None) -> None:
         )
 
 
-def _locked(session: Session, project: UUID) -> ProjectUsageRow:
-    row = session.get(ProjectUsageRow, project, with_for_update=True, populate_existing=True)
-    if row is None:
-        session.execute(
-            insert(ProjectUsageRow)
-            .values(project_id=project, bytes=0, documents=0)
-            .on_conflict_do_nothing(index_elements=["project_id"])
-        )
-        row = session.get_one(ProjectUsageRow, project, with_for_update=True, populate_existing=True)
-    return row
-
-
 def _under_way(session: Session, project: UUID) -> tuple[int, int]:
     """Return how many uploads are under way, and how many bytes they will bring."""
     row = session.execute(
@@ -87,10 +88,14 @@ def _under_way(session: Session, project: UUID) -> tuple[int, int]:
 
 def limits(settings: Settings, project: ProjectRow) -> Limits:
     """Return what a project may hold; 0 is any number."""
+    return _limits(settings, project.max_bytes, project.max_uploads, project.max_documents)
+
+
+def _limits(settings: Settings, size: int | None, uploads: int | None, documents: int | None) -> Limits:
     return Limits(
-        bytes=settings.project_bytes if project.max_bytes is None else project.max_bytes,
-        uploads=settings.project_uploads if project.max_uploads is None else project.max_uploads,
-        documents=settings.project_documents if project.max_documents is None else project.max_documents,
+        bytes=settings.project_bytes if size is None else size,
+        uploads=settings.project_uploads if uploads is None else uploads,
+        documents=settings.project_documents if documents is None else documents,
     )
 
 

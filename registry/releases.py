@@ -222,6 +222,7 @@ def act(
     return row
 
 
+_TARGET = "target_of_the_act"
 DRILL = "rollback"
 """The gate whose result is about the bundle that traffic goes back to as well."""
 
@@ -458,8 +459,13 @@ def hold(session: Session, actor: Actor, release: UUID, if_match: str | None) ->
     Every act of a person begins here: the token must still count and be for this target, and the release must be
     as the person saw it, when they say how they saw it. Raises NotFound, NotPermitted, Unauthenticated, StaleEdit.
     """
-    target = session.get_one(TargetRow, get(session, actor.project_id, release).target_id)
-    auth.require_target(actor, target.name)
+    joined = select(ReleaseRow, TargetRow).join(TargetRow, TargetRow.id == ReleaseRow.target_id)
+    found = session.execute(joined.where(ReleaseRow.id == release)).one_or_none()
+    if found is None or found[0].project_id != actor.project_id:
+        raise NotFound(f"there is no release {release}")
+    auth.require_target(actor, found[1].name)
+    # The session keeps only what somebody holds, and the act and its answer name the target again.
+    session.info[_TARGET] = found[1]
     auth.confirm(session, actor)
     row = evidence.hold(session, release)
     conditions.require_release(session, row, if_match)

@@ -1,6 +1,6 @@
 """What a release waits for when no entry of its log says so: a runner for its job, or the end of what that does."""
 
-from sqlalchemy import func, select
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from registry import db, runners
@@ -8,6 +8,11 @@ from registry.lifecycle import BEFORE_TRAFFIC
 from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.release import TERMINAL
 from schemas.runner import JobState
+
+_WAITING = text(
+    "SELECT id FROM jobs WHERE release_id = :release AND state = :pending AND due_at <= clock_timestamp()"
+    " ORDER BY id LIMIT 1"
+)
 
 
 def why(session: Session, release: ReleaseRow) -> str | None:
@@ -17,14 +22,8 @@ def why(session: Session, release: ReleaseRow) -> str | None:
     """
     if release.phase in TERMINAL:
         return None
-    job = session.scalar(
-        select(JobRow)
-        .where(
-            JobRow.release_id == release.id, JobRow.state == JobState.PENDING, JobRow.due_at <= func.clock_timestamp()
-        )
-        .order_by(JobRow.id)
-        .limit(1)
-    )
+    waiting = session.execute(_WAITING, {"release": release.id, "pending": JobState.PENDING.value}).scalar()
+    job = session.get(JobRow, waiting) if waiting is not None else None
     if job is None:
         return None
     seconds = max(0, round((db.now(session) - job.due_at).total_seconds()))

@@ -81,7 +81,7 @@ def create_app(service: Service, *, board: metrics.Board | None = None, place: i
     app.state.places = anyio.CapacityLimiter(service.settings.database_pool)
     app.state.rates = Rates(service.settings.requests_per_second, service.settings.requests_burst)
     app.state.bodies = Bodies(service.settings.body_places)
-    app.state.requests = metrics.Requests(paths(), board or metrics.Board(), place)
+    app.state.requests = metrics.Requests((route.path for route in _routes(ROUTERS)), board or metrics.Board(), place)
     app.state.bell = Bell(service.database.engine.url)
     app.state.lookers = anyio.CapacityLimiter(events.LOOKERS)
     app.add_middleware(BodyLimit)
@@ -102,19 +102,19 @@ def assemble() -> FastAPI:
         lifespan=_lifespan,
     )
     problems.install(app)
-    for router in ROUTERS:
-        app.include_router(router)
+    # As they are, since each says all about itself: a router that is included looks for its routes anew each time.
+    app.router.routes.extend(_routes(ROUTERS))
     app.mount("/static", pages.static)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign] # FastAPI's documented way to extend it
     return app
 
 
-def paths(routers: Iterable[Any] = ROUTERS) -> Iterator[str]:
-    """Yield the path of every route, also of those that a router includes."""
+def _routes(routers: Iterable[Any]) -> Iterator[Any]:
+    """Yield every route, also of those that a router includes."""
     for router in routers:
         for route in router.routes:
             inner = getattr(route, "original_router", None)
-            yield from [route.path] if inner is None else paths([inner])
+            yield from [route] if inner is None else _routes([inner])
 
 
 @asynccontextmanager

@@ -23,6 +23,8 @@ from schemas.problems import Problem
 
 REQUEST: Final = "request_of_the_route"
 RESPONSE: Final = "response_of_the_route"
+SAFE: Final = frozenset({"GET", "HEAD"})
+"""Methods whose endpoints only read."""
 
 
 @dataclass(slots=True)
@@ -155,7 +157,9 @@ class _Served:
         _pass(exchange, self._gates)
         if not self._has_session:
             return self._answer(exchange, values)
-        with exchange.service.database.transaction() as session:
+        database = exchange.service.database
+        is_read = exchange.request.method in SAFE
+        with database.reading() if is_read else database.transaction() as session:
             exchange.unit = session
             return self._answer(exchange, values)
 

@@ -1,11 +1,17 @@
-"""Clients that ask as fast as they are answered, over connections that they keep, and how long each answer took."""
+"""Clients over connections that they keep, and how long each answer took.
+
+They ask as fast as they are answered, or at instants that were planned before: then an answer's time counts from the
+instant at which its request was due, also when the client was still waiting for the one before.
+"""
 
 import math
 import multiprocessing
+import random
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,27 @@ def post(path: str, token: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
-def measure(port: int, asked: Asked) -> Told:
-    """Have every client send its requests, each client in a process of its own, and add up what they saw."""
+def plan(asked: Asked, rate: float, seed: int) -> list[list[float]]:
+    """Return for each client when each of its requests is due, in seconds from the beginning.
+
+    `rate` is that of all clients together, a second; the pauses between are those of callers who know nothing of each
+    other (exponential), the same for the same seed.
+    """
+    chance = random.Random(seed)
+    each = rate / len(asked.requests)
+    return [list(accumulate(chance.expovariate(each) for _ in requests)) for requests in asked.requests]
+
+
+def measure(port: int, asked: Asked, due: Sequence[Sequence[float]] | None = None) -> Told:
+    """Have every client send its requests, each client in a process of its own, and add up what they saw.
+
+    `due` is a plan; without one each client asks as fast as it is answered.
+    """
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(len(asked.requests)), context.SimpleQueue()
     clients = [
-        context.Process(target=_client, args=(port, requests, asked, barrier, results)) for requests in asked.requests
+        context.Process(target=_client, args=(port, requests, due[place] if due else None, asked, barrier, results))
+        for place, requests in enumerate(asked.requests)
     ]
     for client in clients:
         client.start()
@@ -71,14 +92,17 @@ def rank(ordered: Sequence[float], percentile: float) -> float:
     return ordered[max(0, math.ceil(percentile * len(ordered)) - 1)]
 
 
-def _client(port: int, requests, asked: Asked, barrier, results) -> None:
+def _client(port: int, requests, due: Sequence[float] | None, asked: Asked, barrier, results) -> None:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             barrier.wait(30)
             took, began = [], time.monotonic()
-            for request in requests:
+            for place, request in enumerate(requests):
                 sent = time.monotonic()
+                if due is not None:
+                    time.sleep(max(0.0, began + due[place] - sent))
+                    sent = began + due[place]
                 connection.sendall(request)
                 status, body = _answer(connection)
                 took.append(time.monotonic() - sent)

@@ -34,7 +34,7 @@ from registry.settings import Settings
 from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow
 from schemas.api import TargetCreate
 from tests.bench.registry import fill, models
-from tests.bench.registry.clients import Asked, Told, get, measure, post, rank
+from tests.bench.registry.clients import Asked, Told, get, measure, plan, post, rank
 from tests.support.postgres import Postgres
 from workers.control import Control
 from workers.sweep import sweep
@@ -43,21 +43,22 @@ ROOT = Path(__file__).parents[3]
 TARGETS = 200
 """Targets that the ended releases were on."""
 WORKERS = 2
-SWEEPS = 200
 WARM_UPS = 10
+SEED = 7
+"""Of everything that is drawn."""
 SAMPLED = 500
 
 
 class Stage:
     """Everything that the bench runs on. `with` starts and ends it."""
 
-    def __init__(self, *, approvals: int) -> None:
-        """`approvals` is how many releases wait for one at each size."""
-        self._approvals = approvals
+    def __init__(self, *, approvals: int, sweeps: int) -> None:
+        """`approvals` is how many releases wait for one at each size, `sweeps` how many are timed."""
+        self._approvals, self._sweeps = approvals, sweeps
         self._ends = contextlib.ExitStack()
         self._bundles = 0
         self._served = 0
-        self._random = random.Random(7)
+        self._random = random.Random(SEED)
 
     def __enter__(self) -> Self:
         folder = Path(self._ends.enter_context(tempfile.TemporaryDirectory(prefix="sluicegate-bench-")))
@@ -188,7 +189,7 @@ class Stage:
 
     @contextlib.contextmanager
     def api(self) -> Iterator[int]:
-        """Run the API as `sluicegate up` does: one process. Yields its port."""
+        """Run the API as `sluicegate up` does. Yields its port."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port: int = free.getsockname()[1]
@@ -213,10 +214,10 @@ class Stage:
             time.sleep(0.05)
         raise RuntimeError(f"the API did not start: {self._log.read_text('utf-8')[-2000:]}")
 
-    def measure(self, port: int, asked: Asked) -> Told:
-        """Measure an operation, and what processor time it took."""
+    def measure(self, port: int, asked: Asked, rate: float = 0.0) -> Told:
+        """Measure an operation, and what processor time it took; at a rate a second, or as fast as it is answered."""
         before = self._spent()
-        told = measure(port, asked)
+        told = measure(port, asked, plan(asked, rate, SEED) if rate else None)
         service, database = (1000 * (now - then) / told.count for now, then in zip(self._spent(), before, strict=True))
         return replace(told, service_ms=service, database_ms=database)
 
@@ -304,7 +305,7 @@ class Stage:
 
     def _timed(self, control: Control, before: Callable[[], None]) -> Told:
         took = []
-        for _ in range(SWEEPS):
+        for _ in range(self._sweeps):
             before()
             began = time.monotonic()
             assert sweep(control, lambda _: None) == 0

@@ -245,7 +245,7 @@ def test_a_token_goes_to_the_hub_and_to_no_other_server(fetching):
 
 
 def test_a_drip_and_a_silence_are_given_up(fetching):
-    quick = Patience(silence=0.3, window=0.5, rate=100_000)
+    slow, silent = Patience(window=0.5, rate=100_000), Patience(silence=0.3)
     hub = fetching.hub
 
     def drip(request):
@@ -263,10 +263,14 @@ def test_a_drip_and_a_silence_are_given_up(fetching):
             hub.waited(0.05)
             yield bytes([letter])
 
-    for lie, code in ((drip, "server-slow"), (silence, "server-silent"), (dripping_head, "server-slow")):
+    for lie, patience, code in (
+        (drip, slow, "server-slow"),
+        (silence, silent, "server-silent"),
+        (dripping_head, slow, "server-slow"),
+    ):
         hub.lies["cdn"] = lie
         with pytest.raises(SourceUnavailable) as problem:
-            fetching.run(keep={"model.safetensors"}, bounds=Bounds(pauses=()), patience=quick)
+            fetching.run(keep={"model.safetensors"}, bounds=Bounds(pauses=()), patience=patience)
         assert (problem.value.code, problem.value.file) == (code, "model.safetensors")
 
 

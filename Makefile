@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-faults bench-registry mutation lint format lock schemas clean
+.PHONY: help install demo test test-faults bench-registry bench-ingest mutation lint format lock schemas clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -46,6 +46,9 @@ test: install lint ## Lint, check migrations, run every test and look into the b
 
 bench-registry: install ## Time the API at 1,000 and 100,000 bundles: make bench-registry ARGS="--sizes 1000:10000"
 	$(BIN)/python -m tests.bench.registry $(ARGS)
+
+bench-ingest: install ## Time hashing and storing 4 GB against openssl and cp: make bench-ingest ARGS="--bytes 400000000"
+	$(BIN)/python -m tests.bench.ingest $(ARGS)
 
 # cosmic-ray only writes the mutants, and needs nothing of ours: an environment of its own keeps its packages out of .venv.
 $(MUTATION)/.installed: $(MUTATION_LOCK)

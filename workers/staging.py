@@ -22,7 +22,6 @@ from registry.storage.local import LocalBlobs
 from schemas.bundle import Bundle, File
 from schemas.evidence import Staged
 
-CHUNK_BYTES = 1024 * 1024
 PARTIAL = ".partial-"
 _CANNOT_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
 
@@ -123,8 +122,10 @@ class Staging:
             return
         cached = self._cache.path(file.sha256)
         if not _is_regular(cached):
-            chunks = _read(here) if here is not None else fetch(file.sha256)
-            self._cache.put(_told(chunks, moved), file.sha256, limit=file.size)
+            if here is not None:
+                self._cache.take(here, file.sha256, limit=file.size, moved=moved)
+            else:
+                self._cache.put(_told(fetch(file.sha256), moved), file.sha256, limit=file.size)
         if not _link(cached, target):
             shutil.copyfile(cached, target)
             target.chmod(READ_ONLY)
@@ -136,12 +137,6 @@ def _told(chunks: Iterable[bytes], moved: Callable[[int], None]) -> Iterator[byt
         yield chunk
         done += len(chunk)
         moved(done)
-
-
-def _read(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            yield chunk
 
 
 def _link(source: Path, target: Path) -> bool:

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,10 @@ from uuid import UUID
 from schemas.problems import DigestMismatch, TooLarge
 
 READ_ONLY = 0o444
+_DRAWN_BYTES = 1 << 20
+_TOLD_BYTES = 32 << 20
+_FICLONE = 0x40049409
+"""The kernel's request to let a file share the blocks of another (linux/fs.h)."""
 PART = ".part"
 """Ending of a file that an upload in pieces grows in; the others are of one request each."""
 
@@ -42,6 +46,38 @@ class Incoming(ABC):
         self.size += len(chunk)
         if self._hasher is not None:
             self._hasher.update(chunk)
+
+    def draw(self, source: BinaryIO, *, limit: int, moved: Callable[[int], None] = lambda _: None) -> None:
+        """Take all bytes of an open file: shared with it where the file system can do that, otherwise copied.
+
+        They are hashed on the way. `moved` is told now and then how many bytes that is; what it raises ends this.
+
+        Raises:
+            TooLarge: there are more than `limit` bytes.
+        """
+        is_shared = not self.size and _cloned(source, self._file)
+        # One buffer, used again: a new one each time costs more than reading into it.
+        buffer = memoryview(bytearray(_DRAWN_BYTES))
+        told = 0
+        while count := source.readinto(buffer):  # type: ignore[attr-defined] # every file has it
+            chunk = buffer[:count]
+            if self.size + count > limit:
+                raise TooLarge(f"more than the {limit} bytes that may come were there", limit=limit)
+            if not is_shared:
+                self._file.write(chunk)
+            self.size += count
+            if self._hasher is not None:
+                self._hasher.update(chunk)
+            if self.size - told >= _TOLD_BYTES:
+                moved(self.size)
+                if not is_shared:
+                    # The disk begins now, beside the hashing, and not only when all has to be there. What is being
+                    # written is not dropped from memory by this.
+                    os.posix_fadvise(self._file.fileno(), told, self.size - told, os.POSIX_FADV_DONTNEED)
+                told = self.size
+        moved(self.size)
+        if is_shared and os.fstat(self._file.fileno()).st_size != self.size:
+            self._hasher = None  # the source changed meanwhile: what is here is read again
 
     def cut(self, size: int) -> None:
         """Forget every byte after the first `size`."""
@@ -185,6 +221,15 @@ class Spool(ABC):
 
     def _part(self, upload: UUID) -> Path:
         return self._incoming / f"{upload}{PART}"
+
+
+def _cloned(source: BinaryIO, target: BinaryIO) -> bool:
+    """Let an empty file share the bytes of another; False where the file system cannot, or they lie on two."""
+    try:
+        fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
+    except OSError:
+        return False
+    return True
 
 
 def locked(path: Path) -> BinaryIO | None:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +27,23 @@ class LocalBlobs(Spool):
 
     def _receive(self, path: Path, file: BinaryIO, *, is_kept: bool) -> Incoming:
         return _IncomingFile(self, path, file, is_kept=is_kept)
+
+    def take(self, path: Path, digest: str, *, limit: int, moved: Callable[[int], None] = lambda _: None) -> int:
+        """Store a file of this machine under its digest and return its size, without a copy where that can be.
+
+        `moved` is told now and then how many bytes that is; what it raises ends this, and leaves nothing.
+
+        Raises:
+            DigestMismatch: it has another digest.
+            TooLarge: it has more than `limit` bytes.
+            OSError: it is no regular file or cannot be read, or there is no room.
+        """
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        with os.fdopen(os.open(path, flags), "rb", buffering=0) as source, self.stage() as staged:
+            staged.draw(source, limit=limit, moved=moved)
+            staged.seal(digest)
+            staged.place()
+            return staged.size
 
     def open(self, digest: str, *, is_verified: bool = False) -> BinaryIO:
         """Return a blob for reading; see `registry.storage.Blobs`. Raises NotFound when it is not there."""

@@ -253,6 +253,38 @@ def test_what_is_no_digest_names_nothing(store, name):
             call(name)
 
 
+@pytest.mark.parametrize("raw", [b"", SMALL, LARGE], ids=["empty", "small", "large"])
+def test_a_file_of_this_machine_is_taken_verified_and_stays_apart_from_the_blob(tmp_path, raw):
+    place, source, counts = Folder(tmp_path / "blobs"), tmp_path / "source", []
+    source.write_bytes(raw)
+    assert place.store.take(source, sha256_digest(raw), limit=len(raw), moved=counts.append) == len(raw)
+    assert counts[-1] == len(raw)
+    source.write_bytes(b"other bytes")
+    assert place.store.is_intact(sha256_digest(raw))
+    assert place.names() == [named(raw)]
+
+
+def test_a_file_of_this_machine_that_is_not_right_leaves_nothing(tmp_path):
+    place, source, link = Folder(tmp_path / "blobs"), tmp_path / "source", tmp_path / "link"
+    source.write_bytes(SMALL)
+    link.symlink_to(source)
+
+    def stop(_):
+        raise InterruptedError
+
+    digest = sha256_digest(SMALL)
+    for path, asked, changes, error in (
+        (source, sha256_digest(b"other"), {}, DigestMismatch),
+        (source, digest, {"limit": len(SMALL) - 1}, TooLarge),
+        (source, digest, {"moved": stop}, InterruptedError),
+        (link, digest, {}, OSError),
+        (tmp_path / "absent", digest, {}, OSError),
+    ):
+        with pytest.raises(error):
+            place.store.take(path, asked, **({"limit": LIMIT} | changes))
+    assert place.names() == []
+
+
 def test_a_blob_that_is_not_there_is_not_found_and_removing_it_changes_nothing(store):
     digest = sha256_digest(SMALL)
     assert not store.exists(digest)

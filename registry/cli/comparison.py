@@ -23,6 +23,7 @@ from schemas.problems import TransitionRefused
 
 DIFF_EXAMPLES = examples(
     "sluicegate bundle diff 3c3aff2a 9c1d77aa",
+    "sluicegate bundle diff @champion 9c1d77aa",
     "sluicegate bundle diff --target chat@prod 9c1d77aa --exit-code",
     "sluicegate bundle diff 3c3aff2a bundle.json --json",
 )
@@ -31,7 +32,7 @@ IMPACT_EXAMPLES = examples(
     "sluicegate bundle impact --target chat@prod 9c1d77aa --policy policy.json",
     "sluicegate bundle impact 3c3aff2a 9c1d77aa --json",
 )
-_NAMED = "Digest, 8 or more of its hexadecimal digits, or a file with the document"
+_NAMED = "Digest, 8 or more of its digits, @ALIAS, or a file with the document"
 
 First = Annotated[str, typer.Argument(metavar="A", help=f"{_NAMED}; with --target, this is B.")]
 Second = Annotated[str | None, typer.Argument(metavar="[B]", help=f"{_NAMED}.")]

@@ -135,6 +135,8 @@ def test_registered_bundles_are_compared_by_the_service_and_a_file_with_what_is_
     file = written("b.json", bundle_body(runtime=WIDER))
     assert command.ok("bundle", "diff", a[7:19], file, "--json").json == found
     assert command("bundle", "diff", a, b, "--exit-code").status == 1
+    command.ok("alias", "set", "champion", a, "-r", "the first one")
+    assert command.ok("bundle", "diff", "@champion", b, "--json").json == found
     with Client(scene.api.url, scene.api.tokens["viewer"]) as viewer:
         assert viewer.bundles.diff(a, b) == diff(scene.bundle, wider)
         assert viewer.bundles.impact(a, b, policy=scene.policy.digest).policy == scene.policy.digest

@@ -41,6 +41,7 @@ class S3Server:
         folder = Path(self._folder.name)
         (folder / "data").mkdir()
         port, *ports = _free_ports(1 + len(_PORTS))
+        self._ports = (port, *ports)
         self.url, self.bucket = f"http://127.0.0.1:{port}", "tests"
         chosen = [f"-{name}={number}" for name, number in zip(_PORTS, ports, strict=True)]
         self._log = (folder / "log").open("wb")
@@ -48,6 +49,8 @@ class S3Server:
             [
                 *(_binary(), "mini", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
                 *(f"-s3.port={port}", *chosen, *(f"-{name}" for name in _OFF)),
+                # Otherwise they lie in the folder of all temporary files, and stay there.
+                *(f"-{name}.localSocket={folder / name}.sock" for name in ("s3", "filer")),
             ],
             cwd=folder,
             stdout=self._log,
@@ -117,6 +120,10 @@ class S3Server:
         self.client.close()
         self._log.close()
         self._folder.cleanup()
+        # It names these by its ports alone, and leaves them.
+        for number in self._ports:
+            for left in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+                left.unlink(missing_ok=True)
 
 
 def _binary() -> str:

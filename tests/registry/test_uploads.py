@@ -1,22 +1,28 @@
 """Uploads in pieces: they go on where they were cut, whatever cut them, and leave nothing behind."""
 
+import json
 import os
 import random
 import signal
 import threading
 import time
+from datetime import timedelta
 
 import httpx
 import pytest
+from sqlalchemy import func, select, update
 
-from registry import housekeeping, uploads
+from registry import collection, housekeeping, uploads
 from registry.client import Client
 from registry.client.uploads import Uploader
 from registry.service import Service
+from registry.tables import Base, UploadRow
 from schemas.common import sha256_digest
 from schemas.problems import DigestMismatch, Unavailable
 from tests.registry.test_api_process import environment, free_port, start
 from tests.support.api import Api, make_tokens
+from tests.support.factories import WEIGHTS, bundle_body, file_entry
+from tests.support.holdings import settings
 from tests.support.outage import door
 from tests.support.together import together
 from tests.support.uploads import begin, incoming, offset, patch, request, settled, status, stored
@@ -188,43 +194,96 @@ def test_an_upload_that_was_silent_for_too_long_is_taken_away_and_one_that_grows
     assert begin(engineer, CONTENT)["offset"] == 0
 
 
-def test_two_hundred_uploads_that_fail_leave_no_file(engineer, api, storage):
+KINDS = ("put cut", "put wrong", "put large", "cut", "wrong", "long", "short", "offset", "too much", "document")
+DOCUMENTS = {
+    "no JSON": b"{",
+    "a key twice": b'{"name": "a", "name": "a"}',
+    "no bundle": b'{"schema": "sluicegate.dev/bundle/v1"}',
+    "bytes missing": json.dumps(bundle_body()).encode(),
+    "pickled": json.dumps(bundle_body(files=[file_entry("model.bin", WEIGHTS, "weights")])).encode(),
+}
+
+
+def counted(service):
+    """Return how many rows there are, by table."""
+    with service.database.transaction() as session:
+        tables = Base.metadata.tables.values()
+        return {table.name: session.scalar(select(func.count()).select_from(table)) for table in tables}
+
+
+def test_two_hundred_ingests_that_fail_leave_no_file_and_no_row(engineer, api, storage):
     chance = random.Random(11)
     content = CONTENT[:300_000]
-    kinds = []
+    # The first one makes the row in which the project's use is added up.
+    assert engineer.delete(f"/v1/uploads/{begin(engineer, content)['id']}").status_code == 204
+    before, kinds = counted(api.service), []
     for place in range(200):
         mine = content + bytes([place])
-        kinds.append(kind := chance.choice(("put cut", "put wrong", "cut", "wrong", "long", "short", "offset")))
-        cut_at = chance.randrange(len(mine))
-        path, length = f"/v1/blobs/{sha256_digest(mine)}", len(mine)
-        headers, made = {}, None
-        if not kind.startswith("put"):
-            made = begin(engineer, mine)
-            path, headers = f"/v1/uploads/{made['id']}", {"upload_offset": "0"}
-        if kind.endswith("cut"):
-            method = "PUT" if made is None else "PATCH"
-            with request(api.url, api.tokens["engineer"], method, path, length, **headers) as cut:
-                cut.sendall(mine[:cut_at])
-        elif kind == "put wrong":
-            assert engineer.put(path, content=mine[:-1] + b"!!").status_code == 422
-        elif kind == "wrong":
-            assert patch(engineer, made["id"], 0, mine[:-1] + bytes([place ^ 1])).status_code == 422
-        elif kind == "long":
-            assert patch(engineer, made["id"], 0, iter([mine, b"!"])).status_code == 413
-        elif kind == "short":
-            assert patch(engineer, made["id"], 0, mine[:cut_at]).json()["offset"] == cut_at
-        else:
-            assert patch(engineer, made["id"], 1 + cut_at, mine[1 + cut_at :]).status_code == 409
-    assert set(kinds) == {"put cut", "put wrong", "cut", "wrong", "long", "short", "offset"}
+        kinds.append(kind := chance.choice(KINDS))
+        fail(kind, mine, place, chance, engineer, api)
+    assert set(kinds) == set(KINDS)
     parts = [one["id"] for page in pages(engineer) for one in page]
     # Whoever was cut is noticed when the next bytes are read; then only what may go on is there.
     ends = time.monotonic() + 10
     while left := [name for name in incoming(storage) if name.removesuffix(".part") not in parts]:
         assert time.monotonic() < ends, left
         time.sleep(0.02)
-    for upload in parts:
-        assert engineer.delete(f"/v1/uploads/{upload}").status_code == 204
-    assert (incoming(storage), stored(storage)) == ([], [])
+    assert counted(api.service) == before | {"uploads": before["uploads"] + len(parts)}
+    # Whole bytes that no row tells of, because the project may hold no more, are the clearing up's.
+    for digest in stored(storage):
+        os.utime(storage / "sha256" / digest[7:9] / digest[7:], (1, 1))
+    assert collection.collect(api.service, is_dry_run=False).strays == kinds.count("too much")
+    assert stored(storage) == []
+    # What is kept to be gone on with goes when nobody has done so for long.
+    with api.service.database.transaction() as session:
+        session.execute(update(UploadRow).values(touched_at=func.now() - timedelta(days=30)))
+    for name in incoming(storage):
+        os.utime(storage / "incoming" / name, (1, 1))
+    while uploads.expire(api.service):
+        pass
+    assert (incoming(storage), stored(storage), counted(api.service)) == ([], [], before)
+
+
+def fail(kind, mine, place, chance, engineer, api):
+    """Send something that is refused, or that stops on the way."""
+    cut_at = chance.randrange(1, len(mine))
+    path, length = f"/v1/blobs/{sha256_digest(mine)}", len(mine)
+    if kind == "document":
+        name, raw = chance.choice(sorted(DOCUMENTS.items()))
+        answer = engineer.post("/v1/bundles", content=raw, headers={"content-type": "application/json"})
+        assert answer.status_code == 422, name
+    elif kind == "put cut":
+        with request(api.url, api.tokens["engineer"], "PUT", path, length) as cut:
+            cut.sendall(mine[:cut_at])
+    elif kind == "put wrong":
+        assert engineer.put(path, content=mine[:-1] + b"!!").status_code == 422
+    elif kind == "put large":
+        with settings(api.service, max_blob_bytes=cut_at):
+            assert engineer.put(path, content=iter([mine])).status_code == 413
+    elif kind == "too much":
+        with settings(api.service, project_bytes=cut_at):
+            assert engineer.put(path, content=mine).status_code == 409
+            assert engineer.post("/v1/uploads", json={"digest": sha256_digest(mine), "size": length}).status_code == 409
+    else:
+        fail_in_pieces(kind, mine, place, cut_at, engineer, api)
+
+
+def fail_in_pieces(kind, mine, place, cut_at, engineer, api):
+    made = begin(engineer, mine)
+    if kind == "cut":
+        path = f"/v1/uploads/{made['id']}"
+        with request(api.url, api.tokens["engineer"], "PATCH", path, len(mine), upload_offset="0") as cut:
+            cut.sendall(mine[:cut_at])
+    elif kind == "wrong":
+        assert patch(engineer, made["id"], 0, mine[:-1] + bytes([place ^ 1])).status_code == 422
+    elif kind == "long":
+        assert patch(engineer, made["id"], 0, iter([mine, b"!"])).status_code == 413
+    elif kind == "short":
+        assert patch(engineer, made["id"], 0, mine[:cut_at]).json()["offset"] == cut_at
+    else:
+        assert patch(engineer, made["id"], 1 + cut_at, mine[1 + cut_at :]).status_code == 409
+    if kind != "wrong" and place % 2:  # half of them are given up, and the others may go on
+        assert engineer.delete(f"/v1/uploads/{made['id']}").status_code == 204
 
 
 def pages(client):

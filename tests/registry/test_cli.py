@@ -234,6 +234,7 @@ def test_what_others_wrote_cannot_move_the_terminal(command):
         "components": None,
         "labels": None,
         "quarantine": None,
+        "locks": None,
     }
     page = json.dumps({"items": [document], "next": None}).encode()
     with ScriptedHttp(lambda asked: answer(200, page)) as http:
@@ -259,6 +260,7 @@ def test_a_document_that_only_a_newer_command_knows_is_said_so(command):
         "components": None,
         "labels": None,
         "quarantine": None,
+        "locks": None,
     }
     with ScriptedHttp(lambda asked: answer(200, json.dumps(stored).encode())) as http:
         command.use(http.url, "token")

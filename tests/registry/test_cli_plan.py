@@ -179,6 +179,7 @@ def service(bundle, weights, length):
                 "components": bundle.components(),
                 "labels": None,
                 "quarantine": None,
+                "locks": None,
             }
             return answer(200, json.dumps(told).encode())
         if asked.path.endswith(sha256_digest(CONFIG)):

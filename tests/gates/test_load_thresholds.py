@@ -59,7 +59,9 @@ def test_growth_is_what_counting_and_an_independent_regression_find(seed):
     samples = []
     for at_us in range(-500_000, window_us, 250_000):
         lasts = source.expovariate(1 / (1_500_000 + at_us / 100))
-        samples.append(sample(at_us, at_us + round(lasts), source.choice(["ok", "ok", "timeout", "connect", "dropped"])))
+        samples.append(
+            sample(at_us, at_us + round(lasts), source.choice(["ok", "ok", "timeout", "connect", "dropped"]))
+        )
     instants = [(place + 0.5) * window_us / 600 for place in range(600)]
     counted = [each for each in samples if each.outcome != "dropped"]
     in_flight = [sum(each.at_us <= instant < each.done_us for each in counted) for instant in instants]

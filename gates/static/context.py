@@ -150,6 +150,28 @@ def _slots(c: Composition) -> Iterator[Flaw]:
 # -------------------------------------------------------------------------------------------- rotary embedding
 
 
+def _scaling(shape: Shape, file: str) -> Iterator[Flaw]:
+    """Find values of a rotary scaling that no frequencies come of.
+
+    Source: `_compute_llama3_parameters` of transformers and vLLM's rotary classes, which divide by the difference of
+    the two factors.
+    """
+    name = next((one for one in ("rope_parameters", "rope_scaling") if isinstance(shape.text.get(one), dict)), None)
+    told = shape.text[name] if name is not None else {}
+    kind = told.get("rope_type", told.get("type"))
+    if kind == "llama3":
+        low, high = told.get("low_freq_factor"), told.get("high_freq_factor")
+        if isinstance(low, int | float) and isinstance(high, int | float) and low >= high:
+            yield flaw(
+                "rope-scaling-invalid",
+                f"The rotary scaling has low_freq_factor {low}, which is not below high_freq_factor {high}.",
+                file=file,
+                pointer=shape.at(f"{name}/low_freq_factor"),
+                found=low,
+                expected={"below": high},
+            )
+
+
 def _rope(c: Composition) -> Iterator[Flaw]:
     shape = c.model.shape
     rope = rope_of(shape)
@@ -187,3 +209,4 @@ def _rope(c: Composition) -> Iterator[Flaw]:
             found=factor,
             expected={"from": 1},
         )
+    yield from _scaling(shape, file)

@@ -27,12 +27,17 @@ _SHOWN = {
 _G_IDX_BYTES = 16 * 1024 * 1024
 
 
+_STORED = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin", "marlin", "compressed-tensors"})
+"""Methods for which an engine needs the checkpoint's own configuration; others it applies to plain weights too."""
+
+
 def check(c: Composition) -> Iterator[Flaw]:
     """Check how the model is quantized."""
     told = c.quantization
     tensors = c.model.weights.effective
     if told is None:
         yield from _undeclared(c, tensors)
+        yield from _asked_for(c, tensors)
         return
     if tensors:
         yield from _carried(c, told, tensors)
@@ -41,6 +46,20 @@ def check(c: Composition) -> Iterator[Flaw]:
     yield from _bits(c, told)
     yield from _method(c, told)
     yield from _libraries(c, told)
+
+
+def _asked_for(c: Composition, tensors: Mapping[str, Placed]) -> Iterator[Flaw]:
+    """Find launch arguments that name a method which only reads weights that were quantized by it."""
+    asked = c.declared.arguments.get("--quantization", "-q")
+    if asked in _STORED and tensors:
+        yield flaw(
+            "quant-argument-differs",
+            f"The launch arguments say {asked}, and config.json says nothing of quantization.",
+            file=c.model.path("config.json"),
+            pointer="--quantization",
+            found=asked,
+            expected=None,
+        )
 
 
 def _where(c: Composition, told: Quantization) -> Where:

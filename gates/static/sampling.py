@@ -20,6 +20,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "top_p": (0, 1),
     "min_p": (0, 1),
     "repetition_penalty": (0, 100),
+    "top_k": (-1, 2**31),
 }
 
 

@@ -1,9 +1,10 @@
-"""Refuses what a bundle document itself shows that no bundle may hold: by kinds of files, roles and launch arguments.
+"""Refuses what a bundle document itself shows that no bundle may hold: by sources, kinds of files and launch arguments.
 
 Whoever registers without this repository's command line is held to what it holds directories to. Names are the schema's
 (`schemas.common.check_path`), and what only the bytes show, the gate `static` finds.
 """
 
+import re
 from collections.abc import Iterator
 
 from gates.files import remote_code
@@ -12,6 +13,7 @@ from gates.files.refusal import FileRefused, pointer
 from schemas.bundle import Bundle
 
 ARGUMENTS = "/engine/arguments"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def refuse_document(bundle: Bundle) -> Iterator[tuple[str, FileRefused]]:
@@ -19,6 +21,15 @@ def refuse_document(bundle: Bundle) -> Iterator[tuple[str, FileRefused]]:
     places = {file.path: pointer("files", number) for number, file in enumerate(bundle.files)}
     engine = bundle.engine
     code = frozenset(engine.remote_code.files if engine.remote_code is not None else ())
+    for number, source in enumerate(bundle.sources):
+        if source.kind == "huggingface" and not _COMMIT.fullmatch(source.revision):
+            said = f"comes from {source.revision}, which may be another commit tomorrow"
+            place = pointer("sources", number, "revision")
+            expected = "a commit of 40 hexadecimal digits"
+            yield (
+                place,
+                FileRefused("revision-floating", said, file=source.location, found=source.revision, expected=expected),
+            )
     reader = Reader(engine.name, tuple(engine.arguments), code=code)
     told = set()
     for refused in select(places, reader, {file.path: file.role for file in bundle.files}).refused:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
-BESIDE: Final = ("tests/faults", "tests/workers/embedded", "tests/workers/test_rollout.py")
+BESIDE: Final = ("tests/cases", "tests/faults", "tests/workers/embedded", "tests/workers/test_rollout.py")
 TIMED: Final = ("tests/gates", "tests/workers", "tests/journeys")
 MOST_AGAIN: Final = 3
 """Tests of all sessions that are run once more. Where more have failed, it was not the machine."""

@@ -36,6 +36,7 @@ FILLED = {
     "project": "default",
     "kind": "nothing",
     "digest": DIGEST,
+    "bundle": DIGEST,
     "number": "1",
     **dict.fromkeys(("release", "run", "runner", "job", "token", "upload"), "01a22898-d199-7470-8203-0958ed552ee6"),
 }

@@ -1,7 +1,7 @@
 """Run every test, in three sessions of pytest: `python -m tests.suite`; exits with 1 when one of them failed.
 
 The fault suite mostly waits, for leases and for what it killed to come back, and so do some others: they run beside
-what measures no time. Then what measures time has the machine for itself.
+what measures no time, with what only reads files. Then what measures time has the machine for itself.
 
 Thousands of tests on real processes meet a starved machine now and then. A few that failed are run once more, alone:
 what fails again has failed, and what does not is named at the end, as something to be mended.
@@ -15,7 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
-BESIDE: Final = ("tests/cases", "tests/faults", "tests/workers/embedded", "tests/workers/test_rollout.py")
+BESIDE: Final = (
+    *("tests/faults", "tests/workers/embedded", "tests/workers/test_rollout.py"),
+    *("tests/gates/files", "tests/gates/placement", "tests/gates/sources"),
+)
 TIMED: Final = ("tests/gates", "tests/workers", "tests/journeys")
 MOST_AGAIN: Final = 3
 """Tests of all sessions that are run once more. Where more have failed, it was not the machine."""

@@ -6,6 +6,7 @@ An ETag is never taken for a digest: what is sent carries its SHA-256, and the s
 import base64
 import hashlib
 import io
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,10 @@ TRIES = 3
 CONNECTIONS = 32
 BUFFER_BYTES = 1 << 18
 
+_log = logging.getLogger(__name__)
+
 _ADDRESS = re.compile(S3_PATTERN)
+_USER_INFO = re.compile(r"//[^/@\s]*@")
 _CLIENTS_FAULT, _SERVERS_FAULT = 400, 500
 _BUSY = frozenset({408, 429})
 _ABSENT = frozenset({"NoSuchKey", "404", "NotFound"})
@@ -297,9 +301,10 @@ class Bucket:
 
     def remove(self, key: str) -> None:
         """Remove an object with every older version, so that its bytes are gone. Nothing happens when there is none."""
+        # "null" is a version too: what lay there before versions were kept. Without its name it would only be marked
+        # as deleted, and a bucket that never kept versions takes the name as well.
         for version in [version for version, _ in self.versions(key)]:
-            more = {} if version == "null" else {"VersionId": version}
-            self._ask(self._client.delete_object, Bucket=self.name, Key=key, **more)
+            self._ask(self._client.delete_object, Bucket=self.name, Key=key, VersionId=version)
 
     def _ask(self, call: Callable[..., Answer], **asked: Any) -> Answer:
         try:
@@ -309,7 +314,9 @@ class Bucket:
         except (NoCredentialsError, PartialCredentialsError) as error:
             raise BucketRefused(f"bucket {self.name} cannot be asked: {error}", "NoCredentials") from error
         except BotoCoreError as error:
-            raise Unavailable(f"the S3 server of bucket {self.name} does not answer: {error}") from error
+            # Where the server is, is for whoever runs the service, in the log, and not for its callers.
+            _log.info("bucket %s: %s", self.name, _USER_INFO.sub("//", str(error)))
+            raise Unavailable(f"the S3 server of bucket {self.name} does not answer") from error
 
 
 _BYTES = "application/octet-stream"

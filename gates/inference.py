@@ -10,6 +10,7 @@ from typing import Any
 from gates.directory import Contents, DirectoryRefused, Found
 from gates.files import remote_code
 from gates.files.contents import Reader
+from gates.files.launch import refuse_launch
 from gates.files.refusal import FileRefused
 from schemas.bundle import Bundle, Role
 from schemas.common import NAME_PATTERN
@@ -75,6 +76,8 @@ def bundle_document(contents: Contents, *, name: str | None, engine: EngineChoic
     """
     refused = [*_check_weights(contents), *_check_index(contents), *_check_templates(contents)]
     refused += _check_code(contents, engine)
+    paths = [file.path for file in contents.files]
+    refused += refuse_launch(engine.name, engine.arguments, engine.variables or {}, paths)
     if refused:
         raise DirectoryRefused(refused)
     told = _Told(contents)

@@ -41,14 +41,18 @@ ROLES: Final[tuple[tuple[str, Role], ...]] = (
     (r"(?i)(licen[sc]e|copying|notice|use_policy)([._-].*)?", Role.LICENCE),
     (r"(?i)readme([._-].*)?|.*\.md", Role.DOCUMENTATION),
 )
-_PICKLED = re.compile(r"(?i).*\.(bin|pt|pth|ckpt|pkl|pickle|joblib|dill|mar|nemo|pdparams)")
+_PICKLED = re.compile(r"(?i).*\.(bin|pt|pth|ckpt|pkl|pickle|joblib|dill|mar|nemo|pdparams|pt2|ptl)")
 _FOREIGN_WEIGHTS = re.compile(
     r"(?i).*\.(h5|hdf5|keras|msgpack|onnx|onnx_data|tflite|ot|npy|npz|mlmodel|engine|plan|weights|ggml|ggjt|imatrix|pb|xml)"
 )
-_ARCHIVE = re.compile(r"(?i).*\.(zip|tar|tgz|tbz2?|txz|gz|bz2|xz|zst|lz4|7z|rar|whl|egg|jar|cab|iso|dmg|deb|rpm|apk)")
-_PROGRAM = re.compile(r"(?i).*\.(so(\.[0-9]+)*|dll|dylib|exe|com|msi|pyd|a|o|wasm|llamafile|scr|class)")
+_ARCHIVE = re.compile(
+    r"(?i).*\.(zip|tar|tgz|tbz2?|txz|gz|bz2|xz|zst|lz4|7z|rar|whl|egg|pyz|jar|cab|iso|dmg|deb|rpm|apk)"
+)
+_PROGRAM = re.compile(
+    r"(?i).*\.(so(\.[0-9]+)*|dll|dylib|exe|com|msi|pyd|a|o|wasm|llamafile|scr|class|cubin|ptx|hsaco|metallib)"
+)
 _CODE = re.compile(
-    r"(?i).*\.(py|pyc|pyo|pyw|pyx|ipynb|sh|bash|zsh|bat|cmd|ps1|js|mjs|ts|rb|pl|php|lua|c|cc|cpp|cu|h|hpp|rs|go|java|r|jl)"
+    r"(?i).*\.(py|pyi|pyc|pyo|pyw|pyx|ipynb|sh|bash|zsh|bat|cmd|ps1|js|mjs|ts|rb|pl|php|lua|c|cc|cpp|cu|h|hpp|rs|go|java|r|jl)"
 )
 _MEDIA = re.compile(
     r"(?i).*\.(png|jpe?g|gif|svg|webp|bmp|ico|tiff?|pdf|mp[34]|m4a|wav|flac|ogg|mov|webm|avi|html?|css|ttf)"
@@ -62,7 +66,12 @@ _VARIANT = re.compile(r"(?P<stem>.+?)\.(fp16|bf16|fp32|fp8|int8|int4|ema|non_ema
 _SHARD = re.compile(r"(?P<stem>.+?)[.-][0-9]{5}-of-[0-9]{5}(?P<end>\.[a-z]+)")
 _PROJECTORS = ("f16", "fp16", "bf16", "q8_0", "f32", "fp32")
 
+_LOAD_FORMAT: Final = tuple("--load-format"[:end] for end in range(len("--loa"), len("--load-format") + 1))
+"""The option, and what engines take for it: the beginning of an option is as good as all of it."""
+
 _HUB_ENGINE: Final = frozenset(Role)
+_WORDS: Final = frozenset({Role.LICENCE, Role.DOCUMENTATION})
+"""Roles of what is for people: no component's digest has them."""
 _GGUF_ENGINE: Final = frozenset(
     {Role.WEIGHTS, Role.PROCESSOR, Role.TEMPLATE, Role.ADAPTER, Role.DRAFT, Role.LICENCE, Role.DOCUMENTATION}
 )
@@ -184,12 +193,26 @@ class _Choice:
             said = f"has the role {given}, but is code, and engine.remote_code does not name it"
             advice = "name it under engine.remote_code, after somebody has read it"
             self._refuse("remote-code", path, said, found=given, expected=Role.CODE, advice=advice)
+        elif _FOREIGN_WEIGHTS.fullmatch(name):
+            said = f"has the role {given}, but is weights or a graph of another program"
+            self._refuse("weights-foreign", path, said, found=name, expected="what the engine reads")
+        elif given in _WORDS and (own := self._read_as(name)) is not None:
+            # Its bytes would decide what is served, and what names that would not change with them.
+            said = f"has the role {given}, and {self.reader.engine} reads it as {own}"
+            advice = f"give it the role {own}, or leave it out with --exclude"
+            self._refuse("role-hides", path, said, found=given, expected=own, advice=advice)
         elif given is Role.WEIGHTS and PurePosixPath(name).suffix.removeprefix(".") not in self.formats:
             readable = " or ".join(f".{kind}" for kind in self.formats)
             said = f"has the role weights, and {self.reader.engine} does not read it"
             self._refuse("weights-unreadable", path, said, found=name, expected=readable)
         else:
             self._keep(path, given)
+
+    def _read_as(self, name: str) -> Role | None:
+        """Return the role in which the engine reads a file of this name, if it is no text for people."""
+        role = role_of(name)
+        is_config = role is Role.TEMPLATE and name.endswith(".json")
+        return role if role in self.reads - _WORDS and (not is_config or Role.CONFIG in self.reads) else None
 
     def _sort_pickled(self, path: str, name: str, given: Role | None) -> None:
         if given is not None:
@@ -231,7 +254,7 @@ class _Choice:
     # ------------------------------------------------------------------------------------------- one set of weights
 
     def _choose_weights(self) -> None:
-        load_format = self.reader.argument("--load-format") or "auto"
+        load_format = (self.reader.argument(*_LOAD_FORMAT) or "auto").casefold()
         if load_format in {"pt", "bin", "npcache"}:
             said = f"the engine is told to load pickled weights (--load-format {load_format})"
             self._refuse("pickle-weights", "", said, expected="--load-format safetensors")

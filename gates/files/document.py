@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from gates.files import remote_code
 from gates.files.contents import Reader, select
+from gates.files.launch import refuse_launch
 from gates.files.refusal import FileRefused, pointer
 from schemas.bundle import Bundle
 
@@ -44,3 +45,5 @@ def refuse_document(bundle: Bundle) -> Iterator[tuple[str, FileRefused]]:
     # What configurations say about code is in the files.
     for refused in remote_code.refuse_code({}, model_types={}, is_trusted=is_trusted, accepted=code):
         yield ARGUMENTS, refused
+    for refused in refuse_launch(engine.name, engine.arguments, engine.variables or {}, places):
+        yield refused.pointer or ARGUMENTS, refused

@@ -7,13 +7,13 @@ Source: `dynamic_module_utils.py` of transformers for `auto_map`, and its hub ke
 `_attn_implementation` names.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gates.files.refusal import FileRefused, pointer
 
-_TRUST = re.compile(r"--trust[-_]remote[-_]code(=(?!false$|0$|no$).*)?", re.IGNORECASE)
+_TRUST: Final = "--trust-remote-code"
+_SHORTEST_TRUST: Final = "--tru"
 _KERNELS: Final = (
     "attn_implementation",
     "_attn_implementation",
@@ -63,12 +63,20 @@ def _hooks(value: Any, place: str, depth: int) -> Iterator[tuple[str, str]]:
 
 def trusts(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> bool:
     """Tell whether an engine is told to run code that a model brings along."""
-    named = any(_TRUST.fullmatch(word) for word in arguments)
+    named = any(_is_trust(word) for word in arguments)
     set_ = any(
         "TRUST_REMOTE_CODE" in name and value.casefold() not in ("", "0", "false", "no")
         for name, value in (variables or {}).items()
     )
     return named or set_
+
+
+def _is_trust(word: str) -> bool:
+    """Tell whether a word asks for trust, also abbreviated: engines take the beginning of an option for all of it."""
+    name, given, value = word.casefold().partition("=")
+    name = name.replace("_", "-")
+    is_named = name.startswith(_SHORTEST_TRUST) and _TRUST.startswith(name)
+    return is_named and not (given and value in ("false", "0", "no"))
 
 
 def refuse_code(

@@ -124,6 +124,21 @@ CODES: Final[Mapping[str, Code]] = {
             "Files of code that no engine runs.",
             "Nothing; a bundle leaves them out.",
         ),
+        launch_refused=(
+            (BLOCK,),
+            "The launch would load what is not in the bundle, or leave its sandbox.",
+            "Leave the argument or variable out; what is served comes from the bundle's files.",
+        ),
+        role_hides=(
+            (BLOCK,),
+            "The role of a file says that it is for people, and the engine reads it.",
+            "Give it the role in which the engine reads it, or leave it out.",
+        ),
+        weights_foreign=(
+            (BLOCK,),
+            "A file with a role is weights or a graph of another program.",
+            "Leave it out; no engine needs it from a bundle.",
+        ),
         archive=(
             (BLOCK,),
             "An archive, into which nobody has looked.",

@@ -10,6 +10,7 @@ from typing import Any
 
 from gates.files import remote_code
 from gates.files.contents import Reader, Selection, is_pickled, select
+from gates.files.launch import refuse_launch
 from gates.files.refusal import FileRefused
 from gates.files.strict_json import load_json
 from gates.static.composition import Composition
@@ -19,7 +20,7 @@ from gates.static.rules import implemented
 from schemas.bundle import Role
 from schemas.result import Severity
 
-JUDGED = frozenset({"archive", "program", "remote-code"})
+JUDGED = frozenset({"archive", "program", "remote-code", "launch-refused", "role-hides", "weights-foreign"})
 """Codes of refusals that are codes of the catalogue too."""
 _MAX_JSON_BYTES = 4 * 1024 * 1024
 """More than any configuration has; vocabularies, which may be larger, are read by the checks of tokenizers."""
@@ -71,6 +72,8 @@ def check(c: Composition) -> Iterator[Flaw]:
         )
     )
     yield from (_as_flaw(one, one.file or "") for one in refused)
+    launch = refuse_launch(c.engine, c.declared.arguments.words, c.declared.variables, c.listing.entries)
+    yield from (_as_flaw(one, "") for one in launch)
     if code and not refused and not ran:
         message = f"{len(code)} files of code such as {code[0]} lie here; no engine runs them."
         yield flaw("code-left-out", message, file=code[0], found=sorted(code))

@@ -11,7 +11,7 @@ from gates.static.declared import read_declared
 from gates.static.examine import examine
 from tests.support.checkpoints import micro
 
-JUDGED = {"pickle-weights", "archive", "program", "remote-code"}
+JUDGED = {"pickle-weights", "archive", "program", "remote-code", "launch-refused"}
 AUTO_MAP = {"AutoModelForCausalLM": "modeling_x.XForCausalLM"}
 CODE = {"modeling_x.py": b"print()"}
 TRUST = ("--trust-remote-code",)
@@ -102,6 +102,9 @@ LAYOUTS = {
     "a kernel by its repository": (model({"attn_implementation": "someone/kernel"}), {"remote-code"}),
     "trust in a configuration": (model({"vision": {"trust_remote_code": True}}), {"remote-code"}),
     "trust without any code": (model(arguments=TRUST), {"remote-code"}),
+    "trust by the beginning of its name": (model(arguments=("--trust-remote",)), {"remote-code"}),
+    "a plugin": (model(arguments=("--tool-parser-plugin", "x.py")), {"launch-refused"}),
+    "a tokenizer from elsewhere": (model(arguments=("--tokenizer=o/r",), engine="vllm"), {"launch-refused"}),
     "trust that is taken back": (model(arguments=("--trust-remote-code=false",)), set()),
 }  # fmt: skip
 

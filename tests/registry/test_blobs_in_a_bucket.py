@@ -129,6 +129,7 @@ def test_a_store_that_is_away_is_a_problem_and_what_was_sent_goes_on_afterwards(
     for answer in (refused, small):
         assert (answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]) == (503, "unavailable")
         assert int(answer.headers["retry-after"]) >= 1
+        assert away.url.removeprefix("http://") not in answer.text
     assert readiness(api) == {"status": "ready", "blobs": "unreachable"}
     assert engineer.get("/v1/me").status_code == 200
     assert engineer.head(f"/v1/blobs/{digest}").status_code == 404
@@ -167,8 +168,15 @@ def test_reading_goes_on_where_the_connection_was_cut_and_never_in_other_bytes(s
 def test_erased_records_are_gone_from_a_bucket_that_keeps_versions(committed, actor, s3_server, tmp_path):
     versioned = f"{s3_server.bucket}-versioned"
     s3_server.client.create_bucket(Bucket=versioned)
-    s3_server.client.put_bucket_versioning(Bucket=versioned, VersioningConfiguration={"Status": "Enabled"})
     bucket = Bucket(versioned, endpoint=s3_server.url)
+    # What lay there before versions were kept, and what never was more than that.
+    bucket.put("early", b"first")
+    bucket.put("never", b"only")
+    bucket.remove("never")
+    assert s3_server.client.list_objects_v2(Bucket=versioned)["KeyCount"] == 1
+    s3_server.client.put_bucket_versioning(Bucket=versioned, VersioningConfiguration={"Status": "Enabled"})
+    bucket.remove("early")
+    assert list(bucket.versions("early")) == []
     service = replace(committed, blobs=S3Blobs(bucket, "", tmp_path / "arriving"))
     raw = b"what somebody asked, and what was answered"
     digest = sha256_digest(raw)

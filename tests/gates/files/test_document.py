@@ -52,6 +52,16 @@ WEIGHTS = ("model.safetensors", "weights")
         (bundle(arguments=["--load-format=npcache"]), [("/engine/arguments", "pickle-weights")]),
         (bundle(arguments=["--trust-remote-code"]), [("/engine/arguments", "remote-code")]),
         (bundle(arguments=["--trust_remote_code=True"]), [("/engine/arguments", "remote-code")]),
+        (bundle(arguments=["--trust-remote"]), [("/engine/arguments", "remote-code")]),
+        (bundle(arguments=["--load_f", "PT"]), [("/engine/arguments", "pickle-weights")]),
+        (bundle(WEIGHTS, ("chat_template.jinja", "documentation")), [("/files/0/path", "role-hides")]),
+        (bundle(WEIGHTS, ("generation_config.json", "licence")), [("/files/0/path", "role-hides")]),
+        (bundle(("a.safetensors", "documentation"), WEIGHTS), [("/files/0/path", "role-hides")]),
+        (bundle(WEIGHTS, ("w.npy", "documentation")), [("/files/1/path", "weights-foreign")]),
+        (bundle(WEIGHTS, ("w.npz", "licence")), [("/files/1/path", "weights-foreign")]),
+        (bundle(WEIGHTS, ("x.pyz", "documentation")), [("/files/1/path", "archive")]),
+        (bundle(WEIGHTS, ("x.pt2", "documentation")), [("/files/1/path", "pickle-weights")]),
+        (bundle(WEIGHTS, ("x.cubin", "documentation")), [("/files/1/path", "program")]),
     ],
     ids=lambda one: None if isinstance(one, Bundle) else one[0][1],
 )  # fmt: skip
@@ -72,6 +82,7 @@ def test_what_a_document_shows_is_refused_at_its_place(made, expected):
         bundle(WEIGHTS, ("lora/adapter_model.safetensors", "adapter"), ("lora/adapter_config.json", "adapter")),
         bundle(WEIGHTS, ("draft/model.safetensors", "draft"), ("draft/config.json", "draft")),
         bundle(arguments=["--load-format", "safetensors", "--trust-remote-code=false"]),
+        bundle(("model.gguf", "weights"), ("config.json", "documentation"), kind="gguf", engine="llamacpp"),
     ],
 )  # fmt: skip
 def test_a_sound_document_is_not_refused(made):

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import StringConstraints
 from sqlalchemy.orm import Session
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from registry import deletion, documents, quarantine
 from registry.api.deps import IfMatch, PerformDep, ServiceDep, SessionDep, allow, tag
@@ -40,11 +42,15 @@ async def raw_json(request: Request) -> bytes:
 
     Raises:
         UnsupportedMediaType: it is not announced as JSON.
+        HTTPException: the caller went away, or it came too slowly; see `registry.api.middleware`.
     """
     announced = request.headers.get("content-type", "").split(";", 1)[0].strip().lower()
     if announced != MEDIA_TYPE:
         raise UnsupportedMediaType(f"send the document as {MEDIA_TYPE}, not as {announced or 'nothing'}")
-    return await request.body()
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise HTTPException(400, "the caller went away before the body was complete") from None
 
 
 RawJson = Annotated[bytes, Depends(raw_json)]

@@ -2,7 +2,7 @@
 
 Only the parent holds the listening socket, so the port is free as soon as the parent has ended, however it did. A child
 knows that by the end of the channel between them, and ends at once, as its parent did. A child that ends is replaced;
-connections wait meanwhile for the others.
+the others take its turns meanwhile, and while there is none, connections wait.
 """
 
 import gc
@@ -19,6 +19,8 @@ from typing import Final, Never
 import structlog
 
 BACKLOG: Final = 2048
+MOST_AT_ONCE: Final = 64
+"""Connections taken in one turn: children are looked after between two."""
 MOST: Final = 4
 """Processes that are started when nobody says how many."""
 FIRST_PAUSE_SECONDS: Final = 0.1
@@ -77,6 +79,9 @@ class Parent:
         self._children = [_Child(place) for place in range(count)]
         self._selector = selectors.DefaultSelector()
         self._turn = 0
+        self._is_listening = False
+        self._waiting: socket.socket | None = None
+        """A connection that was taken when the last child had just gone."""
         self._is_ending = False
 
     def run(self) -> int:
@@ -93,15 +98,15 @@ class Parent:
         signal.signal(signal.SIGCHLD, _nothing)
         self._closed_in_children = (inner, outer)
         self._selector.register(inner, selectors.EVENT_READ)
-        self._selector.register(self._listening, selectors.EVENT_READ)
         while not self._is_ending:
             self._start_due()
-            for key, _ in self._selector.select(self._timeout()):
-                if key.fileobj is inner:
-                    inner.recv(4096)
-                else:
-                    self._take()
+            self._listen()
+            ready = {key.fileobj for key, _ in self._selector.select(self._timeout())}
+            if inner in ready:
+                inner.recv(4096)
             self._bury()
+            if self._listening in ready:
+                self._take()
         return self._end()
 
     def _ask(self, _number: int, _frame: FrameType | None) -> None:
@@ -117,8 +122,16 @@ class Parent:
                 self._start(child)
 
     def _start(self, child: _Child) -> None:
-        mine, its = socket.socketpair()
-        pid = os.fork()
+        opened: tuple[socket.socket, ...] = ()
+        try:
+            opened = mine, its = socket.socketpair()
+            pid = os.fork()
+        except OSError as error:
+            for end in opened:
+                end.close()
+            log.warning("process_not_started", detail=str(error), again_in=child.pause)
+            _postpone(child)
+            return
         if pid == 0:
             self._become(child.place, its, mine)
         its.close()
@@ -134,6 +147,8 @@ class Parent:
                 signal.signal(number, signal.SIG_DFL)
             self._selector.close()
             others = [one.channel for one in self._children if one.channel is not None]
+            if self._waiting is not None:
+                others.append(self._waiting)
             for inherited in (self._listening, mine, *self._closed_in_children, *others):
                 inherited.close()
             status = self._serve(place, channel)
@@ -144,21 +159,47 @@ class Parent:
         finally:
             os._exit(status)
 
+    @property
+    def _is_served(self) -> bool:
+        """Whether a child takes connections, as far as is known."""
+        return any(child.channel is not None for child in self._children)
+
+    def _listen(self) -> None:
+        """Look for connections only while a child takes them: else they wait where nobody turns them away."""
+        if self._is_served and self._waiting is not None:
+            connection, self._waiting = self._waiting, None
+            self._pass_on(connection)
+        if self._is_served is not self._is_listening:
+            self._is_listening = not self._is_listening
+            if self._is_listening:
+                self._selector.register(self._listening, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(self._listening)
+
     def _take(self) -> None:
-        """Take what has connected and hand it to the next child; to another where that one takes nothing now."""
-        while True:
+        """Take some of what has connected."""
+        for _ in range(MOST_AT_ONCE):
+            if not self._is_served:
+                return
             try:
                 connection, _ = self._listening.accept()
             except OSError:  # none left, or the caller has gone
                 return
-            with connection:
-                for _ in self._children:
-                    child = self._children[self._turn % len(self._children)]
-                    self._turn += 1
-                    if _hand(child, connection):
-                        break
-                else:
-                    log.error("connection_refused", detail="no process takes connections")
+            self._pass_on(connection)
+
+    def _pass_on(self, connection: socket.socket) -> None:
+        """Hand a connection to the next child; to another where that one takes nothing now."""
+        for _ in self._children:
+            child = self._children[self._turn % len(self._children)]
+            self._turn += 1
+            if _hand(child, connection):
+                break
+        else:
+            if not self._is_served:
+                self._waiting = connection
+                return
+            log.error("connection_refused", detail="no process takes connections")
+        connection.close()
 
     def _bury(self) -> None:
         for child in self._children:
@@ -166,17 +207,18 @@ class Parent:
                 continue
             pid, status = os.waitpid(child.pid, os.WNOHANG)
             if pid:
-                now = time.monotonic()
-                if now - child.began >= STEADY_SECONDS:
+                if time.monotonic() - child.began >= STEADY_SECONDS:
                     child.pause = FIRST_PAUSE_SECONDS
                 log.error("process_ended", process=pid, status=os.waitstatus_to_exitcode(status), again_in=child.pause)
-                _let_go(child)
-                child.due = now + child.pause
-                child.pause = min(2 * child.pause, MOST_PAUSE_SECONDS)
+                _close(child)
+                child.pid = 0
+                _postpone(child)
 
     def _end(self) -> int:
         """Take no more connections, and let the children finish their answers."""
         self._listening.close()
+        if self._waiting is not None:
+            self._waiting.close()
         running = [child for child in self._children if child.pid]
         for child in running:
             os.kill(child.pid, signal.SIGTERM)
@@ -200,11 +242,19 @@ def _hand(child: _Child, connection: socket.socket) -> bool:
         return False
     try:
         return socket.send_fds(child.channel, [b"c"], [connection.fileno()]) == 1
-    except OSError:  # it has ended, or takes nothing for a while
+    except ConnectionError:  # it has ended, or is about to
+        _close(child)
+        return False
+    except OSError:  # it takes nothing for a while
         return False
 
 
-def _let_go(child: _Child) -> None:
+def _close(child: _Child) -> None:
     if child.channel is not None:
         child.channel.close()
-    child.pid, child.channel = 0, None
+    child.channel = None
+
+
+def _postpone(child: _Child) -> None:
+    child.due = time.monotonic() + child.pause
+    child.pause = min(2 * child.pause, MOST_PAUSE_SECONDS)

@@ -24,6 +24,9 @@ MOST_HEADER_BYTES = 65_536
 MOST_AT_ONCE = 64
 """Connections taken from the parent in one go."""
 
+READ_SECONDS = 0.1
+"""From taking the last connections to ending: whoever has sent a request on one is answered."""
+
 log = structlog.get_logger("registry.api")
 
 
@@ -60,21 +63,22 @@ class Server(uvicorn.Server):
 
     def _receive(self) -> None:
         """Take the connections that the parent has sent. When it has ended, so does this process."""
-        channel = self._channel
-        if channel is None:
-            return
+        if self._channel is not None and not self._take(self._channel):
+            os._exit(1)
+
+    def _take(self, channel: socket.socket) -> bool:
+        """Take some of what is in the channel, and tell whether it has not ended."""
         try:
             said, descriptors, _, _ = socket.recv_fds(channel, MOST_AT_ONCE, MOST_AT_ONCE)
         except BlockingIOError:
-            return
+            return True
         except ConnectionError:
-            said, descriptors = b"", []
+            return False
         for descriptor in descriptors:
             task = asyncio.create_task(self._connect(socket.socket(fileno=descriptor)))
             self._coming.add(task)
             task.add_done_callback(self._coming.discard)
-        if not said:
-            os._exit(1)
+        return bool(said)
 
     async def _connect(self, connection: socket.socket) -> None:
         connection.settimeout(0)
@@ -90,9 +94,23 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End streams, then wait for the other answers."""
         if self._channel is not None:
-            asyncio.get_running_loop().remove_reader(self._channel)
+            await self._leave(self._channel)
         self._bell.close()
         await super().shutdown(sockets)
+
+    async def _leave(self, channel: socket.socket) -> None:
+        """Take what the parent has sent, and nothing more: it hands what comes next to another process."""
+        asyncio.get_running_loop().remove_reader(channel)
+        # From here on the parent cannot send, and what it has sent can still be read, up to an end.
+        channel.shutdown(socket.SHUT_RD)
+        while self._take(channel):
+            pass
+        channel.close()
+        self._channel = None
+        if self._coming:
+            await asyncio.wait(self._coming)
+            # An idle connection is closed without an answer: these have not been read from yet.
+            await asyncio.sleep(READ_SECONDS)
 
 
 class Protocol(H11Protocol):

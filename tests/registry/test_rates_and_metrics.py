@@ -2,6 +2,8 @@
 
 import json
 import re
+import socket
+import time
 
 import httpx
 import pytest
@@ -131,6 +133,26 @@ def test_requests_are_counted_by_route_and_class_and_never_by_what_callers_choos
     assert count("GET", "/v1/targets", "2xx") == 1
     assert count("GET", UNMATCHED, "4xx") == 1
     assert not [name for name in values if NOBODY in name or "else" in name or "BREW" in name]
+
+
+def test_a_caller_that_hangs_up_in_its_body_counts_as_a_fault_of_its_own(api):
+    head = "Host: x\r\nContent-Type: application/json\r\nContent-Length: 100"
+    for path in ("/v1/bundles", "/v1/releases"):
+        with socket.create_connection(("127.0.0.1", httpx.URL(api.url).port)) as connection:
+            token = api.tokens["manager"]
+            connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\nAuthorization: Bearer {token}\r\n\r\n{{".encode())
+
+    def counted():
+        return {name for name in scraped(api) if name.startswith('sluicegate_requests_total{method="POST"')}
+
+    deadline = time.monotonic() + 30
+    while len(found := counted()) < 2:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+    assert found == {
+        f'sluicegate_requests_total{{method="POST",route="{path}",status="4xx"}}'
+        for path in ("/v1/bundles", "/v1/releases")
+    }
 
 
 def test_labels_stay_few_whatever_is_asked():

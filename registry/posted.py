@@ -1,5 +1,8 @@
 """Documents as they were posted: parsed strictly, and a bundle held against the locks that came with it."""
 
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -22,6 +25,10 @@ ADAPTERS: dict[str, TypeAdapter[Any]] = {
     "reference": TypeAdapter(Reference),
 }
 """Kind of a document → what validates it."""
+EARLIEST = datetime(2015, 1, 1, tzinfo=UTC)
+LATEST = timedelta(minutes=10)
+"""When a source may have been resolved: not before there were any, and no later than clocks differ."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _REGISTRATION: TypeAdapter[BundleRegistration] = TypeAdapter(BundleRegistration)
 
 
@@ -61,12 +68,30 @@ def _contradictions(registration: BundleRegistration) -> list[tuple[str, str]]:
             found.append((f"/locks/{place}", f"resolves {lock.part} to what is none of the bundle's sources"))
         if lock.part in seen:
             found.append((f"/locks/{place}/part", f"is {lock.part}, as another lock's is"))
+        found += [(f"/locks/{place}/{name}", detail) for name, detail in _untrue(lock, datetime.now(UTC))]
         seen.add(lock.part)
     if BASE not in seen:
         found.append(("/locks", f"has none for the part {BASE}"))
     locked = {(one.kind, one.location, one.revision) for one in registration.locks}
     found += [(f"/bundle/sources/{place}", "has no lock") for one, place in sources.items() if one not in locked]
     return found
+
+
+def _untrue(lock: Lock, now: datetime) -> Iterator[tuple[str, str]]:
+    """Yield field and fault of what a lock cannot say: it is another person's word, and shown as that."""
+    if not lock.asked.isprintable():
+        yield "asked", "must be printable: no control characters and none that turn the direction of text"
+    if lock.kind == "https":
+        if "?" in lock.asked or "@" in lock.asked.partition("://")[2].partition("/")[0]:
+            yield "asked", "must have no query, and no name or password before the host"
+    elif lock.kind == "huggingface":
+        repository, _, revision = lock.asked.partition("@")
+        if repository != f"hf:{lock.location}":
+            yield "asked", f"must begin with hf:{lock.location}, as its location does"
+        elif _COMMIT.fullmatch(revision) and revision != lock.revision:
+            yield "asked", "names another commit than the one it resolved to"
+    if not EARLIEST <= lock.resolved_at <= now + LATEST:
+        yield "resolved_at", "must be between 2015 and now"
 
 
 def _read(raw: bytes) -> Any:

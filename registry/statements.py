@@ -37,7 +37,8 @@ STORE = text(
     ), member AS (
         INSERT INTO project_documents (project_id, digest, id, kind, name, created_at, created_by, locks)
         VALUES (:project, :digest, :identity, :kind, :name, :at, :by, CAST(:locks AS jsonb))
-        ON CONFLICT (project_id, digest) DO UPDATE SET deleted_at = NULL, locks = excluded.locks
+        ON CONFLICT (project_id, digest) DO UPDATE SET deleted_at = NULL, locks = excluded.locks,
+            created_at = excluded.created_at, created_by = excluded.created_by
         WHERE project_documents.deleted_at IS NOT NULL
         RETURNING id
     ), made_of AS (

@@ -122,10 +122,17 @@ def check_path(path: str) -> str:
 RelativePath = Annotated[str, StringConstraints(min_length=1, max_length=240), AfterValidator(check_path)]
 
 
+_YEARS = (1970, 2200)
+
+
 def _utc(value: datetime) -> datetime:
     if value.tzinfo is None:
         raise ValueError("must carry a time zone")
-    return value.astimezone(UTC)
+    moment = value.astimezone(UTC)
+    # Years of fewer digits would be written so that nobody reads them again.
+    if not _YEARS[0] <= moment.year <= _YEARS[1]:
+        raise ValueError(f"must be of a year from {_YEARS[0]} to {_YEARS[1]}")
+    return moment
 
 
 def format_instant(value: datetime) -> str:

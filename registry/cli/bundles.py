@@ -409,6 +409,7 @@ def show(bundle: BundleName, as_json: Json = False) -> int:
         out.table(["COMPONENT", "DIGEST"], (found.components or {}).items())
         if found.locks:
             out.say("")
+            out.say("sources, as whoever registered it said:")
             out.table(["PART", "ASKED FOR", "RESOLVED TO", "AT"], map(_locked, found.locks))
         out.say("")
         out.say(f"registered {found.created_at:%Y-%m-%d %H:%M:%S}Z by {found.created_by}")

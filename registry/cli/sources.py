@@ -101,7 +101,7 @@ class Gathered:
             Lock(
                 part=part,
                 kind=one.kind,
-                asked=one.asked[:MAX_ASKED],
+                asked=shown(one.asked, MAX_ASKED),
                 location=one.location,
                 revision=str(one.revision),
                 resolved_at=one.resolved_at,

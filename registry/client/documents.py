@@ -60,7 +60,7 @@ class Bundles(_Documents):
 
         Args:
             document: or its JSON, exactly as someone wrote it.
-            locks: how its sources were resolved; kept in its record, of its first registration.
+            locks: how its sources were resolved; kept in its record, as it was registered first.
 
         Raises:
             InvalidDocument: `errors` lists each place by JSON Pointer.

@@ -13,6 +13,7 @@ from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from gates.difference import shown
+from gates.files.refusal import shown as printable
 from registry.api.routes import Route
 from schemas.problems import NotFound, Problem
 from schemas.release import Phase
@@ -113,6 +114,7 @@ templates.filters.update(
         "tone": tone,
         "counted": counted,
         "shown": shown,
+        "printable": printable,
     }
 )
 

@@ -164,10 +164,13 @@ def test_the_record_of_a_bundle_says_what_was_asked_for_and_what_it_was(command,
         "revision": commit,
         "resolved_at": "",
     }
-    assert f"hf:org/chain@main  {commit}" in command.ok("bundle", "show", made["digest"]).out
+    told = command.ok("bundle", "show", made["digest"]).out
+    assert f"hf:org/chain@main  {commit}" in told
+    assert "as whoever registered it said" in told
     stack.clients["viewer"].post("/login", data={"token": stack.tokens["viewer"], "next": "/"})
     page = stack.clients["viewer"].get(f"/bundles/{made['digest']}").text
     assert f"<code>hf:org/chain@main</code> was <code>{commit}</code>" in page
+    assert "as whoever registered it said" in page
     # The same bundle once more, by its commit: it was there, and its record is the first one's.
     again = command.ok("bundle", "create", f"hf:org/chain@{commit}", "--name", "locked", *words).json
     assert (again["digest"], again["is_new"], again["bytes_sent"]) == (made["digest"], False, 0)

@@ -1,10 +1,12 @@
 """How a bundle's sources were resolved is kept beside it: in its record and its evidence, and not in its digest."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from registry import documents, evidence
+from registry import deletion, documents, evidence
+from schemas.api import Act
 from schemas.bundle import Bundle
 from schemas.problems import InvalidDocument
 from tests.support.factories import WEIGHTS, bundle_body, upload
@@ -16,7 +18,7 @@ LOCK = {
     "asked": "hf:org/base@main",
     "location": "org/base",
     "revision": "c" * 40,
-    "resolved_at": "2026-11-30T01:02:03.000004Z",
+    "resolved_at": "2024-02-29T01:02:03.000004Z",
 }
 
 
@@ -68,6 +70,13 @@ def test_a_bundle_without_locks_has_none(service, actor):
         (posted({**LOCK, "part": "tokenizer"}), "/locks"),
         (posted({**LOCK, "part": "brain"}), "/locks/0/part"),
         (posted({**LOCK, "resolved_at": "yesterday"}), "/locks/0/resolved_at"),
+        (posted({**LOCK, "resolved_at": "2014-12-31T23:59:59Z"}), "/locks/0/resolved_at"),
+        (posted({**LOCK, "resolved_at": "2199-01-01T00:00:00Z"}), "/locks/0/resolved_at"),
+        (posted({**LOCK, "resolved_at": "0001-01-01T00:00:00Z"}), "/locks/0/resolved_at"),
+        *((posted({**LOCK, "asked": f"hf:org/base@{mark}"}), "/locks/0/asked") for mark in "\n\x1b\x9b\u202e"),
+        (posted({**LOCK, "asked": "hf:org/other@main"}), "/locks/0/asked"),
+        (posted({**LOCK, "asked": "hf:org/base-2"}), "/locks/0/asked"),
+        (posted({**LOCK, "asked": f"hf:org/base@{'d' * 40}"}), "/locks/0/asked"),
         (posted({**LOCK, "token": "hf_secret"}), "/locks/0/token"),
         (posted(LOCK, name="No Name"), "/bundle/name"),
         (posted(LOCK) | {"more": 1}, "/more"),
@@ -81,3 +90,35 @@ def test_locks_that_contradict_the_bundle_are_refused_at_their_place(body, point
     with pytest.raises(InvalidDocument) as refused:
         documents.posted("bundle", json.dumps(body).encode())
     assert pointer in {error["pointer"] for error in refused.value.members["errors"]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_sound"),
+    [
+        ("https://host/m.gguf#sha256=" + "a" * 64, True),
+        ("https://host/a@b/m.gguf", True),
+        ("https://host/m.gguf?signature=x", False),
+        ("https://me:secret@host/m.gguf", False),
+    ],
+)
+def test_what_was_asked_of_a_server_holds_no_password_and_no_query(asked, is_sound):
+    source = {"kind": "https", "location": "https://host/m.gguf", "revision": "sha256:" + "a" * 64}
+    body = {"bundle": bundle_body(sources=[source]), "locks": [{**LOCK, **source, "asked": asked}]}
+    if is_sound:
+        assert documents.posted("bundle", json.dumps(body).encode())[1]
+        return
+    with pytest.raises(InvalidDocument) as refused:
+        documents.posted("bundle", json.dumps(body).encode())
+    assert [error["pointer"] for error in refused.value.members["errors"]] == ["/locks/0/asked"]
+
+
+def test_a_bundle_that_was_registered_again_shows_who_did_and_what_they_said(service, actor):
+    upload(service, actor, WEIGHTS)
+    first, _ = register(service, actor, posted(LOCK))
+    with service.database.transaction() as session:
+        deletion.delete_bundle(session, service, actor, first.digest, Act(reason="never used"))
+    other = replace(actor, name="somebody else")
+    second, is_new = register(service, other, posted({**LOCK, "asked": "hf:org/base@v1"}))
+    assert is_new
+    assert (second.created_by, second.locks[0].asked) == ("somebody else", "hf:org/base@v1")
+    assert second.created_at > first.created_at

@@ -5,7 +5,7 @@ import rfc8785
 from hypothesis import given, strategies
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.common import DecimalString, canonical_json, check_path, strict_json
+from schemas.common import DecimalString, Instant, canonical_json, check_path, strict_json
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,21 @@ def test_what_json_cannot_hold_has_no_canonical_form(value):
 def test_names_beyond_ascii_are_ordered_as_rfc_8785_asks():
     # By UTF-16: U+1F600 is a pair that begins below U+FB33.
     assert canonical_json({"\ufb33": 1, "\U0001f600": 2}) == '{"\U0001f600":2,"\ufb33":1}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("said", "is_sound"),
+    [
+        ("0001-01-01T00:00:00Z", False),
+        ("1969-12-31T23:59:59Z", False),
+        ("1970-01-01T00:00:00Z", True),
+        ("2200-12-31T23:59:59Z", True),
+        ("2201-01-01T00:00:00Z", False),
+    ],
+)
+def test_an_instant_is_of_a_year_that_every_reader_writes_with_four_digits(said, is_sound):
+    if is_sound:
+        assert TypeAdapter(Instant).validate_python(said).year in {1970, 2200}
+        return
+    with pytest.raises(ValidationError, match="from 1970 to 2200"):
+        TypeAdapter(Instant).validate_python(said)

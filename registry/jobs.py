@@ -126,6 +126,8 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
     job.fencing_token += 1
     job.lease_until = at + timedelta(seconds=service.settings.lease_seconds)
     job.progress = "claimed"
+    if job.problem == QUARANTINED:
+        job.problem = None  # it was lifted, and the job begins anew
     session.flush()
     return _claim(session, service, job)
 
@@ -200,7 +202,11 @@ def renew(session: Session, service: Service, project: UUID, job: UUID, said: Pr
     if said.progress is not None:
         row.progress = said.progress
     session.flush()
-    is_wanted = row.is_wanted and (row.kind == JobKind.SERVE or _may_run(session, row))
+    is_wanted = row.is_wanted
+    if row.kind != JobKind.SERVE and not _may_run(session, row):
+        # Why it ends stays known, should the quarantine be lifted before it has.
+        is_wanted, row.problem = False, QUARANTINED
+        session.flush()
     return Renewal(lease_seconds=service.settings.lease_seconds, is_wanted=is_wanted)
 
 
@@ -374,8 +380,8 @@ def _attempt_errored(
 def _finish(session: Session, service: Service, row: JobRow, *, problem: str | None, at: datetime) -> None:
     row.state = JobState.DONE if row.is_wanted or row.kind != JobKind.SERVE else JobState.CANCELLED
     is_run = row.release_id is None and row.kind != JobKind.SERVE
-    if problem is None and is_run and not _may_run(session, row) and _outcome_of_run(session, row) == "undecided":
-        problem = QUARANTINED
+    if problem is None and is_run and (row.problem == QUARANTINED or not _may_run(session, row)):
+        problem = QUARANTINED if _outcome_of_run(session, row) == "undecided" else None
     row.finished_at = at
     row.lease_until = None
     row.progress = None

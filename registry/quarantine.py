@@ -4,19 +4,22 @@ Whoever lets something go on with a bundle holds its membership (`documents.hold
 whoever quarantines it takes the membership whole. So of the two one is first, and the other sees it. Whether a
 bundle is quarantined is the fold of its stream; `quarantined_at` is a cache of it.
 
-No release is looked for here: each is asked at its next step, and the sweep makes those due that wait for nothing.
+No release is moved here: each is asked at its next step, and those that wait for nothing are made due: by the sweep
+while the bundle is quarantined, and by whoever lifts that, since what was measured before counts no more then.
 """
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from registry import acts, auth, conditions, documents, evidence
 from registry.auth import Actor
+from registry.lifecycle import BEFORE_TRAFFIC
 from registry.service import Service
-from registry.tables import EntryRow, ProjectDocumentRow
+from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow
 from schemas.api import Act, Ground, Quarantine, QuarantineState
 from schemas.common import Closed
 from schemas.evidence import Kind, Quarantined, QuarantineLifted
@@ -53,7 +56,8 @@ def lift(
 ) -> QuarantineState:
     """Let a bundle be used again, whatever it is quarantined for.
 
-    This lets nothing through by itself: a release begins anew, and its gates read every byte again.
+    This lets nothing through by itself: a release begins anew, and its gates read every byte again. Results from before
+    count no more (`latest`).
 
     `if_match` is the version of the quarantine that the actor saw; see `registry.conditions`.
 
@@ -82,7 +86,28 @@ def lift(
     _record(session, service, member, "lifted", actor.name, Kind.QUARANTINE_LIFTED, said)
     member.quarantined_at = None
     session.flush()
+    _wake(session, member)
     return _state(session, member)
+
+
+def _wake(session: Session, member: ProjectDocumentRow) -> None:
+    """Make the releases of a bundle due that have no traffic yet."""
+    waiting = (
+        select(ReleaseRow.id)
+        .where(
+            ReleaseRow.project_id == member.project_id,
+            ReleaseRow.bundle == member.digest,
+            ReleaseRow.phase.in_(BEFORE_TRAFFIC),
+        )
+        # Who holds one may wait for the membership, which is held here, so nobody is waited for: they look themselves.
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    session.execute(
+        update(ReleaseRow)
+        .where(ReleaseRow.id.in_(session.scalars(waiting).all()))
+        .values(due_at=func.clock_timestamp())
+        .execution_options(synchronize_session=False)
+    )
 
 
 def of_result(session: Session, service: Service, entry: EntryRow, bundle: str, result: GateResult) -> None:
@@ -123,6 +148,27 @@ def require_free(session: Session, project: UUID, bundle: str) -> None:
 def is_quarantined(session: Session, project: UUID, bundle: str) -> bool:
     """Tell whether a bundle is quarantined now. What goes on by it asks `require_free` instead."""
     return bool(_among(session, project, [bundle]))
+
+
+def since(session: Session, project: UUID, bundle: str) -> datetime | None:
+    """Return since when a bundle is quarantined; None when it is not."""
+    return session.scalar(
+        select(ProjectDocumentRow.quarantined_at).where(
+            ProjectDocumentRow.project_id == project,
+            ProjectDocumentRow.digest == bundle,
+            ProjectDocumentRow.kind == "bundle",
+        )
+    )
+
+
+def latest(session: Session, project: UUID, bundle: str) -> EntryRow | None:
+    """Return the entry that last quarantined a bundle or lifted that: no gate result from before it counts."""
+    return session.scalar(
+        select(EntryRow)
+        .where(EntryRow.stream == documents.stream(project, bundle), EntryRow.kind.in_(KINDS))
+        .order_by(EntryRow.position.desc())
+        .limit(1)
+    )
 
 
 def reasons(session: Session, project: UUID, bundle: str) -> list[str]:

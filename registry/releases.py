@@ -18,7 +18,7 @@ from registry.service import Service
 from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, TargetRow
 from schemas.api import Act, ReleaseCreate, Revoke, RollBack
 from schemas.common import Closed
-from schemas.evidence import Created, EvidenceRevoked, Kind, Note, Reasoned
+from schemas.evidence import Created, EvidenceRevoked, Kind, Note, Reasoned, RollbackRequested
 from schemas.policy import GoldenRule, Policy
 from schemas.problems import (
     Conflict,
@@ -248,7 +248,8 @@ def standing(
 ) -> Standing:
     """Fold the latest result of each required gate that is neither expired nor revoked. Computed, never stored.
 
-    A drill expires too when traffic would go back to another bundle than it went back to.
+    A drill expires too when traffic would go back to another bundle than it went back to, and whatever did not fail
+    when the bundle was quarantined after it: a lift lets nothing through that was measured before.
 
     `entries` is the release's log, where the caller has read it under the release's lock.
     """
@@ -267,6 +268,10 @@ def standing(
     for gate, (entry, _) in latest.items():
         if entry.recorded_at < oldest:
             expired[gate] = f"ran too long ago: its result counts for {policy.evidence_seconds} s"
+    if (doubt := quarantine.latest(session, release.project_id, release.bundle)) is not None:
+        for gate, (entry, result) in latest.items():
+            if entry.sequence < doubt.sequence and result.verdict is not Verdict.FAILED:
+                expired[gate] = "ran before the bundle was quarantined, or before that was lifted"
     verdicts: dict[str, Verdict] = {gate: result.verdict for gate, (_, result) in latest.items() if gate not in expired}
     decision = judgement.decide([rule.gate for rule in policy.gates], verdicts, expired=expired)
     return Standing(decision, latest, expired)
@@ -418,10 +423,16 @@ def rollback(
     """
     release = hold(session, actor, release_id, if_match)
     stream = evidence.release_stream(release.id)
-    if evidence.find(session, stream, "rollback") is not None:
-        return release
+    is_to_nothing = isinstance(body, RollBack) and bool(body.to_nothing)
+    has_way_back = targets.way_back(session, release) is not None
+    name = "rollback"
+    if evidence.find(session, stream, name) is not None:
+        if not is_to_nothing or has_way_back or release.phase != Phase.PROMOTED:
+            return release
+        # The way back that there was when it was asked for is gone, and the release holds for that.
+        name = "rollback:to_nothing"
     require_place(session, release, Deed.ROLLBACK)
-    if not (isinstance(body, RollBack) and body.to_nothing):
+    if not is_to_nothing:
         policy = documents.load_policy(session, actor.project_id, release.policy)
         targets.require_way_back(session, release, soak_seconds=float(policy.canary.soak_seconds))
     holder = targets.candidate_release(session, release.target_id)
@@ -431,7 +442,8 @@ def rollback(
             "roll that one back first",
             holder=str(holder.id),
         )
-    return act(session, service, release, "rollback", actor.name, Kind.ROLLBACK_REQUESTED, Note(reason=body.reason))
+    said = RollbackRequested(reason=body.reason, to_nothing=(is_to_nothing or not has_way_back) or None)
+    return act(session, service, release, name, actor.name, Kind.ROLLBACK_REQUESTED, said)
 
 
 def require_place(session: Session, release: ReleaseRow, deed: Deed) -> None:

@@ -1,10 +1,11 @@
 """Targets: one served name in one environment, with the references in force on it."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import DateTime, cast, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
@@ -17,7 +18,7 @@ from schemas.api import TargetCreate
 from schemas.evidence import Kind, ReferenceSet, SplitEntry, TargetCreated
 from schemas.problems import Conflict, InvalidDocument, NotFound, TransitionRefused
 from schemas.release import Phase, Replica, Target
-from schemas.runner import JobKind, JobState
+from schemas.runner import JobKind, JobState, ReplicaState
 
 
 def stream(target: UUID) -> str:
@@ -133,44 +134,61 @@ def candidate_release(session: Session, target: UUID) -> ReleaseRow | None:
 def way_back(session: Session, release: ReleaseRow) -> ReleaseRow | None:
     """Return the accepted release that traffic goes back to, or None: then a stop means no traffic.
 
-    The release that was live when this one began may have been rolled back since. Then the way back is where that
-    one went: traffic never leaves an accepted bundle for a candidate because a person took another one back.
-    A release whose bundle was deleted is no way back: only that of what is live or under way cannot be.
-    One whose bundle is quarantined is passed by for an accepted one before it, unless it is live or kept warm: then
-    traffic is on it, or the way back to it is prepared. Where there is no other, it is better than none.
+    For a release under way it is what is live now, which has the rest of the traffic. The release that was live when
+    another one began may have been rolled back since. Then the way back is where that one went: traffic never leaves
+    an accepted bundle for a candidate because a person took another one back.
+    A release whose bundle was deleted is passed by: only that of what is live or under way cannot be.
+    So is one whose bundle is quarantined, unless it is live or kept warm: then traffic is on it, or the way back to
+    it is prepared. Where there is no other, it is better than none.
     """
-    before = _accepted_before(session, release)
-    if before is None or not documents.is_there(session, before.project_id, "bundle", before.bundle):
-        return None
-    if not _is_passed_by(session, before):
-        return before
-    other = _accepted_before(session, before)
-    while other is not None and (
-        quarantine.is_quarantined(session, other.project_id, other.bundle)
-        or not documents.is_there(session, other.project_id, "bundle", other.bundle)
-    ):
-        other = _accepted_before(session, other)
-    return before if other is None else other
+    if release.phase in IN_PROGRESS and (live := stable_release(session, release.target_id)) is not None:
+        return live
+    nearest: ReleaseRow | None = None
+    for before in accepted_before(session, release):
+        if not documents.is_there(session, before.project_id, "bundle", before.bundle):
+            continue
+        if nearest is None:
+            if not _is_passed_by(session, before):
+                return before
+            nearest = before
+        elif not quarantine.is_quarantined(session, before.project_id, before.bundle):
+            return before
+    return nearest
 
 
-def _accepted_before(session: Session, release: ReleaseRow) -> ReleaseRow | None:
-    """Return the nearest release before one that was not rolled back, when it is an accepted one."""
+def accepted_before(session: Session, release: ReleaseRow) -> Iterator[ReleaseRow]:
+    """Yield the accepted releases before one, nearest first; those that were rolled back are left out."""
     before: ReleaseRow | None = release
-    while before is not None and (before is release or before.phase == Phase.ROLLED_BACK):
-        before = session.get(ReleaseRow, before.predecessor_id) if before.predecessor_id else None
-    return before if before is not None and before.phase in {Phase.PROMOTED, Phase.SUPERSEDED} else None
+    while before is not None and before.predecessor_id is not None:
+        before = session.get(ReleaseRow, before.predecessor_id)
+        if before is None or before.phase not in {Phase.PROMOTED, Phase.SUPERSEDED, Phase.ROLLED_BACK}:
+            return
+        if before.phase != Phase.ROLLED_BACK:
+            yield before
 
 
 def _is_passed_by(session: Session, release: ReleaseRow) -> bool:
-    """Tell whether an accepted release is quarantined, and neither live nor kept warm."""
-    if release.phase == Phase.PROMOTED or not quarantine.is_quarantined(session, release.project_id, release.bundle):
+    """Tell whether an accepted release is quarantined, and neither live nor kept warm.
+
+    Kept warm is what the split in force has an arm for, since the way back to it is prepared then; and what was ready
+    when it was quarantined, while a runner holds it. What only boots is not.
+    """
+    if release.phase == Phase.PROMOTED:
+        return False
+    since = quarantine.since(session, release.project_id, release.bundle)
+    if since is None:
+        return False
+    if any(entry["bundle"] == release.bundle for entry in session.get_one(TargetRow, release.target_id).applied):
         return False
     warm = select(JobRow.id).where(
         JobRow.target_id == release.target_id,
         JobRow.bundle == release.bundle,
         JobRow.kind == JobKind.SERVE,
-        JobRow.state.in_([JobState.PENDING, JobState.CLAIMED]),
+        JobRow.state == JobState.CLAIMED,
+        JobRow.lease_until >= func.clock_timestamp(),
         JobRow.is_wanted,
+        func.jsonb_extract_path_text(JobRow.replica, "state") == ReplicaState.READY,
+        cast(func.jsonb_extract_path_text(JobRow.replica, "since"), DateTime(timezone=True)) <= since,
     )
     return session.scalar(warm.limit(1)) is None
 

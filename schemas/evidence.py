@@ -212,6 +212,15 @@ class Note(Closed):
     reason: Text = Field(description="Why.")
 
 
+class RollbackRequested(Note):
+    """A person asked that all traffic be taken back."""
+
+    to_nothing: bool | None = Field(
+        None,
+        description="The target may serve nothing then: it was said so, or there was no way back when it was asked.",
+    )
+
+
 class Replaced(Closed):
     """Another release took over or gave back."""
 
@@ -366,7 +375,7 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.ATTEMPT_ERRORED: Attempt,
     Kind.RUN_ENDED: RunEnded,
     Kind.PROMOTION_REQUESTED: Note,
-    Kind.ROLLBACK_REQUESTED: Note,
+    Kind.ROLLBACK_REQUESTED: RollbackRequested,
     Kind.RESTORE_OBSERVED: Restored,
     Kind.REPLICA_CHANGED: ReplicaChanged,
     Kind.BUNDLE_REGISTERED: Registered,

@@ -51,7 +51,11 @@ class Facts:
     candidate: Live | None
     stable: Live | None
     stable_bundle: str | None
+    way_back: UUID | None
+    """The accepted release whose bundle that is."""
     rollback_reason: str | None
+    may_leave_nothing: bool
+    """Whether who asked for the rollback said so, or there was no way back then."""
     quarantined: list[str]
     """Why the release's bundle is quarantined; empty when it is not."""
     is_way_back_quarantined: bool
@@ -90,7 +94,9 @@ def gather(control: Control, held: Held) -> Facts:
             candidate=live_bundle(session, target, release.bundle),
             stable=live_bundle(session, target, stable_bundle) if stable_bundle else None,
             stable_bundle=stable_bundle,
+            way_back=before.id if before else None,
             rollback_reason=reason,
+            may_leave_nothing=any(evidence.claim_of(e.envelope)["body"].get("to_nothing") for e in requests),
             quarantined=quarantines.sentences(session, release),
             is_way_back_quarantined=before is not None and bool(quarantines.sentences(session, before)),
             is_promotion_requested=any(e.kind == Kind.PROMOTION_REQUESTED for e in log),

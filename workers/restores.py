@@ -12,7 +12,6 @@ from gates.canary import StepJudgement
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Arm, Split
 from registry import db, evidence, jobs, releases, targets
 from registry.tables import ReleaseRow, TargetRow
-from registry.targets import way_back
 from schemas.evidence import Attempt, Judgement, Kind, Replaced, SplitEntry, Traffic
 from schemas.problems import Problem
 from schemas.release import Phase
@@ -70,21 +69,34 @@ def _record_restore(
     judgement: StepJudgement | None = None,
     breach_at: datetime | None = None,
 ) -> None:
-    body = traffic(facts, applied, step=facts.step, requested_at=requested_at, now=applied_at)
-    body = body.model_copy(update={"breach_at": breach_at, "cause": cause, "reasons": reasons})
-
     def record(session: Session, release: ReleaseRow) -> None:
         target = targets.lock(session, release.target_id)
+        before = _went_back_to(session, release, facts, applied)
+        went = replace(facts, stable_bundle=before.bundle if before is not None else facts.stable_bundle)
+        body = traffic(went, applied, step=facts.step, requested_at=requested_at, now=applied_at)
+        body = body.model_copy(update={"breach_at": breach_at, "cause": cause, "reasons": reasons})
         if judgement is not None:
             _record_stop(control, session, release, facts, judgement, breach_at)
         control.act(session, release, "restore", Kind.TRAFFIC_RESTORED, body)
         remember(session, release, body, target)
-        if facts.phase is Phase.PROMOTED:
-            before = way_back(session, release)
-            if before is not None and before.phase == Phase.SUPERSEDED:
-                control.act(session, before, f"reinstated:{release.id}", Kind.REINSTATED, Replaced(release=release.id))
+        if facts.phase is Phase.PROMOTED and before is not None and before.phase == Phase.SUPERSEDED:
+            control.act(session, before, f"reinstated:{release.id}", Kind.REINSTATED, Replaced(release=release.id))
 
     control.perform(held, record)
+
+
+def _went_back_to(session: Session, release: ReleaseRow, facts: Facts, applied: Applied) -> ReleaseRow | None:
+    """Return the accepted release that traffic went back to.
+
+    The gateway has what was the way back when it was prepared or looked at. What it would be now may be another one,
+    since a quarantine was imposed or lifted meanwhile.
+    """
+    arm = applied.split.arm(STABLE)
+    if arm is not None:
+        for before in targets.accepted_before(session, release):
+            if before.bundle[7:19] in arm.cluster:
+                return before
+    return session.get(ReleaseRow, facts.way_back) if facts.way_back is not None else None
 
 
 def _record_stop(

@@ -175,6 +175,9 @@ def soak(control: Control, held: Held) -> float | None:
     if gateway.take_notice() is not None:
         return controller_lost(control, held, facts, gateway)
     if facts.rollback_reason is not None:
+        if facts.stable_bundle is None and not facts.may_leave_nothing:
+            control.perform(held, lambda session, release: _hold_without_way_back(control, session, release))
+            return WAIT_SECONDS
         if facts.stable_bundle is not None and facts.stable is None:
             return _wake_stable(control, held)
         return restore(control, held, facts, cause="requested", reasons=[facts.rollback_reason])
@@ -260,6 +263,7 @@ def _wake_stable(control: Control, held: Held) -> float | None:
         before = way_back(session, release)
         if before is None:
             return None
+        _unwant_passed_by(session, release, before)
         job = serve(control, session, session.get_one(TargetRow, release.target_id), before)
         is_failing = job.attempt >= SERVE_ATTEMPTS and job.problem and not release.held
         act = f"held:way_back:{job.id}:{job.attempt}"
@@ -268,6 +272,24 @@ def _wake_stable(control: Control, held: Held) -> float | None:
         # What serves goes on serving: the person who asked for the way back has to know that there is none yet.
         control.perform(held, lambda session, release: control.hold(session, release, act, [reason], "replica_failed"))
     return WAIT_SECONDS
+
+
+def _unwant_passed_by(session: Session, release: ReleaseRow, before: ReleaseRow) -> None:
+    """Stop what boots to be the way back, and was quarantined before it was."""
+    moving = targets.candidate_release(session, release.target_id)
+    needed = {release.bundle, before.bundle, *([moving.bundle] if moving is not None else [])}
+    for job in jobs.serving(session, release.target_id):
+        if job.bundle not in needed and quarantine.is_quarantined(session, job.project_id, job.bundle):
+            jobs.unwant(session, job, now=db.now(session))
+
+
+def _hold_without_way_back(control: Control, session: Session, release: ReleaseRow) -> None:
+    """Hold a release whose way back is gone since the rollback was asked for: nobody said that nothing may serve."""
+    reason = (
+        "the version that traffic was to go back to is gone; release another one, or say with --to-nothing that the "
+        "target may serve nothing"
+    )
+    control.hold(session, release, f"held:no_way_back:{release.lease_token}", [reason], "no_way_back")
 
 
 def _hold_after_failures(control: Control, session: Session, release: ReleaseRow) -> None:

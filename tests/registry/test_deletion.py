@@ -4,9 +4,9 @@ import os
 import time
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
-from registry import blobs, collection, deletion, housekeeping, quotas, runs, verification
+from registry import blobs, collection, deletion, evidence, housekeeping, quotas, runs, verification
 from registry.client import Client
 from registry.quotas import Added
 from registry.tables import ProjectRow, ProjectUsageRow, ReleaseRow
@@ -266,6 +266,27 @@ def test_a_way_back_whose_bundle_was_deleted_is_none(service, actor):
     with service.database.transaction() as session:
         assert way_back(session, session.get_one(ReleaseRow, third)).id == second
         assert way_back(session, session.get_one(ReleaseRow, second)) is None
+
+
+def test_a_way_back_passes_a_deleted_bundle_by_for_an_accepted_one_before_it(api, manager, author):
+    """The one in the middle is quarantined, so passed by, so not needed: it may go, and the first may not."""
+    service = api.service
+    created_target(service, author)
+    old, bad, new = (held(service, author, name) for name in ("old", "bad", "new"))
+    first = live(service, author, old)
+    second = live(service, author, bad, over=first)
+    third = live(service, author, new, over=second)
+    manager.bundles.quarantine(bad.digest, "its publisher withdrew it")
+    manager.bundles.delete(bad.digest, "clearing up")
+    with service.database.transaction() as session:
+        assert way_back(session, session.get_one(ReleaseRow, third)).id == first
+        session.execute(text("UPDATE releases SET phase_since = phase_since - interval '30 days'"))
+    with pytest.raises(Conflict, match="rollback target"):
+        manager.bundles.delete(old.digest, "x")
+    manager.releases.roll_back(third, "it answers in another language")
+    with service.database.transaction() as session:
+        asked = evidence.latest(session, evidence.release_stream(third))
+        assert evidence.claim_of(asked.envelope)["body"] == {"reason": "it answers in another language"}
 
 
 # -------------------------------------------------------------------------------------------------- limits

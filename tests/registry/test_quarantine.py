@@ -1,20 +1,21 @@
 """A quarantined bundle: nothing goes on with it until a person lifts that, and of two at once one is first."""
 
 import threading
+from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import func, select, text
 
-from registry import evidence, jobs, quarantine, releases, runners, runs, targets, verification
+from registry import db, evidence, jobs, quarantine, releases, runners, runs, targets, verification
 from registry.client import Client
-from registry.tables import EntryRow, JobRow, ReleaseRow
+from registry.tables import EntryRow, JobRow, ReleaseRow, TargetRow
 from schemas.api import RecordCreate, ReleaseCreate, RunCreate, TokenCreate
-from schemas.evidence import Kind
-from schemas.problems import BundleQuarantined, Conflict, NotFound, NotPermitted, Problem, StaleEdit
+from schemas.evidence import Kind, Replaced, SplitEntry, Traffic
+from schemas.problems import BundleQuarantined, Conflict, NotEligible, NotFound, NotPermitted, Problem, StaleEdit
 from schemas.release import Phase
 from schemas.result import GateResult
 from schemas.runner import JobKind, Report, RunnerRegistration
-from tests.support.factories import created_target, registered_golden, registered_policy
+from tests.support.factories import created_target, record_act, registered_golden, registered_policy
 from tests.support.holdings import held, live, register, started
 from tests.support.phases import gated, in_canary
 from tests.support.runners import until
@@ -217,7 +218,8 @@ def test_integrity_that_fails_quarantines_by_that_result_and_nothing_else_does(a
         assert evidence.claim_of(ended.envelope)["body"] == {"outcome": "undecided", "problem": "bundle-quarantined"}
 
 
-def test_a_run_that_is_under_way_is_no_longer_wanted(api, manager, author):
+@pytest.mark.parametrize("is_lifted", [False, True], ids=["quarantined still", "lifted before it ends"])
+def test_a_run_that_is_under_way_is_no_longer_wanted_and_says_why(api, manager, author, is_lifted):
     service = api.service
     bundle, policy = held(service, author, "a"), registered_policy(service, author)
     with service.database.transaction() as session:
@@ -229,6 +231,8 @@ def test_a_run_that_is_under_way_is_no_longer_wanted(api, manager, author):
     assert runner.post(f"/v1/jobs/{run}/renewals", json=said).json()["is_wanted"] is True
     manager.bundles.quarantine(bundle.digest, WHY)
     assert runner.post(f"/v1/jobs/{run}/renewals", json=said).json()["is_wanted"] is False
+    if is_lifted:
+        manager.bundles.lift(bundle.digest, "a mistake")
     assert runner.post(f"/v1/jobs/{run}/completions", json=said).status_code == 204
     assert manager.runs.get(run).problem == "bundle-quarantined"
 
@@ -252,6 +256,25 @@ def test_a_release_that_waits_without_traffic_is_due_and_one_that_has_some_is_le
     with service.database.transaction() as session:
         due = {row.id: row.due_at is not None for row in session.scalars(select(ReleaseRow))}
     assert due == {serving: False, waiting: True}
+
+
+def test_what_was_measured_before_a_quarantine_counts_no_more_once_that_is_lifted(api, manager, author, sound):
+    release = gated(api.service, author)
+    bundle = manager.releases.get(release).bundle
+    with api.service.database.transaction() as session:
+        session.execute(text("UPDATE releases SET due_at = NULL"))
+    manager.bundles.quarantine(bundle, WHY)
+    manager.bundles.lift(bundle, "nobody has looked meanwhile")
+    with api.service.database.transaction() as session:
+        assert session.get_one(ReleaseRow, release).due_at is not None
+    with pytest.raises(NotEligible, match="integrity ran before the bundle was quarantined"):
+        manager.releases.approve(release, "read")
+    phase, kinds = phase_and_log(api, release)
+    assert (phase, Kind.APPROVAL_GRANTED in kinds) == (Phase.GATED, False)
+    manager.releases.reject(release, "another one begins anew")
+    again = gated(api.service, author, "again@prod")
+    assert manager.releases.get(again).bundle == bundle
+    assert manager.releases.approve(again, "read").phase is Phase.APPROVED
 
 
 def test_what_is_live_says_loudly_that_it_is_quarantined(api, command, manager, author):
@@ -283,21 +306,42 @@ def test_traffic_goes_back_past_a_quarantined_release_to_an_accepted_one(api, ma
             found = targets.way_back(session, session.get_one(ReleaseRow, release))
             return found.id if found else None
 
-    def warm(bundle):
-        with service.database.transaction() as session:
-            target = targets.get(session, author.project_id, "chat@prod").id
-            job = jobs.create(
-                session, author.project_id, JobKind.SERVE, bundle=bundle.digest, runner_class="cpu",
-                created_by="controller", target=target, now=session.scalars(select(text("clock_timestamp()"))).one(),
-            )  # fmt: skip
-            return job.id
+    def again():
+        manager.bundles.lift(bad.digest, "sound")
+        manager.bundles.quarantine(bad.digest, WHY)
 
     assert back(third) == second
-    job = warm(bad)
-    manager.bundles.quarantine(bad.digest, WHY)
-    assert back(third) == second  # kept warm: the way back to it is prepared
     with service.database.transaction() as session:
-        jobs.unwant(session, session.get_one(JobRow, job), now=session.scalars(select(text("clock_timestamp()"))).one())
+        target = targets.get(session, author.project_id, "chat@prod").id
+        job = jobs.create(
+            session, author.project_id, JobKind.SERVE, bundle=bad.digest, runner_class="cpu", release=second,
+            created_by="controller", target=target, now=db.now(session),
+        ).id  # fmt: skip
+    manager.bundles.quarantine(bad.digest, WHY)
+    assert back(third) == first  # what waits to boot is not kept warm,
+    assert claimed(service, author) is None  # and does not boot
+    manager.bundles.lift(bad.digest, "sound")
+    with service.database.transaction() as session:
+        session.execute(text("UPDATE jobs SET due_at = clock_timestamp()"))
+    claim = claimed(service, author)
+    manager.bundles.quarantine(bad.digest, WHY)
+    ready = {"state": "ready", "cause": "it is", "address": "127.0.0.1:1", "pid": 1, "start_time": "1", "boot_id": "b"}
+    said = Report(fencing_token=claim.fencing_token, act="replica:1", kind="replica_changed", body=ready)
+    with service.database.transaction() as session:
+        jobs.report(session, service, author.project_id, claim.job, said)
+    assert back(third) == first  # it was quarantined while it booted
+    again()
+    assert back(third) == second  # kept warm: it was ready before
+    with service.database.transaction() as session:
+        session.execute(text("UPDATE jobs SET lease_until = clock_timestamp() - interval '1 second'"))
+    assert back(third) == first  # nobody is heard of who holds it
+    with service.database.transaction() as session:
+        jobs.unwant(session, session.get_one(JobRow, job), now=db.now(session))
+        split = [{"bundle": bad.digest, "weight_bp": 0}, {"bundle": new.digest, "weight_bp": 10_000}]
+        session.get_one(TargetRow, target).applied = split
+    assert back(third) == second  # the third is in its soak, and the way back to it is prepared
+    with service.database.transaction() as session:
+        session.get_one(TargetRow, target).applied = split[1:]
     assert back(third) == first
     manager.bundles.quarantine(old.digest, WHY)
     assert back(third) == second  # better than none
@@ -308,6 +352,27 @@ def test_traffic_goes_back_past_a_quarantined_release_to_an_accepted_one(api, ma
     assert back(started(service, author, held(service, author, "newest"))) == third
     with pytest.raises(Conflict, match="rollback target"):
         manager.bundles.delete(old.digest, "x")
+
+
+def test_what_is_live_is_the_way_back_of_what_is_under_way_whatever_was_live_when_that_began(api, manager, author):
+    service = api.service
+    created_target(service, author)
+    old, bad, new, next_ = (held(service, author, name) for name in ("old", "bad", "new", "next"))
+    first = live(service, author, old)
+    second = live(service, author, bad, over=first)
+    third = live(service, author, new, over=second)
+    manager.bundles.quarantine(bad.digest, WHY)
+    moving = started(service, author, next_)
+    at = datetime.now(UTC)
+    went = Traffic(
+        desired=[SplitEntry(bundle=old.digest, weight_bp=10_000)], revision="9", applied_ms=1.0, requested_at=at,
+        applied_at=at,
+    )  # fmt: skip
+    record_act(service, third, Kind.TRAFFIC_RESTORED, went)
+    record_act(service, first, Kind.REINSTATED, Replaced(release=third))
+    manager.bundles.lift(bad.digest, "sound")
+    with service.database.transaction() as session:
+        assert targets.way_back(session, session.get_one(ReleaseRow, moving)).id == first
 
 
 # ------------------------------------------------------------------------------------------------------- races

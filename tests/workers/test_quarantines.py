@@ -5,18 +5,22 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from sqlalchemy import update
 
 from gates.router import CANDIDATE
-from registry import acts, approvals, quarantine, releases, verification
+from registry import acts, approvals, db, quarantine, releases, verification
 from registry.auth import Actor
 from registry.service import Service
+from registry.tables import ProjectDocumentRow
 from schemas.api import Act, Approve
 from schemas.evidence import Kind
 from schemas.problems import BundleQuarantined
 from schemas.release import Phase
 from tests.support.gateway import ask_many
-from tests.support.streams import stream_engine
+from tests.support.streams import StreamEngine, stream_engine
 from tests.support.world import QUICK_CANARY, World, world
+from workers.facts import gather
+from workers.restores import restore
 
 WHY = "its publisher withdrew it"
 LONG = {**QUICK_CANARY, "steps": [{**step, "hold_seconds": "40"} for step in QUICK_CANARY["steps"]]}
@@ -90,6 +94,58 @@ def test_a_release_without_traffic_is_rejected_in_whatever_phase_it_waits(here: 
     assert shown.quarantined == ["integrity failed: integrity said failed"]
     with pytest.raises(BundleQuarantined, match="integrity failed"):
         here.release(bundle, policy)
+
+
+def test_a_way_back_that_is_quarantined_while_it_boots_is_passed_by_and_traffic_is_recorded_where_it_went(
+    here: World,
+) -> None:
+    def became_live(name: str, engine: StreamEngine) -> UUID:
+        release = here.live(here.bundle(name, name.encode()), here.policy(), engine)
+        for job in here.serving_jobs():
+            if not job.is_wanted:
+                here.complete_by_token(job.id, job.fencing_token)
+        return release
+
+    def deleted(is_deleted: bool) -> None:
+        """As though two who deleted bundles, and one who quarantined one, had not seen each other."""
+        with here.service.database.transaction() as session:
+            members = update(ProjectDocumentRow).where(ProjectDocumentRow.digest.in_([oldest, poisoned]))
+            session.execute(members.values(deleted_at=db.now(session) if is_deleted else None))
+
+    with stream_engine("zero") as zero, stream_engine("one") as one, stream_engine("two") as two:
+        first, second, third = became_live("zero", zero), became_live("one", one), became_live("two", two)
+        oldest, poisoned = here.show(first).bundle, here.show(second).bundle
+        with here.service.database.transaction() as session:
+            releases.rollback(session, here.service, here.actor, third, Act(reason="bad answers"))
+        deleted(True)
+        here.until(lambda: bool(here.show(third).held))  # nobody said that nothing may serve
+        assert "--to-nothing" in here.show(third).held[0]
+        assert set(ask_many(here.envoy.url(), 10).engines) == {"two"}
+        deleted(False)
+        here.until(lambda: poisoned in [job.bundle for job in here.serving_jobs()])
+        impose(here, poisoned)
+        here.until(lambda: oldest in [job.bundle for job in here.serving_jobs()])
+        assert poisoned not in [job.bundle for job in here.serving_jobs() if job.is_wanted]
+        claim = here.claim()
+        assert claim.bundle == oldest
+        here.replica(claim, "ready", zero, pid=77)
+        # A worker has looked, and moves traffic by what it saw; the quarantine is lifted between the two.
+        held = here.control.claim(third)
+        assert held is not None
+        facts = gather(here.control, held)
+        lift(here, poisoned)
+        restore(here.control, held, facts, cause="requested", reasons=["bad answers"])
+        here.control.let_go(held, due_in_seconds=0.0)
+        assert [here.show(one).phase for one in (first, second, third)] == [
+            Phase.PROMOTED,
+            Phase.SUPERSEDED,
+            Phase.ROLLED_BACK,
+        ]
+        assert why(here, third, Kind.TRAFFIC_RESTORED)["desired"][0]["bundle"] == oldest
+        assert set(ask_many(here.envoy.url(), 10).engines) == {"zero"}
+    with here.service.database.transaction() as session:
+        found = verification.verify(session, here.actor.project_id)
+    assert found.verified, found.faults
 
 
 def test_traffic_is_taken_back_from_a_canary_and_in_a_soak_and_what_is_live_serves_on(here: World) -> None:

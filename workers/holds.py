@@ -53,6 +53,11 @@ def is_renewable(session: Session, release: ReleaseRow) -> bool:
     return db.now(session) - told[-1][0].recorded_at >= timedelta(seconds=RENEWED_SECONDS)
 
 
+def is_blind(session: Session, release: ReleaseRow) -> bool:
+    """Tell whether a release holds because a step could not be judged, whatever a worker sees that has just begun."""
+    return any(body.cause == STEP_ERRORED for _, body in standing(releases.log(session, release.id)))
+
+
 def has_gateway_back(session: Session, release: ReleaseRow, tally: Tally) -> bool:
     """Tell whether a release held for nothing but a gateway that did not answer, which answers again.
 

@@ -14,8 +14,8 @@ from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Split
 from registry import db, documents, evidence, jobs, quarantine, releases, targets
 from registry.tables import ReleaseRow, TargetRow
 from registry.targets import way_back
-from schemas.evidence import Judgement, Kind, Note, Replaced, SplitEntry, Traffic
-from schemas.problems import BundleQuarantined, NotEligible, TransitionRefused
+from schemas.evidence import Attempt, Judgement, Kind, Note, Replaced, SplitEntry, Traffic
+from schemas.problems import BundleQuarantined, NotEligible, Problem, TransitionRefused
 from schemas.release import Phase
 from schemas.runner import JobKind
 from workers import holds, quarantines
@@ -48,6 +48,20 @@ SERVE_ATTEMPTS = 3
 
 def begin(control: Control, held: Held) -> float | None:
     """Approved: have a replica made ready, then give it its first traffic."""
+    try:
+        return _begin(control, held)
+    except Problem:
+        # No gateway has to answer for this. Traffic that no entry says is taken back from a rejected release as well.
+        if control.perform(held, lambda session, release: _is_rejected(control, session, release)):
+            return 0.0
+        raise
+
+
+def _is_rejected(control: Control, session: Session, release: ReleaseRow) -> bool:
+    return release.phase == Phase.APPROVED and quarantines.is_rejected(control, session, release)
+
+
+def _begin(control: Control, held: Held) -> float | None:
     facts = gather(control, held)
     gateway = gateway_of(control, held)
     if gateway.take_notice() is not None:
@@ -132,7 +146,7 @@ def _judge(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, sp
             judgement=judgement, breach_at=breach_at,
         )  # fmt: skip
     last = len(facts.policy.canary.steps) - 1
-    if facts.is_promotion_requested and not facts.is_paused:
+    if _is_asked_to_promote(control, held, facts, judgement):
         return _promote(control, held, judgement) if step == last else _shift(control, held, last)
     if facts.is_held:
         control.perform(held, lambda session, release: _look_at_hold(control, session, release, judgement))
@@ -142,17 +156,29 @@ def _judge(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, sp
         case StepOutcome.PASSED:
             if step == last:
                 return _promote(control, held, judgement)
-            if not _is_eligible(control, held):
+            if not _is_step_recorded(control, held, step, split.revision, judgement):
                 return TICK_SECONDS
-            _record_step(control, held, step, split.revision, judgement)
             return _shift(control, held, step + 1)
         case StepOutcome.INCONCLUSIVE | StepOutcome.ERRORED:
             control.perform(held, lambda session, release: _hold_step(control, session, release, judgement))
     return TICK_SECONDS
 
 
+def _is_asked_to_promote(control: Control, held: Held, facts: Facts, judgement: StepJudgement) -> bool:
+    """Tell whether a person's request is followed now: not while nobody can see what the candidate does."""
+    if not facts.is_promotion_requested or facts.is_paused:
+        return False
+    watch = control.watches.get(facts.release)
+    if judgement.outcome is StepOutcome.ERRORED or watch is None or watch.tally.open(CANDIDATE) is None:
+        return False
+    with control.transaction(held) as (session, release):
+        return not holds.is_blind(session, release)
+
+
 def _hold_step(control: Control, session: Session, release: ReleaseRow, judgement: StepJudgement) -> None:
     act = f"held:step:{release.step or 0}:{judgement.outcome}:{release.step_since:%Y%m%dT%H%M%S%f}"
+    if is_found(session, release, "promotion"):
+        act += ":asked"  # asking for it ended the hold that there may have been
     control.hold(session, release, act, list(judgement.reasons), f"step_{judgement.outcome}")
 
 
@@ -321,7 +347,8 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
     arms = arms_at(facts, step)
     if not arms or (facts.stable_bundle is not None and facts.stable is None):
         return WAIT_SECONDS
-    if (facts.phase is Phase.APPROVED and facts.is_paused) or facts.phase not in {Phase.APPROVED, Phase.CANARY}:
+    is_more = facts.phase is Phase.APPROVED or step > (facts.step or 0)
+    if (facts.is_paused and is_more) or facts.phase not in {Phase.APPROVED, Phase.CANARY}:
         return 0.0  # a person was first
     if facts.quarantined:
         return 0.0  # it has come to that since; the next look takes it back
@@ -334,19 +361,37 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
     body = traffic(facts, applied, step=step, requested_at=requested_at, now=applied_at)
     act = f"shift:{step}:r{applied.split.revision}"
 
-    def record(session: Session, release: ReleaseRow) -> None:
+    def record(session: Session, release: ReleaseRow) -> float:
         quarantine.require_free(session, release.project_id, release.bundle)
+        if release.is_paused and is_more:
+            return _refuse_more(control, session, release, step, applied)
         control.act(session, release, act, Kind.TRAFFIC_SHIFTED, body)
         remember(session, release, body)
+        return TICK_SECONDS
 
     try:
-        control.perform(held, record)
+        return control.perform(held, record)
     except (TransitionRefused, BundleQuarantined):
-        # While the gateway took the split, a person rejected the release, withdrew an approval or quarantined the
-        # bundle: they were first.
+        # While the gateway took the split, a person paused or rejected the release, withdrew an approval or quarantined
+        # the bundle: they were first.
         gateway.restore(facts.target)
         raise
-    return TICK_SECONDS
+
+
+def _refuse_more(control: Control, session: Session, release: ReleaseRow, step: int, applied: Applied) -> float:
+    """Of a release that was paused while the gateway took more traffic for it, have the step before put in force again.
+
+    The next look finds another split than that of the step that the log says. Raises TransitionRefused when there was
+    no step before.
+    """
+    if release.phase == Phase.APPROVED:
+        detail = f"release {release.id} was paused while the gateway took its first traffic"
+        raise TransitionRefused(detail, phase=release.phase)
+    revision = applied.split.revision
+    detail = f"it was paused while the gateway took step {step} at revision {revision}; the step before comes back"
+    body = Attempt(problem="traffic-unrecorded", detail=detail, attempt=1)
+    control.act(session, release, f"undone:{step}:r{revision}", Kind.ATTEMPT_ERRORED, body)
+    return 0.0
 
 
 def _promote(control: Control, held: Held, judgement: StepJudgement) -> float | None:
@@ -375,12 +420,10 @@ def _promote(control: Control, held: Held, judgement: StepJudgement) -> float | 
     return TICK_SECONDS
 
 
-def _is_eligible(control: Control, held: Held) -> bool:
-    """Tell whether the evidence still lets a release move; when it does not, the release holds and says why."""
-    return control.perform(held, lambda session, release: _is_eligible_now(control, session, release))
-
-
 def _is_eligible_now(control: Control, session: Session, release: ReleaseRow) -> bool:
+    """Tell whether people and the evidence still let a release move; when the evidence does not, it holds."""
+    if release.is_paused or is_found(session, release, "rollback"):
+        return False  # a person was first
     policy = documents.load_policy(session, release.project_id, release.policy)
     try:
         releases.require_eligible(session, release, policy, now=db.now(session))
@@ -390,8 +433,16 @@ def _is_eligible_now(control: Control, session: Session, release: ReleaseRow) ->
     return True
 
 
-def _record_step(control: Control, held: Held, step: int, revision: int, judgement: StepJudgement) -> None:
-    control.perform(held, lambda session, release: _step_entry(control, session, release, step, revision, judgement))
+def _is_step_recorded(control: Control, held: Held, step: int, revision: int, judgement: StepJudgement) -> bool:
+    """Record that a step passed, and tell whether the release may go on; nothing is recorded when it may not."""
+
+    def record(session: Session, release: ReleaseRow) -> bool:
+        if not _is_eligible_now(control, session, release):
+            return False
+        _step_entry(control, session, release, step, revision, judgement)
+        return True
+
+    return control.perform(held, record)
 
 
 def _step_entry(

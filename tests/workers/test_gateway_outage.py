@@ -12,9 +12,11 @@ from sqlalchemy import update
 
 from gates import canary
 from gates.router import Split
+from registry import releases
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import ReleaseRow
+from schemas.api import Act
 from schemas.evidence import Judgement, Kind, Traffic
 from schemas.release import Phase
 from tests.support.gateway import TARGET, ask_many
@@ -99,6 +101,17 @@ def test_a_gateway_that_cannot_be_asked_lets_nothing_pass_and_the_release_holds_
         (reason,) = shown.held
         assert reason.startswith("the gateway has not answered for ")
         assert str(socket) in reason
+        # Nor does a person's word replace what nobody can see, whichever worker looks.
+        kim = Actor(here.actor.project_id, "default", "kim", "manager")
+        with here.service.database.transaction() as session:
+            releases.promote(session, here.service, kim, second, Act(reason="hotfix"))
+        assert not here.show(second).held
+        here.until(lambda: bool(here.show(second).held))
+        here.control.watches.clear()
+        for _ in range(2):
+            here.turn()
+        assert here.show(second).phase is Phase.CANARY
+        assert gateway.desired(TARGET).weight_bp("candidate") == 5000  # type: ignore[union-attr]
         # A breach is told all the same, and the way back is a rename that asks nobody.
         two.script = Script(fault="503")
         here.until(lambda: gateway.desired(TARGET).weight_bp("candidate") == 0)  # type: ignore[union-attr]

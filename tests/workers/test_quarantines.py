@@ -88,6 +88,18 @@ def test_a_release_without_traffic_is_rejected_in_whatever_phase_it_waits(here: 
     here.until(lambda: not here.serving_jobs())
     lift(here, bundle.digest)
 
+    undriven = here.release(bundle, policy)
+    here.evaluate()
+    here.until_phase(undriven, Phase.APPROVED)
+    gateways = here.control.gateways.copy()
+    here.control.gateways.clear()  # nobody here drives its gateway: that keeps it from traffic, and from nothing else
+    here.turn()
+    impose(here, bundle.digest)
+    assert_refused(here, undriven)
+    here.control.gateways.update(gateways)
+    here.until(lambda: not here.serving_jobs())
+    lift(here, bundle.digest)
+
     failed = here.release(bundle, policy)
     here.evaluate(integrity="failed")
     shown = here.until_phase(failed, Phase.REJECTED)

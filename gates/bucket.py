@@ -26,6 +26,8 @@ TRIES = 3
 """Of each request, with growing pauses between them."""
 CONNECTIONS = 32
 BUFFER_BYTES = 1 << 18
+MOST_EMPTY_PAGES = 1000
+"""Pages of a list without any entry that may follow each other."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +46,10 @@ class BucketRefused(Unavailable):
     def __init__(self, detail: str, code: str) -> None:
         super().__init__(detail)
         self.code = code
+
+
+class RangeIgnored(Unavailable):
+    """The server answered with other bytes than from the one that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,8 @@ class Bucket:
                     read_timeout=read,
                     retries={"mode": "standard", "total_max_attempts": tries},
                     max_pool_connections=CONNECTIONS,
+                    # None of the environment's either: what is sent and read here is nobody else's to see.
+                    proxies={},
                     user_agent_extra=f"sluicegate/{VERSION}",
                     # Servers other than AWS often have no bucket names in their host names.
                     s3={"addressing_style": "path" if endpoint else "auto"},
@@ -144,15 +152,17 @@ class Bucket:
     def list(self, prefix: str, *, after: str = "", limit: int | None = None) -> Iterator[Listed]:
         """Yield the objects under a prefix in the order of their keys' bytes, from the first beyond `after`."""
         token: str | None = None
+        pages = _Pages(self.name)
         while True:
             asked: dict[str, Any] = {"Bucket": self.name, "Prefix": prefix, "MaxKeys": limit or 1000}
             asked |= {"ContinuationToken": token} if token else {"StartAfter": after} if after else {}
             answer = self._ask(self._client.list_objects_v2, **asked)
             for one in answer.get("Contents", ()):
                 yield Listed(one["Key"], one["Size"], one["ETag"], one["LastModified"])
-            token = answer.get("NextContinuationToken")
-            if not answer.get("IsTruncated") or not token or limit:
+            if not answer.get("IsTruncated") or limit:
                 return
+            token = answer.get("NextContinuationToken")
+            pages.turn(token, is_empty=not answer.get("Contents"))
 
     def size(self, key: str) -> int | None:
         """Return an object's size in bytes, or None when it is not there."""
@@ -169,12 +179,16 @@ class Bucket:
         return cast("BinaryIO", io.BufferedReader(_Reading(self, key, version), BUFFER_BYTES))
 
     def get(self, key: str, start: int, etag: str | None, version: str | None) -> Answer:
-        """Ask for an object from a byte on. With an ETag, only for what has it still. Raises NotFound."""
+        """Ask for an object from a byte on. With an ETag, only for what has it still. Raises NotFound, RangeIgnored."""
         asked: dict[str, Any] = {"Bucket": self.name, "Key": key}
         asked |= {"Range": f"bytes={start}-"} if start else {}
         asked |= {"IfMatch": etag} if etag else {}
         asked |= {"VersionId": version} if version else {}
-        return self._ask(self._client.get_object, **asked)
+        answer = self._ask(self._client.get_object, **asked)
+        if start and not str(answer.get("ContentRange", "")).startswith(f"bytes {start}-"):
+            answer["Body"].close()
+            raise RangeIgnored(f"the S3 server of bucket {self.name} does not go on with {key} at byte {start}")
+        return answer
 
     def put(self, key: str, raw: bytes) -> bool:
         """Store an object at once. Returns whether the server said that it has the SHA-256 that was sent along."""
@@ -232,6 +246,7 @@ class Bucket:
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         """Yield the uploads in parts under a prefix that nobody has ended."""
         more: dict[str, str] = {}
+        pages = _Pages(self.name)
         while True:
             answer = self._ask(self._client.list_multipart_uploads, Bucket=self.name, Prefix=prefix, **more)
             for one in answer.get("Uploads", ()):
@@ -239,9 +254,11 @@ class Bucket:
             if not answer.get("IsTruncated"):
                 return
             more = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+            pages.turn(tuple(more.values()), is_empty=not answer.get("Uploads"))
 
     def _touched(self, upload: Answer) -> datetime:
         touched: datetime = upload["Initiated"]
+        pages = _Pages(self.name)
         marker = 0
         while True:
             try:
@@ -258,10 +275,12 @@ class Bucket:
             if not answer.get("IsTruncated"):
                 return touched
             marker = answer["NextPartNumberMarker"]
+            pages.turn(marker, is_empty=not answer.get("Parts"))
 
     def versions(self, key: str) -> Iterator[tuple[str, bool]]:
         """Yield (version, whether it is the newest) of an object, also of what marks it as deleted."""
         more: dict[str, str] = {}
+        pages = _Pages(self.name)
         while True:
             answer = self._ask(self._client.list_object_versions, Bucket=self.name, Prefix=key, **more)
             for one in (*answer.get("Versions", ()), *answer.get("DeleteMarkers", ())):
@@ -271,10 +290,12 @@ class Bucket:
             if not answer.get("IsTruncated") or answer.get("NextKeyMarker", "") > key:
                 return
             more = {"KeyMarker": answer["NextKeyMarker"], "VersionIdMarker": answer["NextVersionIdMarker"]}
+            pages.turn(tuple(more.values()), is_empty=not (answer.get("Versions") or answer.get("DeleteMarkers")))
 
     def newest(self, prefix: str) -> Iterator[Listed]:
         """Yield the newest version of each object under a prefix, in the order of their keys' bytes."""
         more: dict[str, str] = {}
+        pages = _Pages(self.name)
         while True:
             answer = self._ask(self._client.list_object_versions, Bucket=self.name, Prefix=prefix, **more)
             for one in answer.get("Versions", ()):
@@ -285,6 +306,7 @@ class Bucket:
             if not answer.get("IsTruncated"):
                 return
             more = {"KeyMarker": answer["NextKeyMarker"], "VersionIdMarker": answer["NextVersionIdMarker"]}
+            pages.turn(tuple(more.values()), is_empty=not (answer.get("Versions") or answer.get("DeleteMarkers")))
 
     def digest(self, key: str, version: str | None) -> str | None:
         """Return the SHA-256 (`sha256:…`) that the server keeps of a whole object, or None. Raises NotFound."""
@@ -320,6 +342,20 @@ class Bucket:
 
 
 _BYTES = "application/octet-stream"
+
+
+class _Pages:
+    """The pages of one list, which has to come to an end."""
+
+    def __init__(self, bucket: str) -> None:
+        self._bucket, self._seen, self._empty = bucket, set[object](), 0
+
+    def turn(self, token: object, *, is_empty: bool) -> None:
+        """Go on to the page with this token. Raises Unavailable: it was seen, there is none, or too many are empty."""
+        self._empty = self._empty + 1 if is_empty else 0
+        if not token or token in self._seen or self._empty > MOST_EMPTY_PAGES:
+            raise Unavailable(f"the S3 server of bucket {self._bucket} lists without an end")
+        self._seen.add(token)
 
 
 def _checksum(raw: bytes) -> str:

@@ -25,6 +25,8 @@ ResultT = TypeVar("ResultT")
 SOON = 2
 """Further tries of what has not answered once."""
 _CHUNK = 1 << 20
+_STEP = 1 << 20
+"""Bytes that have to arrive before the tries are counted anew: one byte a try would never end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class _Fetch:
         """Fetch one file. Raises as `fetch`, naming it."""
         key = _key(self.resolved, item)
         try:
-            # A broken try that moved the file on is followed by fresh ones: a long file may be cut many times.
+            # Broken tries that moved the file on are followed by fresh ones: a long file may be cut many times.
             tries = 0
             before = -1
             while True:
@@ -153,8 +155,10 @@ class _Fetch:
                     return self._held(item, key)
                 except SourceUnavailable as problem:
                     reached = self._reached(key)
-                    tries = 0 if reached > before >= 0 else tries
-                    before = max(before, reached)
+                    if before < 0:
+                        before = reached
+                    elif reached - before >= _STEP:
+                        tries, before = 0, reached
                     if tries >= self._most_tries(problem, reached):
                         raise
                     if self.stop.wait(problem.wait_seconds or self.bounds.pauses[tries]):
@@ -319,5 +323,5 @@ def _key(resolved: Resolved, item: Item) -> str:
     """Return the name of a file's part: its digest, so that all who fetch it share it; else where it comes from."""
     if item.sha256 is not None:
         return item.sha256.removeprefix("sha256:")
-    named = [resolved.kind, resolved.location, resolved.revision, item.path, item.version, item.git_blob]
+    named = [resolved.kind, resolved.location, resolved.revision, item.path, item.version, item.git_blob, item.address]
     return hashlib.sha256("\0".join(map(str, named)).encode()).hexdigest()

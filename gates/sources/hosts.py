@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gates.files.refusal import shown
-from gates.sources.source import SourceRefused, SourceUnavailable
+from gates.sources.source import SourceRefused, SourceUnavailable, bare
 
 HUB_HOSTS = ("huggingface.co", "*.hf.co")
 """The hub, and the hosts that it sends downloads to."""
@@ -31,7 +31,14 @@ _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
 # Machines of clouds ask these for their own credentials: link-local ones, and what some clouds use besides.
 _METADATA = tuple(
     ipaddress.ip_network(one)
-    for one in ("169.254.0.0/16", "fe80::/10", "fd00:ec2::/32", "100.100.100.200/32", "192.0.0.192/32")
+    for one in (
+        "169.254.0.0/16",
+        "fe80::/10",
+        "fd00:ec2::/32",
+        "100.100.100.200/32",
+        "192.0.0.192/32",
+        "168.63.129.16/32",
+    )
 )
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _ADVICE = "allow it with --allow-host, if you trust it"
@@ -52,10 +59,15 @@ class Place:
         return f"{self.scheme}://{_bracketed(self.host)}:{self.port}"
 
     @property
+    def bare(self) -> str:
+        """The address in one spelling, without its query, and without the port that its scheme has anyway."""
+        port = "" if self.port == _port_of(self.scheme) else f":{self.port}"
+        return f"{self.scheme}://{_bracketed(self.host)}{port}{self.target.partition('?')[0]}"
+
+    @property
     def shown(self) -> str:
         """The address without its query, which may hold a signature."""
-        port = "" if self.port == _port_of(self.scheme) else f":{self.port}"
-        return shown(f"{self.scheme}://{_bracketed(self.host)}{port}{self.target.partition('?')[0]}", 200)
+        return shown(self.bare, 200)
 
 
 class BadHost(ValueError):
@@ -139,7 +151,9 @@ def refuse_address(address: Address, *, is_named: bool, is_plain: bool = False) 
             return "which is no address of one machine"
         if is_plain and not one.is_loopback:
             return "and http may not leave this machine"
-        if not is_named and not one.is_global:
+        # Site-local addresses were given up (RFC 3879), and are inside of networks that still have them.
+        is_inside = not one.is_global or (isinstance(one, ipaddress.IPv6Address) and one.is_site_local)
+        if not is_named and is_inside:
             return "which is inside a network"
     return None
 
@@ -203,7 +217,7 @@ def _host(host: str, netloc: str, url: str) -> str:
 
 
 def _malformed(url: str, why: str) -> SourceRefused:
-    found = shown(url.partition("?")[0]) if url else None
+    found = shown(bare(url)) if url else None
     return SourceRefused("address-malformed", f"is asked for at an address that {why}", found=found)
 
 

@@ -4,6 +4,7 @@
 address that ends in `SHA256SUMS` is a list, as `sha256sum` writes it, of files beside it.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from gates.files.listing import MAX_ENTRIES
 from gates.files.names import refuse_hostile
 from gates.files.refusal import shown
 from gates.sources.hosts import read_url
-from gates.sources.ranges import OtherStatus, opened, refused_status
+from gates.sources.ranges import OtherStatus, opened, refuse_endless, refused_status
 from gates.sources.source import Item, Opened, Resolved, SourceRefused, resolved_now
 from gates.sources.web import Web
 from schemas.common import sha256_digest
@@ -73,11 +74,13 @@ class HttpsSource:
         """Resolve the address: to its digest, to its list's digest, or to nothing before it was received.
 
         Raises:
-            SourceRefused: `list-malformed`, `digest-mismatch`, `not-found`, `not-permitted`, or as `Web.get`.
+            SourceRefused: `list-malformed`, `end-unknown`, `digest-mismatch`, `not-found`, `not-permitted`, or as `Web.get`.
             SourceUnavailable.
         """
         if not self.is_list:
-            self._items = [Item(self._name, None, sha256=self._digest)]
+            # The query, which the location leaves out, may name the file.
+            address = hashlib.sha256(self._url.encode()).hexdigest()
+            self._items = [Item(self._name, None, sha256=self._digest, address=address)]
             return resolved_now("https", self.asked, location=self._location, revision=self._digest)
         raw = self._read_list()
         self._items = _listed(raw)
@@ -109,6 +112,8 @@ class HttpsSource:
         with self._web.get(self._url) as answer:
             if answer.status != 200:
                 raise refused_status(answer, "the list", _ADVICE)
+            if self._digest is None:
+                refuse_endless(answer)
             raw = answer.read(MAX_LIST_BYTES)
         if self._digest not in {None, sha256_digest(raw)}:
             said = "the list has other bytes than its digest names"

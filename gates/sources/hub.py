@@ -19,6 +19,7 @@ from huggingface_hub.hf_api import RepoFile, RepoFolder
 from gates.files.listing import MAX_ENTRIES
 from gates.files.names import refuse_hostile
 from gates.files.refusal import FileRefused, shown
+from gates.sources.hosts import read_url
 from gates.sources.ranges import OtherStatus, opened, refused_status
 from gates.sources.source import Item, Opened, Resolved, SourceRefused, SourceUnavailable, resolved_now
 from gates.sources.web import Web
@@ -27,6 +28,10 @@ ENDPOINT = "https://huggingface.co"
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the name of one
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Largest answer of the API, in bytes. A page of a thousand files has about 0.4 MB."""
+MAX_PAGES = 1000
+"""Most answers of the API to one question. The hub's own lists have fifty, with as many files as are taken."""
+MAX_LIST_BYTES = 64 * 1024 * 1024
+"""Most bytes of all answers to one question."""
 Items = list[Item]
 ResultT = TypeVar("ResultT")
 
@@ -48,11 +53,12 @@ class HubSource:
         endpoint: address of the hub, or of a mirror.
 
     Raises:
-        SourceRefused: `source-malformed`.
+        SourceRefused: `source-malformed`, `address-malformed`.
     """
 
     def __init__(self, asked: str, web: Web, endpoint: str = ENDPOINT) -> None:
-        self.asked, self._web, self._endpoint = asked, web, endpoint.rstrip("/")
+        # Spelled as the library will spell it.
+        self.asked, self._web, self._endpoint = asked, web, read_url(endpoint).bare.rstrip("/")
         self.repository, at, revision = asked.removeprefix("hf:").partition("@")
         self.revision = revision if at else "main"
         if not _REPOSITORY.fullmatch(self.repository) or ".." in self.repository:
@@ -87,7 +93,8 @@ class HubSource:
         """List the tree of the commit.
 
         Raises:
-            SourceRefused: `name-path`, `name-control`, `too-many-files`, `answer-malformed`, or as `resolve`.
+            SourceRefused: `name-path`, `name-control`, `too-many-files`, `answer-too-large`, `answer-malformed`, or
+                as `resolve`.
             SourceUnavailable.
         """
         return self._ask(lambda api: self._tree(api, str(resolved.revision)))
@@ -189,10 +196,11 @@ class HubSource:
 
 
 class _Transport(httpx2.BaseTransport):
-    """Lets the hub's library speak through the fetcher, and to the hub alone."""
+    """Lets the hub's library speak through the fetcher, to the hub alone, and ask one question."""
 
     def __init__(self, web: Web, endpoint: str) -> None:
         self._web, self._endpoint = web, endpoint
+        self._pages, self._bytes = 0, 0
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Ask for an address of the hub's API. Raises SourceRefused, SourceUnavailable."""
@@ -201,21 +209,26 @@ class _Transport(httpx2.BaseTransport):
             # The next page of a list could be anywhere.
             said = f"leads to {shown(url.partition('?')[0])} from the hub's API"
             raise SourceRefused("host-not-allowed", said, file="", expected=f"{self._endpoint}/api/…")
+        self._pages += 1
+        if self._pages > MAX_PAGES:
+            # Pages without an entry are counted nowhere else.
+            raise SourceRefused("answer-too-large", f"the hub answers with more than {MAX_PAGES} pages", file="")
         with self._web.get(url) as answer:
             if answer.place.origin != self._web.hosts.check(self._endpoint).origin:
                 said = f"leads to {answer.place.shown} from the hub's API"
                 raise SourceRefused("host-not-allowed", said, file="", expected=self._endpoint)
-            return httpx2.Response(
-                answer.status, headers=dict(answer.headers), content=answer.read(MAX_ANSWER_BYTES), request=request
-            )
+            raw = answer.read(min(MAX_ANSWER_BYTES, MAX_LIST_BYTES - self._bytes))
+            self._bytes += len(raw)
+            return httpx2.Response(answer.status, headers=dict(answer.headers), content=raw, request=request)
 
 
 @contextmanager
 def _through(web: Web, endpoint: str) -> Iterator[None]:
     """Let the library's requests go through the fetcher meanwhile."""
+    transport = _Transport(web, endpoint)
     with _CLIENT:
         huggingface_hub.set_client_factory(
-            lambda: httpx2.Client(transport=_Transport(web, endpoint), trust_env=False, follow_redirects=False)
+            lambda: httpx2.Client(transport=transport, trust_env=False, follow_redirects=False)
         )
         try:
             yield

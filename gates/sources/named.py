@@ -43,7 +43,7 @@ class Access:
         """
         listed, named, tokens = list(HUB_HOSTS), list(self.allowed), {}
         hub = read_url(self.endpoint)
-        if self.endpoint.rstrip("/") != HUB_ENDPOINT:
+        if hub.origin != read_url(HUB_ENDPOINT).origin:
             named.append(hub.origin)
         if self.token:
             tokens[hub.origin] = self.token

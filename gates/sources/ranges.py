@@ -36,23 +36,27 @@ def opened(
 
     Raises:
         OtherStatus: the status is neither 200 nor 206.
-        SourceRefused, SourceUnavailable.
+        SourceRefused: also `end-unknown`, when neither answer nor caller knows where the file ends.
+        SourceUnavailable.
     """
+    is_end_known = is_digest_known or size is not None
     if offset and (tag is not None or is_digest_known):
         asked = {"range": f"bytes={offset}-"} | ({"if-range": tag} if tag is not None else {})
         with web.get(url, asked) as answer:
-            found = _resumed(answer, offset, tag, size)
+            found = _resumed(answer, offset, tag, size, is_end_known=is_end_known)
             if found is not None:
                 yield found, answer
                 return
     with web.get(url) as answer:
-        yield _whole(answer), answer
+        yield _whole(answer, is_end_known=is_end_known), answer
 
 
-def _resumed(answer: Answer, offset: int, tag: str | None, size: int | None) -> Opened | None:
+def _resumed(
+    answer: Answer, offset: int, tag: str | None, size: int | None, *, is_end_known: bool
+) -> Opened | None:
     """Return what an answer to a range brings; None when the file has to be asked for as a whole."""
     if answer.status == 200:
-        return _whole(answer)
+        return _whole(answer, is_end_known=is_end_known)
     if answer.status == 416:
         return None
     if answer.status != 206:
@@ -69,10 +73,19 @@ def _resumed(answer: Answer, offset: int, tag: str | None, size: int | None) -> 
     return Opened(offset, total, now, answer.chunks)
 
 
-def _whole(answer: Answer) -> Opened:
+def _whole(answer: Answer, *, is_end_known: bool) -> Opened:
     if answer.status != 200:
         raise OtherStatus(answer)
+    if not is_end_known:
+        refuse_endless(answer)
     return Opened(0, answer.length, _tag(answer.headers), answer.chunks)
+
+
+def refuse_endless(answer: Answer) -> None:
+    """Refuse a body whose end nothing tells. Raises SourceRefused."""
+    if not answer.has_end:
+        said = f"is answered without a length at {answer.place.shown}, so that a part of it would look whole"
+        raise SourceRefused("end-unknown", said, expected="content-length", advice="give its digest: #sha256=…")
 
 
 def _tag(headers: Mapping[str, str]) -> str | None:

@@ -7,15 +7,16 @@ which is no digest: there the files are read under the ETags that were listed, a
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeVar
 
 from botocore.exceptions import BotoCoreError
 
-from gates.bucket import Address, Bucket, BucketRefused, Listed
+from gates.bucket import Address, Answer, Bucket, BucketRefused, Listed, RangeIgnored
 from gates.files.listing import MAX_ENTRIES
 from gates.files.names import refuse_hostile
 from gates.files.refusal import shown
-from gates.sources.source import Item, Opened, Resolved, SourceRefused, SourceUnavailable, resolved_now
+from gates.sources.source import Item, Opened, Resolved, SourceRefused, SourceUnavailable, bare, resolved_now
 from schemas.common import canonical_json, sha256_digest
 from schemas.problems import NotFound, Unavailable
 
@@ -48,7 +49,7 @@ class S3Source:
         try:
             self._address = Address.parse(asked)
         except ValueError as error:
-            said = f"{shown(asked)} {error}"
+            said = f"{shown(bare(asked))} {error}"
             raise SourceRefused("source-malformed", said, file="", expected="s3://bucket/prefix") from None
         try:
             self._bucket = Bucket(self._address.bucket, endpoint=endpoint)
@@ -99,12 +100,20 @@ class S3Source:
         one = self._listed[item.path]
         own = one.version or one.etag
         start = offset if tag == own and 0 < offset < one.size else 0
-        answer = self._asked(lambda: self._bucket.get(one.key, start, None if one.version else one.etag, one.version))
+        start, answer = self._asked(lambda: self._from(one, start))
         body = answer["Body"]
         try:
             yield Opened(start, start + int(answer["ContentLength"]), own, _chunks(body))
         finally:
             body.close()
+
+    def _from(self, one: Listed, start: int) -> tuple[int, Answer]:
+        """Ask for an object from a byte on; from its start where the server knows no ranges."""
+        etag = None if one.version else one.etag
+        try:
+            return start, self._bucket.get(one.key, start, etag, one.version)
+        except RangeIgnored:
+            return 0, self._bucket.get(one.key, 0, etag, one.version)
 
     def _list(self) -> dict[str, Listed]:
         found: dict[str, Listed] = {}
@@ -115,8 +124,6 @@ class S3Source:
             if (hostile := refuse_hostile(path)) is not None:
                 raise SourceRefused(hostile.code, hostile.message, file=shown(path), found=hostile.found)
             found[path] = one
-            if len(found) > MAX_ENTRIES:
-                raise SourceRefused("too-many-files", f"{self.asked} holds more than {MAX_ENTRIES} objects", file="")
         if not found:
             said = f"there is no object under {self.asked}"
             raise SourceRefused("not-found", said, file="", advice="check bucket and prefix, which are case-sensitive")
@@ -124,14 +131,20 @@ class S3Source:
 
     def _objects(self) -> Sequence[Listed]:
         try:
-            newest = list(self._bucket.newest(self._address.prefix))
+            newest = self._bounded(self._bucket.newest(self._address.prefix))
             if newest and all(one.version for one in newest):
                 return newest
         except BucketRefused as refused:
             if refused.code in {"NoCredentials", "NoSuchBucket"}:
                 raise
         # Not every server knows versions, not every account may see them, and ETags may be others in their listing.
-        return list(self._bucket.list(self._address.prefix))
+        return self._bounded(self._bucket.list(self._address.prefix))
+
+    def _bounded(self, listed: Iterator[Listed]) -> Sequence[Listed]:
+        found = list(islice(listed, MAX_ENTRIES + 1))
+        if len(found) > MAX_ENTRIES:
+            raise SourceRefused("too-many-files", f"{self.asked} holds more than {MAX_ENTRIES} objects", file="")
+        return found
 
     def _digest(self, path: str) -> str | None:
         one = self._listed[path]

@@ -17,6 +17,16 @@ from schemas.common import canonical_json, sha256_digest
 Kind = Literal["directory", "huggingface", "s3", "https"]
 
 
+def bare(asked: str) -> str:
+    """Return the words for a source without what may be secret: an address's user, password and query."""
+    scheme, mark, rest = asked.partition("://")
+    if not mark:
+        return asked
+    rest, hash_mark, fragment = rest.partition("#")
+    authority, slash, path = rest.partition("?")[0].partition("/")
+    return scheme + mark + authority.rpartition("@")[2] + slash + path + hash_mark + fragment
+
+
 class SourceRefused(FileRefused):
     """A source, or one of its files, is not what was asked for or cannot be trusted. Trying again changes nothing."""
 
@@ -68,6 +78,7 @@ class Item:
         sha256: `sha256:…`, where the source says so; the bytes have to have it.
         git_blob: the git object id (40 hexadecimal digits), where the source is a git repository.
         version: what names these bytes in the source, such as an object's version id; only the source reads it.
+        address: a digest of its whole address, where the location leaves a part out that may name another file.
         place: where the bytes lie already, in a file on this machine; it is read there and not copied.
     """
 
@@ -76,6 +87,7 @@ class Item:
     sha256: str | None = None
     git_blob: str | None = None
     version: str | None = None
+    address: str | None = None
     place: Path | None = None
 
 

@@ -18,7 +18,7 @@ import httpcore
 from gates.files.refusal import shown
 from gates.sources.connection import CheckedBackend, Patience, TooSlow, trusted
 from gates.sources.hosts import Hosts, Place
-from gates.sources.source import SourceRefused, SourceUnavailable
+from gates.sources.source import SourceRefused, SourceUnavailable, bare
 
 MAX_HOPS = 5
 MAX_HEADER_BYTES = 32 * 1024
@@ -54,6 +54,11 @@ class Answer:
         text = self.headers.get("content-length")
         return None if text is None else int(text)
 
+    @property
+    def has_end(self) -> bool:
+        """Whether the answer tells its end; else a body that was cut on the way looks whole."""
+        return "content-length" in self.headers or "transfer-encoding" in self.headers
+
     def read(self, limit: int) -> bytes:
         """Return a small body. Raises SourceRefused when it is larger than `limit` bytes."""
         raw = bytearray()
@@ -70,7 +75,7 @@ class Web:
 
     Args:
         hosts: that may be spoken to.
-        tokens: origin → bearer token, which no other origin is sent.
+        tokens: origin → bearer token, which no other origin is sent; nor is it sent where another origin leads to it.
         patience: with slow servers.
         tls: whom to trust; otherwise whom the machine trusts.
     """
@@ -113,11 +118,14 @@ class Web:
         seen: set[str] = set()
         while True:
             place = self.hosts.check(url)
+            # Who sends us to an origin must not read there with our rights.
+            is_led = any(hop.place.origin != place.origin for hop in hops)
+            token = None if is_led else self._tokens.get(place.origin)
             if url in seen or len(hops) > MAX_HOPS:
                 said = f"is redirected {len(hops)} times, and would be again, at {place.shown}"
                 raise SourceRefused("redirect-loop", said, found=len(hops), expected=f"at most {MAX_HOPS} redirects")
             seen.add(url)
-            with self._asked(place, headers or {}) as answer:
+            with self._asked(place, headers or {}, token) as answer:
                 location = answer.headers.get("location")
                 if answer.status not in _REDIRECTS or location is None:
                     _refuse_busy(answer)
@@ -127,11 +135,10 @@ class Web:
                 url = _joined(place, location)
 
     @contextmanager
-    def _asked(self, place: Place, headers: Mapping[str, str]) -> Iterator[Answer]:
+    def _asked(self, place: Place, headers: Mapping[str, str], token: str | None) -> Iterator[Answer]:
         sent = [(b"host", _host_header(place)), (b"accept", b"*/*"), (b"accept-encoding", b"identity")]
         sent.append((b"user-agent", _USER_AGENT))
         sent += [(name.encode(), value.encode()) for name, value in headers.items()]
-        token = self._tokens.get(place.origin)
         if token is not None:
             sent.append((b"authorization", b"Bearer " + token.encode()))
         url = httpcore.URL(
@@ -175,7 +182,9 @@ def _joined(place: Place, location: str) -> str:
     try:
         return urljoin(f"{place.origin}{place.target}", location).partition("#")[0]
     except ValueError:
-        raise _malformed(place, "address-malformed", "what is no address", found=location) from None
+        # It begins with `//` where it has a host and no scheme.
+        found = bare(f"{place.scheme}:{location}" if location.startswith("//") else location).partition("?")[0]
+        raise _malformed(place, "address-malformed", "what is no address", found=found) from None
 
 
 def _refuse_busy(answer: Answer) -> None:

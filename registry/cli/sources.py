@@ -16,7 +16,7 @@ from gates.files.refusal import FileRefused, shown
 from gates.sources.hosts import BadHost
 from gates.sources.named import HUB_ENDPOINT, Access, is_directory, open_source
 from gates.sources.parts import BASE, PART
-from gates.sources.source import Resolved, SourceRefused, SourceUnavailable, resolved_now
+from gates.sources.source import Resolved, SourceRefused, SourceUnavailable, bare, resolved_now
 from gates.sources.store import FetchStore
 from registry.cli.failures import Usage
 from registry.cli.output import Clock, Output, size
@@ -138,7 +138,7 @@ def given(
     for word in parts or ():
         part, equals, asked = word.partition("=")
         if not equals or not PART.fullmatch(part) or part == BASE or not asked:
-            raise Usage(f"{word} is no part: write tokenizer=SOURCE, template=…, code=…, draft=… or adapter:NAME=…")
+            raise Usage(f"{bare(word)} is no part: write tokenizer=SOURCE, template=…, code=…, draft=… or adapter:NAME=…")
         if sources.setdefault(part, asked) != asked:
             raise Usage(f"{part} comes from one source, not two")
     hosts = [*(allow_host or ()), *(one.strip() for one in environment.get(HOSTS_VARIABLE, "").split(","))]
@@ -256,7 +256,7 @@ def not_a_bundle(source: str, refused: DirectoryRefused) -> InvalidDocument:
         error: dict[str, Any] = {"pointer": shown(one.file or ".", 256), "detail": detail, "code": one.code}
         more = (("place", one.pointer), ("offset", one.offset), ("found", one.found), ("expected", one.expected))
         errors.append(error | {key: value for key, value in more if value is not None})
-    return InvalidDocument(f"{shown(source, 256)} cannot become a bundle", errors=errors)
+    return InvalidDocument(f"{shown(bare(source), 256)} cannot become a bundle", errors=errors)
 
 
 def refusal(refused: FileRefused) -> InvalidDocument | Unavailable | DirectoryRefused:
@@ -279,5 +279,5 @@ def _tell_pins(found: "Assembled", output: Output) -> None:
             output.note(f"{part}: {one.asked} is {one.revision}")
         if one.kind == "s3" and one.is_by_bytes:
             output.note(f"{part}: the bucket keeps no versions, so it is pinned by what was received", "warn")
-        if one.kind == "https" and "#" not in one.asked and not str(one.location).endswith("SHA256SUMS"):
+        if one.kind == "https" and one.is_by_bytes:
             output.note(f"{part}: no digest was given, so it is pinned by what was received", "warn")

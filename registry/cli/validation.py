@@ -8,6 +8,7 @@ import typer
 
 from gates.files.contents import Reader
 from gates.sources.named import is_directory
+from gates.sources.source import bare
 from registry.cli.documents import read_file
 from registry.cli.failures import Exit, Usage
 from registry.cli.inferred import say
@@ -91,7 +92,7 @@ def _validate(
     except OSError as error:
         return _unread(output, f"{error.filename or directory} cannot be read: {error.strerror or error}")
     if junit is not None:
-        _write(junit, report.as_junit(found, directory.resolve().name if is_directory(source) else source))
+        _write(junit, report.as_junit(found, directory.resolve().name if is_directory(source) else bare(source)))
     if sarif is not None:
         _write(sarif, json.dumps(report.as_sarif(found), indent=2, ensure_ascii=False).encode() + b"\n")
     output.result(report.as_json(found), lambda out: _say(out, source, found))
@@ -140,6 +141,6 @@ def _say(out: Output, source: str, found: "Examined") -> None:
     counts = {name: sum(1 for one in found.flaws if one.severity.value == name) for name in _TONES}
     words = f"{counts['block']} block, {counts['warn']} warn, {counts['info']} to know"
     if found.verdict == "failed":
-        out.say(f"{source}: failed: {words}", "bad")
+        out.say(f"{bare(source)}: failed: {words}", "bad")
     else:
-        out.say(f"{source}: passed: {words}", "good")
+        out.say(f"{bare(source)}: passed: {words}", "good")

@@ -74,7 +74,8 @@ class HttpsSource:
         """Resolve the address: to its digest, to its list's digest, or to nothing before it was received.
 
         Raises:
-            SourceRefused: `list-malformed`, `end-unknown`, `digest-mismatch`, `not-found`, `not-permitted`, or as `Web.get`.
+            SourceRefused: `list-malformed`, `end-unknown`, `digest-mismatch`, `not-found`, `not-permitted`, or as
+                `Web.get`.
             SourceUnavailable.
         """
         if not self.is_list:

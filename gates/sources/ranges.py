@@ -51,9 +51,7 @@ def opened(
         yield _whole(answer, is_end_known=is_end_known), answer
 
 
-def _resumed(
-    answer: Answer, offset: int, tag: str | None, size: int | None, *, is_end_known: bool
-) -> Opened | None:
+def _resumed(answer: Answer, offset: int, tag: str | None, size: int | None, *, is_end_known: bool) -> Opened | None:
     """Return what an answer to a range brings; None when the file has to be asked for as a whole."""
     if answer.status == 200:
         return _whole(answer, is_end_known=is_end_known)

@@ -138,7 +138,9 @@ def given(
     for word in parts or ():
         part, equals, asked = word.partition("=")
         if not equals or not PART.fullmatch(part) or part == BASE or not asked:
-            raise Usage(f"{bare(word)} is no part: write tokenizer=SOURCE, template=…, code=…, draft=… or adapter:NAME=…")
+            raise Usage(
+                f"{bare(word)} is no part: write tokenizer=SOURCE, template=…, code=…, draft=… or adapter:NAME=…"
+            )
         if sources.setdefault(part, asked) != asked:
             raise Usage(f"{part} comes from one source, not two")
     hosts = [*(allow_host or ()), *(one.strip() for one in environment.get(HOSTS_VARIABLE, "").split(","))]

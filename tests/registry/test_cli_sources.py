@@ -91,6 +91,19 @@ def test_files_over_https_are_pinned_by_their_digest_or_by_what_was_received(cre
     assert "secret" not in received.out + received.err
 
 
+def test_an_address_s_query_is_shown_nowhere(create, hub, written, tmp_path, command):
+    body, report = (written / "model.gguf").read_bytes(), tmp_path / "report.xml"
+    hub.lies["cdn"] = lambda request: answer(200, b"none" if "broken" in request.path else body)
+    address, allowed = f"{hub.url('cdn')}/model.gguf?signature=secret", ("--allow-host", hub.url("cdn"))
+    refused = create(address.replace("model", "broken"))
+    assert refused.status == 2
+    assert "broken.gguf cannot become a bundle" in refused.out
+    looked = command("bundle", "validate", address, *allowed, "--junit", report)
+    assert "/model.gguf: " in looked.out
+    assert "/model.gguf" in report.read_text()
+    assert "secret" not in refused.out + refused.err + looked.out + looked.err + report.read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [

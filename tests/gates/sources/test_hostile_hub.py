@@ -9,7 +9,9 @@ import pytest
 from gates.sources.connection import Patience
 from gates.sources.fetch import Bounds
 from gates.sources.hosts import Hosts
+from gates.sources.hub import HubSource
 from gates.sources.source import SourceRefused, SourceUnavailable
+from gates.sources.web import Web
 from tests.gates.sources.conftest import WEIGHTS
 from tests.support.hub import Repository, answer
 
@@ -199,6 +201,23 @@ def test_a_tree_that_cannot_be_trusted_is_refused_before_a_byte_is_fetched(fetch
     assert fetching.files() == []
 
 
+def test_a_tree_of_pages_without_an_end_is_given_up(fetching, monkeypatch):
+    hub, pages = fetching.hub, itertools.count()
+    hub.lies["tree"] = lambda request: answer(
+        200,
+        b" " * 1000 + b"[]",
+        {"link": f'<{hub.url()}{request.path.partition("?")[0]}?cursor={next(pages)}>; rel="next"'},
+    )
+    for bound, value, requests in (("MAX_PAGES", 5, 5), ("MAX_LIST_BYTES", 3500, 4)):
+        with monkeypatch.context() as bounded:
+            bounded.setattr(f"gates.sources.hub.{bound}", value)
+            hub.asked.clear()
+            with pytest.raises(SourceRefused) as refused:
+                fetching.run()
+        assert refused.value.code == "answer-too-large"
+        assert len([request for request in hub.asked if "/tree/" in request.path]) == requests
+
+
 INFOS = {
     "another commit than asked for": ({"id": "org/base", "sha": "f" * 40}, "commit-mismatch"),
     "a branch instead of a commit": ({"id": "org/base", "sha": "main"}, "answer-malformed"),
@@ -242,6 +261,28 @@ def test_a_token_goes_to_the_hub_and_to_no_other_server(fetching):
     with pytest.raises(SourceRefused):
         fetching.run()
     assert {request.server for request in fetching.hub.asked} == {"hub"}
+
+
+def test_a_token_is_not_sent_where_another_server_leads_to_the_hub(fetching):
+    hub = fetching.hub
+    hub.token = "hf_secret"
+    hub.repositories["org/private"] = Repository({"config.json": b"private"}, name="org/private", gated=True)
+    address = f"{hub.url()}/org/private/resolve/main/config.json"
+    hub.lies["cdn"] = lambda request: answer(302, headers={"location": address})
+    with Web(Hosts(named=[hub.url(), hub.url("cdn")]), tokens={hub.url(): hub.token}) as web:
+        with web.get(f"{hub.url('cdn')}/x") as led:
+            assert led.status == 403
+        with web.get(address) as asked:
+            assert asked.read(100) == b"private"
+    assert [request.headers.get("authorization") for request in hub.asked] == [None, None, "Bearer hf_secret"]
+
+
+@pytest.mark.parametrize("spell", [lambda url: url.replace("http", "HTTP"), lambda url: url + "/"])
+def test_a_mirror_is_the_same_however_its_address_is_spelled(fetching, spell):
+    url = fetching.hub.url()
+    with Web(Hosts(named=[url])) as web:
+        resolved = HubSource("hf:org/base", web, spell(url)).resolve()
+    assert resolved.revision == fetching.hub.repositories["org/base"].commit
 
 
 def test_a_drip_and_a_silence_are_given_up(fetching):

@@ -3,7 +3,7 @@ import ipaddress
 import pytest
 
 from gates.sources.hosts import Hosts, read_url, refuse_address
-from gates.sources.source import SourceRefused
+from gates.sources.source import SourceRefused, bare
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,8 @@ def test_what_is_no_host_cannot_be_allowed(text):
         ("192.168.1.1", False, True, False),
         ("100.64.0.1", False, True, False),
         ("fd12::1", False, True, False),
+        ("fec0::1", False, True, False),
+        ("168.63.129.16", False, False, False),
         ("127.0.0.1", False, True, True),
         ("::1", False, True, True),
         ("::ffff:10.0.0.1", False, True, False),
@@ -87,6 +89,21 @@ def test_an_address_is_refused_by_what_it_is_and_by_who_named_its_host(address, 
     assert (refuse_address(one, is_named=False) is None) is is_listed
     assert (refuse_address(one, is_named=True) is None) is is_named
     assert (refuse_address(one, is_named=True, is_plain=True) is None) is is_plain
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ("https://h.example/x.gguf?X-Amz-Signature=secret", "https://h.example/x.gguf"),
+        ("https://u:secret@h.example/@a/x?b=secret#sha256=00", "https://h.example/@a/x#sha256=00"),
+        ("s3://key:secret@bucket/x", "s3://bucket/x"),
+        ("base=https://h.example?secret", "base=https://h.example"),
+        ("hf:org/base@main", "hf:org/base@main"),
+        ("./what?/a@b", "./what?/a@b"),
+    ],
+)
+def test_a_source_is_shown_without_what_may_be_secret(asked, shown):
+    assert bare(asked) == shown
 
 
 def test_a_name_that_leads_inside_is_refused_unless_a_person_named_it():

@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 from gates.sources.fetch import fetch
 from gates.sources.hosts import Hosts
 from gates.sources.https import HttpsSource
-from gates.sources.source import SourceRefused
+from gates.sources.source import SourceRefused, SourceUnavailable
 from gates.sources.store import FetchStore
 from gates.sources.web import Web
 from tests.gates.sources.conftest import QUICK
@@ -91,6 +91,55 @@ def test_a_list_that_is_none_is_refused(served, body, code):
     with pytest.raises(SourceRefused) as refused:
         run("/models/SHA256SUMS")
     assert refused.value.code == code
+
+
+def from_(hub, path, store):
+    with Web(Hosts(named=[hub.url("cdn")])) as web:
+        source = HttpsSource(hub.url("cdn") + path, web)
+        resolved = source.resolve()
+        return fetch(source, resolved, source.list(resolved), store, bounds=QUICK)
+
+
+def test_a_body_without_a_length_is_taken_only_where_a_digest_tells_its_end(tmp_path):
+    store = FetchStore(tmp_path / "store")
+    line = f"{DIGEST}  a.gguf\n".encode()
+    with Hub({}) as hub:
+        hub.lies["cdn"] = lambda request: answer(
+            200, line if "SHA256SUMS" in request.path else BODY, {"content-length": None}
+        )
+        for path in ("/a.gguf", "/SHA256SUMS"):
+            with pytest.raises(SourceRefused) as refused:
+                from_(hub, path, store)
+            assert refused.value.code == "end-unknown"
+        assert list(tmp_path.rglob("parts/*")) == []
+        for path in (f"/a.gguf#sha256={DIGEST}", f"/SHA256SUMS#sha256={hashlib.sha256(line).hexdigest()}"):
+            (found,) = from_(hub, path, store)
+            assert found.place.read_bytes() == BODY
+        hub.lies["cdn"] = lambda request: answer(
+            200, b"e\r\n" + BODY + b"\r\n0\r\n\r\n", {"content-length": None, "transfer-encoding": "chunked"}
+        )
+        (found,) = from_(hub, "/in-chunks.gguf", store)
+        assert found.place.read_bytes() == BODY
+
+
+def test_files_that_only_a_query_tells_apart_share_no_part(tmp_path):
+    store, bodies = FetchStore(tmp_path / "store"), {"1": b"A" * 1000, "2": b"B" * 1000}
+    with Hub({}) as hub:
+
+        def cut(request):
+            whole = ranged(request, bodies[request.path[-1]], '"one"')
+            return whole[:-600] if request.path[-1] == "1" and "range" not in request.headers else whole
+
+        def broken(request):
+            return cut(request) if "range" not in request.headers else b""
+
+        hub.lies["cdn"] = broken
+        with pytest.raises(SourceUnavailable):
+            from_(hub, "/download?id=1", store)
+        hub.lies["cdn"] = cut
+        for number in "21":
+            (found,) = from_(hub, f"/download?id={number}", store)
+            assert found.place.read_bytes() == bodies[number]
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,18 @@ def test_a_part_stays_when_all_tries_fail_and_a_later_call_goes_on_from_it(fetch
     assert found["model.safetensors"].received == len(WEIGHTS) - HALF
 
 
+def test_a_server_that_brings_a_byte_a_try_is_given_up(fetching):
+    def byte(request):
+        whole = ranged(request, WEIGHTS, '"one"')
+        return whole[: whole.index(b"\r\n\r\n") + 5]
+
+    fetching.hub.lies["cdn"] = byte
+    with pytest.raises(SourceUnavailable) as problem:
+        fetching.run(keep=ONLY)
+    assert problem.value.code == "connection-broken"
+    assert [asked for asked, _ in ranges(fetching.hub)] == [None, "bytes=1-", "bytes=2-"]
+
+
 @pytest.mark.parametrize(
     "then",
     [

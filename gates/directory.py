@@ -195,6 +195,8 @@ class _Readings:
             return None
         try:
             value = json.loads(text)
+            if one.entry.is_kept and value["sha256"] != f"sha256:{one.entry.blob}":
+                return None
             return _found(one, value["sha256"], value["facts"], was_read=False)
         except (ValueError, KeyError, TypeError):
             return None  # written by something else, or damaged: read the file
@@ -228,13 +230,13 @@ class _Readings:
         # O_NONBLOCK: a pipe put in the file's place must not hang us.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         with os.fdopen(os.open(entry.place, flags), "rb") as file:
-            if _identity(os.fstat(file.fileno())) != _identity(state):
+            if _identity(os.fstat(file.fileno()), entry) != _identity(state, entry):
                 raise FileRefused("source-unstable", "changed while the directory was read")
             # First what it tells: a file that is refused need not be hashed.
             told = facts.read(PurePosixPath(entry.path).name, one.role, file, state.st_size)
             file.seek(0)
             digest = self._hash(file, state.st_size)
-            if _identity(os.fstat(file.fileno())) != _identity(state):
+            if _identity(os.fstat(file.fileno()), entry) != _identity(state, entry):
                 raise FileRefused("source-unstable", "changed while it was read")
         if entry.blob is not None and len(entry.blob) == 64 and digest != f"sha256:{entry.blob}":
             said = f"has the SHA-256 {digest[7:]}, but lies in the Hub cache as {entry.blob}"
@@ -256,13 +258,15 @@ class _Readings:
         return f"sha256:{hasher.hexdigest()}"
 
 
-def _identity(state: os.stat_result) -> tuple[int, ...]:
-    return (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+def _identity(state: os.stat_result, entry: Entry) -> tuple[int, ...]:
+    """Return what changes when a file is written; of one in our store not the change time: new names change it too."""
+    found = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+    return found if entry.is_kept else (*found, state.st_ctime_ns)
 
 
 def _key(one: _Taken) -> str:
     reader = facts.reader_name(PurePosixPath(one.entry.path).name, one.role)
-    return ":".join([*map(str, _identity(one.entry.state)), reader])
+    return ":".join([*map(str, _identity(one.entry.state, one.entry)), reader])
 
 
 def _found(one: _Taken, digest: str, told: Mapping[str, Any], *, was_read: bool) -> Found:

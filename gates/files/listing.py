@@ -21,12 +21,16 @@ _LINK_ADVICE = "replace it by the file; only the Hub cache's own links from a sn
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One regular file: its path, where its bytes are, its state when listed, and its blob in the Hub's cache."""
+    """One regular file: its path, where its bytes are, its state when listed, and its blob in the Hub's cache.
+
+    `is_kept`: it lies in our own store, where it gets further names while it is read, and `blob` is its SHA-256.
+    """
 
     path: str
     place: Path
     state: os.stat_result
     blob: str | None = None
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,11 @@ class Assembly:
         entries.sort(key=lambda entry: entry.path)
         roles = {one.placed: one.role for one in self._whole.taken}
         listing = Listing(tuple(entries), tuple(self._whole.left_out), ())
-        contents = read_listing(listing, self._wants.reader, roles=roles, memory=memory, progress=progress)
+        try:
+            contents = read_listing(listing, self._wants.reader, roles=roles, memory=memory, progress=progress)
+        except DirectoryRefused as refused:
+            self._throw_out(entries, {one.file for one in refused.refusals if one.code == "digest-mismatch"})
+            raise
         return Assembled(contents, self._pinned(contents))
 
     # ----------------------------------------------------------------------------------------------------- listing
@@ -189,7 +193,14 @@ class Assembly:
         if isinstance(part.source, DirectorySource):
             return replace(part.source.entries[one.path], path=one.placed)
         fetched = self._fetched[part.name, one.path]
-        return Entry(one.placed, fetched.place, fetched.place.lstat(), fetched.sha256.removeprefix("sha256:"))
+        digits = fetched.sha256.removeprefix("sha256:")
+        return Entry(one.placed, fetched.place, fetched.place.lstat(), digits, is_kept=True)
+
+    def _throw_out(self, entries: list[Entry], paths: set[str | None]) -> None:
+        """Let files of the store that were damaged without a trace be fetched again the next time."""
+        for entry in entries:
+            if entry.is_kept and entry.path in paths:
+                self._store.discard(f"sha256:{entry.blob}")
 
     def _pinned(self, contents: Contents) -> dict[str, Resolved]:
         found = {file.path: file for file in contents.files}

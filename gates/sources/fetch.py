@@ -128,10 +128,10 @@ class _Fetch:
         self.stop = threading.Event()
 
     def expect(self, items: list[Item]) -> None:
-        """Take note of what is to come. Raises SourceRefused when the disk cannot hold it."""
+        """Take note of what is to come. Raises SourceRefused when the store may not, or cannot, hold it."""
         self.total = sum(item.size or 0 for item in items)
         try:
-            self.store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.store.prepare()
             missing = sum(
                 item.size or 0 for item in items if item.sha256 is None or not self.store.holds(item.sha256, item.size)
             )
@@ -204,11 +204,16 @@ class _Fetch:
         return fetched
 
     def _known(self, item: Item, key: str) -> str | None:
-        """Return the digest of a file that is there already, or None."""
+        """Return the digest of a file that is there already and has its bytes still, or None."""
+        self._go_on()
+        sha256 = item.sha256 or (self.store.known(key) if self._is_named(item) else None)
+        if sha256 is None or not self.store.holds(sha256, item.size):
+            return None
+        return sha256 if self.store.is_whole(sha256, item.git_blob, self._go_on) else None
+
+    def _go_on(self) -> None:
         if self.stop.is_set():
             raise _Stopped
-        sha256 = item.sha256 or (self.store.known(key) if self._is_named(item) else None)
-        return sha256 if sha256 is not None and self.store.holds(sha256, item.size) else None
 
     def _is_named(self, item: Item) -> bool:
         """Tell whether the source has another name of a file's bytes that cannot move."""
@@ -252,8 +257,7 @@ class _Fetch:
         part.file.seek(0)
         while chunk := part.file.read(_CHUNK):
             sums.add(chunk)
-            if self.stop.is_set():
-                raise _Stopped
+            self._go_on()
         self._moved(sums.count)
 
     def _write(self, opened: Opened, part: Part, sums: "_Sums") -> None:
@@ -261,8 +265,7 @@ class _Fetch:
             sums.add(chunk)
             part.file.write(chunk)
             self._moved(len(chunk))
-            if self.stop.is_set():
-                raise _Stopped
+            self._go_on()
         part.file.flush()
 
     def _moved(self, count: int) -> None:

@@ -1,14 +1,17 @@
 """Files that were fetched, by their SHA-256, in a person's own cache. Nothing is there before it was verified.
 
     sha256/ab/abcdef…   whole files, read-only
+    states/abcdef…      the state in which a whole file was when its bytes were last verified
     parts/KEY           what has arrived of a file; who writes it holds its lock
     parts/KEY.tag       what its bytes were called when they arrived
     names/KEY           the digest of a file whose source knows it by another name that cannot move
 
-It may be deleted at any time: what is needed is fetched again.
+It may be deleted at any time: what is needed is fetched again. A file is verified again before it is handed out, unless
+it is in the state that was noted. Nobody else may write here: whoever can, could note a state too.
 """
 
 import fcntl
+import hashlib
 import os
 import re
 import threading
@@ -18,6 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from gates.files.refusal import FileRefused, opened
+from gates.sources.source import SourceRefused
+
+_CHUNK = 1 << 20
+_OTHERS_WRITE = 0o022
 _LOCK_POLL_SECONDS = 0.1
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -27,6 +35,20 @@ class FetchStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+
+    def prepare(self) -> None:
+        """Make the directory, if it is missing.
+
+        Raises:
+            SourceRefused: `store-foreign`, when it belongs to somebody else, or others may write in it.
+            OSError: it cannot be made.
+        """
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = self.root.stat()
+        if state.st_uid != os.geteuid() or state.st_mode & _OTHERS_WRITE:
+            said = f"cannot be kept in {self.root}, where others could write: it has to be yours alone"
+            advice = "take write permission from others (chmod go-w), or name another place with --cache"
+            raise SourceRefused("store-foreign", said, file="", found=f"{state.st_mode & 0o777:o}", advice=advice)
 
     def place(self, sha256: str) -> Path:
         """Return where a file with this digest (`sha256:…`) lies, or would."""
@@ -41,21 +63,74 @@ class FetchStore:
             return False
         return size is None or found.st_size == size
 
-    def known(self, key: str) -> str | None:
-        """Return the digest of the file that was kept under this key, or None."""
+    def is_whole(self, sha256: str, git_blob: str | None, go_on: Callable[[], None]) -> bool:
+        """Tell whether the file with this digest has it still. One that has not is thrown out.
+
+        Args:
+            sha256: of the file, which is read unless its state is the one that was noted.
+            git_blob: git's name of it; what has it is small, and is always read.
+            go_on: called between pieces; it may raise to stop.
+
+        Raises:
+            OSError: the store cannot be read or written.
+        """
+        place = self.place(sha256)
         try:
-            text = (self.root / "names" / key).read_text("ascii")
+            with opened(place) as (file, size):
+                state = _state(file)
+                if git_blob is None and self._noted(sha256) == state:
+                    return True
+                digest, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+                    if git_blob is not None:
+                        git.update(chunk)
+                    go_on()
+                is_sound = f"sha256:{digest.hexdigest()}" == sha256 and _state(file) == state
+                # Another process may have put a sound one in its place meanwhile.
+                is_gone = not _is_at(file, place)
+        except FileRefused:
+            is_sound, is_gone = False, False  # no file, or one that cannot be read
+        if not is_sound:
+            if not is_gone:
+                self.discard(sha256)
+            return False
+        self.note(sha256, state)
+        return git_blob in {None, git.hexdigest()}
+
+    def discard(self, sha256: str) -> None:
+        """Throw a whole file out."""
+        (self.root / "states" / sha256.removeprefix("sha256:")).unlink(missing_ok=True)
+        self.place(sha256).unlink(missing_ok=True)
+
+    def note(self, sha256: str, state: str) -> None:
+        """Note the state of a file whose bytes were verified."""
+        self._write("states", sha256.removeprefix("sha256:"), state)
+
+    def _noted(self, sha256: str) -> str | None:
+        return self._read("states", sha256.removeprefix("sha256:"))
+
+    def _read(self, folder: str, key: str) -> str | None:
+        try:
+            return (self.root / folder / key).read_text("ascii")
         except (FileNotFoundError, UnicodeDecodeError):
             return None
-        return text if _DIGEST.fullmatch(text) else None
+
+    def _write(self, name: str, key: str, text: str) -> None:
+        folder = self.root / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = folder / f".{key}.{os.getpid()}.{threading.get_ident()}"
+        part.write_text(text, "ascii")
+        part.replace(folder / key)
+
+    def known(self, key: str) -> str | None:
+        """Return the digest of the file that was kept under this key, or None."""
+        text = self._read("names", key)
+        return text if text is not None and _DIGEST.fullmatch(text) else None
 
     def name(self, key: str, sha256: str) -> None:
         """Remember the digest of a file that is kept."""
-        folder = self.root / "names"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = folder / f".{key}.{os.getpid()}.{threading.get_ident()}"
-        part.write_text(sha256, "ascii")
-        part.replace(folder / key)
+        self._write("names", key, sha256)
 
     @contextmanager
     def part(self, key: str, is_wanted: Callable[[], bool]) -> Iterator["Part | None"]:
@@ -126,6 +201,7 @@ class Part:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path.replace(place)
         _sync(place.parent)
+        self._store.note(sha256, _state(self.file))
         self._tag.unlink(missing_ok=True)
         return place
 
@@ -133,6 +209,12 @@ class Part:
         """Leave nothing of it."""
         self._tag.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
+
+
+def _state(file: BinaryIO) -> str:
+    """Return what changes when a file is written. Not its change time, which also a further name of it changes."""
+    state = os.fstat(file.fileno())
+    return f"{state.st_dev}:{state.st_ino}:{state.st_size}:{state.st_mtime_ns}"
 
 
 def _locked(file: BinaryIO) -> bool:

@@ -1,6 +1,7 @@
 """A bundle's files from several sources: what each brings, where it is placed, and what is never fetched."""
 
 import json
+import os
 
 import pytest
 
@@ -218,3 +219,34 @@ def test_several_models_are_told_apart_before_a_byte_is_fetched(put):
         put({"base": "hf:org/base"}, reader=Reader("llamacpp"))
     assert refused.value.refusals[0].code == "weights-ambiguous"
     assert put.fetched() == set()
+
+
+def test_files_that_get_further_names_while_they_are_read_have_not_changed(put, tmp_path):
+    with Web(Hosts(named=[put.hub.url(), put.hub.url("cdn")])) as web:
+        assembly = Assembly(
+            {"base": HubSource("hf:org/base", web, put.hub.url())}, Wants(VLLM), FetchStore(tmp_path / "store"), QUICK
+        )
+        assembly.choose()
+        assembly.fetch()
+        further = tmp_path / "further"
+        further.mkdir()
+
+        def link(_count, _total):
+            for number, (_, place) in enumerate(assembly.places):
+                if not (further / str(number)).exists():
+                    (further / str(number)).hardlink_to(place)
+
+        assembly.read(progress=link)
+        assert list(further.iterdir()) != []
+        # Damage that left no trace but the bytes is found when they are read, and gone the next time.
+        place = dict(assembly.places)["model.safetensors"]
+        state = place.stat()
+        place.chmod(0o600)
+        place.write_bytes(WEIGHTS[:-4] + b"\1\1\1\1")
+        os.utime(place, ns=(state.st_atime_ns, state.st_mtime_ns))
+        with pytest.raises(DirectoryRefused) as refused:
+            assembly.read()
+        assert [one.code for one in refused.value.refusals] == ["digest-mismatch"]
+        assembly.fetch()
+        assembly.read()
+        assert place.read_bytes() == WEIGHTS

@@ -1,5 +1,6 @@
 """A fetch that is cut, killed or doubled goes on where it was, and ends with the listed bytes or none."""
 
+import hashlib
 import json
 import os
 import signal
@@ -133,6 +134,48 @@ def test_what_is_there_is_not_asked_for_again(fetching):
     _, found = fetching.run()
     assert {one.received for one in found.values()} == {0}
     assert [request.path.split("/")[1] for request in fetching.hub.asked] == ["api", "api"]
+
+
+def test_a_file_of_the_store_that_was_written_since_is_fetched_again(fetching):
+    _, found = fetching.run()
+    place = found["model.safetensors"].place
+    place.chmod(0o600)
+    place.write_bytes(bytes(len(WEIGHTS)))
+    _, found = fetching.run()
+    assert found["model.safetensors"].received == len(WEIGHTS)
+    assert place.read_bytes() == WEIGHTS
+    # One that was only touched is not, nor one that got a further name.
+    os.utime(place)
+    place.with_name("further").hardlink_to(place)
+    _, found = fetching.run()
+    assert found["model.safetensors"].received == 0
+
+
+def test_a_file_that_git_names_is_held_against_that_name_also_when_it_is_there(fetching):
+    _, found = fetching.run()
+    good = found["config.json"]
+    body = b'{"model_type": "evil!"}'
+    assert len(body) == good.size
+    evil = f"sha256:{hashlib.sha256(body).hexdigest()}"
+    place = fetching.store.place(evil)
+    place.parent.mkdir(exist_ok=True)
+    place.write_bytes(body)
+    (name,) = (fetching.root / "names").iterdir()
+    name.write_text(evil)
+    _, found = fetching.run()
+    assert (found["config.json"].sha256, found["config.json"].received) == (good.sha256, good.size)
+
+
+def test_a_store_in_which_others_may_write_is_refused(fetching):
+    fetching.root.mkdir()
+    for mode in (0o777, 0o770, 0o702):
+        fetching.root.chmod(mode)
+        with pytest.raises(SourceRefused) as refused:
+            fetching.run()
+        assert refused.value.code == "store-foreign"
+    assert fetching.files() == []
+    fetching.root.chmod(0o755)
+    fetching.run()
 
 
 def test_a_server_that_says_it_is_busy_is_asked_again(fetching):

@@ -98,7 +98,9 @@ def test_an_address_s_query_is_shown_nowhere(create, hub, written, tmp_path, com
     refused = create(address.replace("model", "broken"))
     assert refused.status == 2
     assert "broken.gguf cannot become a bundle" in refused.out
-    looked = command("bundle", "validate", address, *allowed, "--junit", report)
+    told = tmp_path / "bundle.json"
+    told.write_text('{"engine": {"name": "llamacpp"}}')
+    looked = command("bundle", "validate", address, "-f", told, *allowed, "--junit", report)
     assert "/model.gguf: " in looked.out
     assert "/model.gguf" in report.read_text()
     assert "secret" not in refused.out + refused.err + looked.out + looked.err + report.read_text()

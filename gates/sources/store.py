@@ -90,7 +90,8 @@ class FetchStore:
                 # Another process may have put a sound one in its place meanwhile.
                 is_gone = not _is_at(file, place)
         except FileRefused:
-            is_sound, is_gone = False, False  # no file, or one that cannot be read
+            self.discard(sha256)  # no file, or one that cannot be read
+            return False
         if not is_sound:
             if not is_gone:
                 self.discard(sha256)

@@ -1,6 +1,7 @@
 """Blobs of a project. Bytes are stored once for all; that another project has them already never shows."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from registry.quotas import Added
 from registry.service import Service
 from registry.storage.incoming import Incoming
 from registry.tables import BlobRow, ProjectBlobRow, RecordRow
-from schemas.problems import NotFound
+from schemas.problems import NotFound, QuotaExceeded, Unavailable
 
 RENEWED = timedelta(minutes=1)
 """How much of a blob's time of grace may be gone without being given back."""
@@ -58,13 +59,18 @@ def admit(
         QuotaExceeded.
     """
     hold(session, digest)
+    if not is_record:
+        # Before anything shows in the store. Placing may take long, and no other upload of the project waits for it.
+        require_room(session, service, project, digest, staged.size)
     staged.place()
     at = db.now(session)
-    session.execute(
+    added = session.execute(
         insert(BlobRow)
         .values(digest=digest, size=staged.size, created_at=at)
         .on_conflict_do_nothing(index_elements=["digest"])
+        .returning(BlobRow.digest)
     )
+    is_first = added.first() is not None
     new = session.execute(
         insert(ProjectBlobRow)
         .values(project_id=project, digest=digest, created_at=at, used_at=at)
@@ -79,11 +85,24 @@ def admit(
             .values(project_id=project, digest=digest, recorded_at=at, erased_at=None)
             .on_conflict_do_update(index_elements=["project_id", "digest"], set_={"recorded_at": at, "erased_at": None})
         )
-    if is_new:
-        quotas.count(session, service.settings, project, Added(bytes=staged.size), is_bound=not is_record)
-    else:
+    if not is_new:
         touch(session, project, [digest], at)
-    return is_new
+        return False
+    try:
+        quotas.count(session, service.settings, project, Added(bytes=staged.size), is_bound=not is_record)
+    except QuotaExceeded:
+        if is_first:
+            # Another upload took the room meanwhile. What cannot be removed is cleared up as what has no row.
+            with suppress(Unavailable):
+                service.blobs.remove(digest)
+        raise
+    return True
+
+
+def require_room(session: Session, service: Service, project: UUID, digest: str, size: int) -> None:
+    """Return when the project holds a blob, or has room for it just now. Raises QuotaExceeded."""
+    if not sizes(session, project, [digest]):
+        quotas.require_bytes(session, service.settings, project, size)
 
 
 def touch(session: Session, project: UUID, digests: Iterable[str], at: datetime) -> None:

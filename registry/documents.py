@@ -1,6 +1,7 @@
 """Immutable documents by digest: bundles, policies, suites and references, and which project has them."""
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,7 @@ _SUITES: dict[type[SuiteRule], type[AnySuite]] = {
 MAX_ERRORS = 100
 KEPT = 32
 LEAST_PREFIX = 8
+_DIGITS = re.compile(rf"[0-9a-f]{{{LEAST_PREFIX},64}}")
 
 
 class _Recent:
@@ -348,10 +350,11 @@ def get(session: Session, project: UUID, kind: str, named: str) -> Registered:
 def resolve(session: Session, project: UUID, kind: str, named: str) -> str:
     """Return the whole digest that a beginning of it means. Raises as `get`."""
     digits = named.removeprefix("sha256:")
+    if not _DIGITS.fullmatch(digits):
+        # What is no digest goes no further: pages make addresses of what is returned.
+        raise NotFound(f"there is no {kind} {named}; a digest is named by {LEAST_PREFIX} of its digits or more")
     if len(digits) == 64:
         return f"sha256:{digits}"
-    if len(digits) < LEAST_PREFIX:
-        raise NotFound(f"there is no {kind} {named}; a digest is named by {LEAST_PREFIX} of its digits or more")
     # `g` follows every hexadecimal digit.
     found = session.scalars(
         select(ProjectDocumentRow.digest)

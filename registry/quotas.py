@@ -28,6 +28,27 @@ class Added:
     """Of which the bytes are those that will come."""
 
 
+def require_bytes(session: Session, settings: Settings, project: UUID, size: int) -> None:
+    """Return when a project has room for bytes just now. It locks nothing: `count` has the last word.
+
+    Raises:
+        QuotaExceeded.
+    """
+    found = session.execute(_ROOM, {"project": project}).one()
+    limit = settings.project_bytes if found.max_bytes is None else found.max_bytes
+    _require("bytes", found.bytes, size, limit)
+
+
+_ROOM = text(
+    """
+    SELECT
+        (SELECT max_bytes FROM projects WHERE id = :project) AS max_bytes,
+        coalesce((SELECT bytes FROM project_usage WHERE project_id = :project), 0)
+            + (SELECT CAST(coalesce(sum(size), 0) AS bigint) FROM uploads WHERE project_id = :project) AS bytes
+    """
+)
+
+
 def count(session: Session, settings: Settings, project: UUID, added: Added, *, is_bound: bool = True) -> None:
     """Count what is added, and keep others from adding until the transaction ends. Call it last.
 

@@ -85,7 +85,11 @@ class Settings(BaseSettings):
         300.0, description="Longest time, in seconds, that recorded evidence waits for a signed checkpoint.", gt=0
     )
     database_pool: int = Field(
-        10, description="Database connections that the API, or a worker, keeps; the API's processes share them.", ge=1
+        10,
+        description="Database connections that a worker, or the API, keeps; when busy, up to twice as many are open. "
+        "Each of the API's processes has an equal share, but at least 5, or all where these are fewer, and one more "
+        "that listens: 4 processes keep 24 and open up to 44.",
+        ge=1,
     )
     api_processes: int | None = Field(
         None, description="Processes of the API; unset is one a processor, up to 4.", ge=1, le=MOST_PROCESSES

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Text, and_, cast, exists, func, literal, select
+from sqlalchemy import Text, and_, cast, exists, func, literal, select, true
 from sqlalchemy.orm import Session
 
 from gates.evidence import Record, Verifier, claim_of
@@ -23,7 +23,7 @@ from registry.tables import (
     TargetRow,
 )
 from schemas.common import sha256_digest, strict_json
-from schemas.evidence import AliasChanged, Created, Fault, Kind, ReferenceSet, Verification
+from schemas.evidence import AliasChanged, Created, Fault, Kind, ReferenceSet, Registered, Verification
 from schemas.problems import TransitionRefused
 
 MAX_FAULTS = 1000
@@ -42,8 +42,8 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
       4. its statement says the same stream, act, kind and actor as the row, with a body of that kind;
       5. it is the entry that the checkpoint over it sealed, and no sealed entry is missing.
     Then what is cached beside the log must be what the log says: a release's whole state and what it was created
-    with; a target's references; which bundles are quarantined and what aliases name; and every release and document
-    has its entry, and every document its bytes.
+    with; a target's references; how bundles' sources were resolved, which are quarantined and what aliases name; and
+    every release and document has its entry, and every document its bytes.
 
     What was cut off at the end of a stream after the last checkpoint shows only where something cached depends on it.
 
@@ -64,6 +64,7 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
     if stream is None:
         _take_sequences(session, project, verifier)
         folds += _document_faults(session, project)
+        folds += _lock_faults(session, project)
         folds += _reference_faults(session, project)
         folds += _quarantine_faults(session, project)
         folds += _alias_faults(session, project)
@@ -270,6 +271,43 @@ def _document_faults(session: Session, project: UUID) -> Iterator[Fault]:
         # A reference has its entry where it is put in force: on a target.
         if entry is None and kind != "reference":
             yield Fault(stream=stream, position=0, problem=f"the {kind} has no entry")
+
+
+def _lock_faults(session: Session, project: UUID) -> Iterator[Fault]:
+    """A bundle's sources were resolved as its last registration says. One without an entry is told elsewhere."""
+    last = (
+        select(EntryRow.envelope)
+        .where(
+            EntryRow.stream == func.concat(f"documents/{project}/", ProjectDocumentRow.digest),
+            EntryRow.kind == Kind.BUNDLE_REGISTERED,
+        )
+        .order_by(EntryRow.position.desc())
+        .limit(1)
+        .lateral()
+    )
+    rows = session.execute(
+        select(ProjectDocumentRow.digest, ProjectDocumentRow.locks, last.c.envelope)
+        .join(last, true())
+        .where(ProjectDocumentRow.project_id == project, ProjectDocumentRow.kind == "bundle")
+        .order_by(ProjectDocumentRow.digest)
+        .execution_options(yield_per=100)
+    )
+    for digest, cached, envelope in rows:
+        with suppress(ValueError):  # an entry that cannot be read is a fault already
+            said = Registered.model_validate(claim_of(envelope)["body"]).model_dump(mode="json")["locks"]
+            if _stated(cached) != _stated(said):
+                problem = "its sources were not resolved as its log says"
+                yield Fault(stream=documents.stream(project, digest), position=0, problem=problem)
+
+
+def _stated(locks: Any) -> Any:
+    """Return locks without what is null: a field that came later is not in those that were stored before."""
+    if not isinstance(locks, list):
+        return locks
+    return [
+        {name: value for name, value in one.items() if value is not None} if isinstance(one, dict) else one
+        for one in locks
+    ]
 
 
 def _quarantine_faults(session: Session, project: UUID) -> Iterator[Fault]:

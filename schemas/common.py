@@ -128,10 +128,14 @@ _YEARS = (1970, 2200)
 def _utc(value: datetime) -> datetime:
     if value.tzinfo is None:
         raise ValueError("must carry a time zone")
-    moment = value.astimezone(UTC)
+    said = f"must be of a year from {_YEARS[0]} to {_YEARS[1]}"
+    try:
+        moment = value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(said) from None
     # Years of fewer digits would be written so that nobody reads them again.
     if not _YEARS[0] <= moment.year <= _YEARS[1]:
-        raise ValueError(f"must be of a year from {_YEARS[0]} to {_YEARS[1]}")
+        raise ValueError(said)
     return moment
 
 

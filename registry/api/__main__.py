@@ -25,6 +25,9 @@ from registry.service import Service
 from registry.settings import MOST_PROCESSES, Settings, explain
 
 GRACE_SECONDS = 10
+LEAST_POOL = 5
+"""Connections that a process keeps where the setting has so many. It opens as many again when it has to: for each of
+the threads that verify blobs, and for a look at a caller beside them."""
 OPTIONS: dict[str, Any] = {"proxy_headers": False, "timeout_graceful_shutdown": GRACE_SECONDS}
 
 
@@ -77,7 +80,7 @@ def _several(settings: Settings, count: int, host: str, port: int) -> int:
     board = Board(count)
     share = settings.model_copy(
         update={
-            "database_pool": math.ceil(settings.database_pool / count),
+            "database_pool": database_share(settings.database_pool, count),
             "body_places": max(2, math.ceil(settings.body_places / count)),
         }
     )
@@ -89,6 +92,11 @@ def _several(settings: Settings, count: int, host: str, port: int) -> int:
         return 0 if server.started else 3
 
     return processes.Parent(listening, count, serve, grace_seconds=GRACE_SECONDS + 2).run()
+
+
+def database_share(pool: int, count: int) -> int:
+    """Return how many connections each of `count` processes keeps: an equal share, but no fewer than it needs."""
+    return max(math.ceil(pool / count), min(pool, LEAST_POOL))
 
 
 def _ended(_number: int, _frame: FrameType | None) -> None:

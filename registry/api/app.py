@@ -56,6 +56,8 @@ ROUTERS = (
     metrics.router,
     pages.router,
 )
+KEPT_FOR_READERS = 2
+"""Places of a process that requests which change something do not take, where it has more."""
 REF = "#/components/schemas/{model}"
 COMPONENTS: tuple[Any, ...] = (
     problems.ProblemBody,
@@ -78,7 +80,10 @@ def create_app(service: Service, *, board: metrics.Board | None = None, place: i
     app = assemble()
     app.state.service = service
     # The pool may grow to twice this; see `deps.SessionDep`.
-    app.state.places = anyio.CapacityLimiter(service.settings.database_pool)
+    pool = service.settings.database_pool
+    app.state.places = anyio.CapacityLimiter(pool)
+    # Whoever changes something may wait for somebody else's lock: readers, who wait for nobody, have places left.
+    app.state.changes = anyio.CapacityLimiter(max(1, pool - KEPT_FOR_READERS))
     app.state.rates = Rates(service.settings.requests_per_second, service.settings.requests_burst)
     app.state.bodies = Bodies(service.settings.body_places)
     app.state.requests = metrics.Requests((route.path for route in _routes(ROUTERS)), board or metrics.Board(), place)

@@ -2,11 +2,12 @@
 
 from typing import Annotated
 
+import anyio.to_thread
 from fastapi import APIRouter, Path, Request, Response
 from starlette.responses import StreamingResponse
 
 from registry import blobs, collection, projects
-from registry.api.bodies import CHUNK_BYTES, receive
+from registry.api.bodies import CHUNK_BYTES, announced, receive
 from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.problems import Responses, declare
 from registry.api.routes import Route
@@ -47,12 +48,20 @@ async def put_blob(
     response: Response,
 ) -> StoredBlob:
     """Send a blob. Nothing is stored unless the bytes have the digest that the address names."""
+
+    def asked() -> None:
+        with service.database.reading() as session:
+            blobs.require_room(session, service, actor.project_id, digest, coming)
+
+    coming, limit = announced(request), service.settings.max_blob_bytes
+    if 0 < coming <= limit:
+        await anyio.to_thread.run_sync(asked)
     size, is_new = await receive(
         request,
         actor,
         service,
         lambda staged: blobs.keep(service, actor.project_id, digest, staged),
-        limit=service.settings.max_blob_bytes,
+        limit=limit,
     )
     response.status_code = 201 if is_new else 200
     return StoredBlob(digest=digest, size=size)

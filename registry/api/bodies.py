@@ -106,9 +106,15 @@ async def receive(
 
 def require_room(request: Request, limit: int) -> None:
     """Return when the body that is announced has at most `limit` bytes. Raises TooLarge."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        raise TooLarge(f"the body has {announced} bytes, and at most {limit} may come", limit=limit)
+    size = announced(request)
+    if size > limit:
+        raise TooLarge(f"the body has {size} bytes, and at most {limit} may come", limit=limit)
+
+
+def announced(request: Request) -> int:
+    """Return how many bytes a request says that it brings; 0 when it says nothing."""
+    said = request.headers.get("content-length", "")
+    return int(said) if said.isdecimal() else 0
 
 
 async def pieces(request: Request) -> AsyncIterator[bytes]:

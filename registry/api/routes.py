@@ -8,6 +8,7 @@ parameters; one thread does the rest.
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, get_args
@@ -148,8 +149,12 @@ class _Served:
             if self._gates:
                 await anyio.to_thread.run_sync(_pass, exchange, self._gates)
             return await self._endpoint(**values, **self._all(exchange))
-        limiter = request.app.state.places if self._is_placed else None
-        return await anyio.to_thread.run_sync(partial(self._serve, exchange, values), limiter=limiter)
+        serve = partial(self._serve, exchange, values)
+        if not self._is_placed:
+            return await anyio.to_thread.run_sync(serve)
+        state = request.app.state
+        async with state.changes if request.method not in SAFE else nullcontext():
+            return await anyio.to_thread.run_sync(serve, limiter=state.places)
 
     def _serve(self, exchange: Exchange, values: Mapping[str, Any]) -> Response:
         """Do everything that waits. What cannot be written is not committed; nothing is answered before it is."""

@@ -87,6 +87,9 @@ def test_an_alias_is_made_moved_from_where_it_was_seen_and_taken_away_and_its_hi
     assert ci.at("champion", at[0] - timedelta(microseconds=1)).change is None
     with pytest.raises(InvalidDocument, match="yet to come"):
         ci.at("champion", at[0] + timedelta(days=1))
+    beyond = api.clients["ci"].get("/v1/aliases/champion/named", params={"at": "9999-12-31T23:59:59-12:00"})
+    assert beyond.status_code == 422
+    assert "from 1970 to 2200" in beyond.json()["detail"]
     assert ci.set("champion", b, "once more").generation == 5
 
 

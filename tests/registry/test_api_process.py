@@ -8,12 +8,19 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from sqlalchemy import text
 
+from registry import evidence
+from registry.api.__main__ import database_share
+from registry.api.app import KEPT_FOR_READERS
 from registry.api.middleware import QUIET
+from registry.settings import MOST_PROCESSES, Gateway
 from tests.support.api import Api, make_tokens
+from tests.support.phases import gated
 
 
 def environment(service, **changes):
@@ -111,6 +118,42 @@ def test_more_callers_than_connections_and_threads_are_all_answered(committed):
         for thread in threads:
             thread.join()
     assert statuses == [200] * 180
+
+
+def test_requests_that_wait_for_one_lock_keep_no_reader_waiting(committed, tmp_path):
+    """Not in the smallest process that several make, however many of them come."""
+    pool = database_share(committed.settings.database_pool, MOST_PROCESSES)
+    gateways = {"local": Gateway(directory=tmp_path / "gateway", url="http://127.0.0.1:1")}
+    process = type(committed).build(committed.settings.model_copy(update={"database_pool": pool, "gateways": gateways}))
+    waiting = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    with Api(process) as api:
+        release = gated(process, api.actor("engineer"))
+
+        def count():
+            with committed.database.look() as connection:
+                return connection.scalar(waiting)
+
+        def pause():
+            with api.client(api.tokens["manager"]) as client:
+                return client.post(f"/v1/releases/{release}/pauses", json={"reason": "x"}).status_code
+
+        with ThreadPoolExecutor(2 * pool) as threads:
+            with committed.database.transaction() as session:
+                evidence.hold(session, release)
+                waiters = [threads.submit(pause) for _ in range(2 * pool)]
+                while count() < pool - KEPT_FOR_READERS:
+                    assert not any(one.done() for one in waiters)
+                for path in ("/readyz", "/v1/me", "/v1/targets", f"/v1/releases/{release}"):
+                    assert api.clients["viewer"].get(path).status_code == 200
+                assert not any(one.done() for one in waiters)
+            assert {one.result(30) for one in waiters} <= {200, 409}
+
+
+@pytest.mark.parametrize(("pool", "count", "share"), [(10, 1, 10), (10, 4, 5), (40, 4, 10), (41, 4, 11), (2, 4, 2)])
+def test_processes_share_connections_and_none_has_too_few(pool, count, share):
+    assert database_share(pool, count) == share
 
 
 def test_an_error_that_nobody_expected_is_in_the_log_under_the_id_that_the_caller_got(committed, capsys):

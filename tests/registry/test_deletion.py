@@ -1,7 +1,10 @@
 """Bundles that are deleted, blobs that are cleared up, and limits on what a project holds."""
 
 import os
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import select, text
@@ -323,6 +326,7 @@ def test_more_bytes_than_a_project_may_hold_are_refused_and_nothing_is_lost(api,
         assert told["type"].endswith("/quota-exceeded")
         assert (told["resource"], told["used"], told["limit"], told["added"]) == ("bytes", 900, 1000, 200)
         assert "bundle delete" in told["detail"]
+        assert there(api.service, b"c" * 200) == [False]
         assert engineer.post("/v1/uploads", json={"digest": sha256_digest(b"d"), "size": 101}).status_code == 409
         assert engineer.put(f"/v1/blobs/{sha256_digest(b'a' * 600)}", content=b"a" * 600).status_code == 200
         assert patch(engineer, made["id"], 0, b"b" * 300).json()["is_complete"]
@@ -364,9 +368,49 @@ def test_two_at_once_do_not_exceed_a_limit_together(api, author):
     with settings(api.service, project_bytes=1000, project_uploads=3):
         statuses = together(*[lambda c=c: put(bytes([c]) * 300) for c in range(8)])
         assert sorted(statuses) == [201] * 3 + [409] * 5
+        assert there(api.service, *[bytes([c]) * 300 for c in range(8)]) == [status == 201 for status in statuses]
         assert usage(api.service, author)[0] == 900
         statuses = together(*[lambda c=c: ask(bytes([c]) * 20) for c in range(8)])
         assert sorted(statuses) == [201] * 3 + [409] * 5
+
+
+def test_a_file_whose_room_another_upload_took_meanwhile_does_not_stay(api, author):
+    kept, late = b"a" * 600, b"b" * 600
+    service = api.service
+
+    def admit(session, staged, content):
+        staged.write(content, limit=600)
+        staged.seal(sha256_digest(content))
+        return blobs.admit(session, service, author.project_id, sha256_digest(content), staged)
+
+    def put():
+        with service.database.transaction() as session, service.blobs.stage() as staged:
+            return admit(session, staged, late)
+
+    with settings(service, project_bytes=1000), ThreadPoolExecutor() as threads:
+        with service.database.transaction() as session, service.blobs.stage() as staged:
+            assert admit(session, staged, kept)
+            refused = threads.submit(put)
+            while not there(service, late)[0]:
+                assert not refused.done()
+                time.sleep(0.005)
+        with pytest.raises(QuotaExceeded):
+            refused.result(30)
+    assert there(service, kept, late) == [True, False]
+
+
+def test_an_upload_that_cannot_fit_is_refused_before_its_body_comes(api):
+    secret, digest = api.tokens["engineer"], sha256_digest(b"x" * 2000)
+    head = (
+        f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\nContent-Length: 2000\r\n\r\n"
+    )
+    received = b""
+    address = ("127.0.0.1", urlsplit(api.url).port)
+    with settings(api.service, project_bytes=1000), socket.create_connection(address, timeout=30) as connection:
+        connection.sendall(head.encode())
+        while b"quota-exceeded" not in received:
+            received += connection.recv(65536)
+    assert received.startswith(b"HTTP/1.1 409 ")
 
 
 def test_an_administrator_sets_a_projects_limits_and_everybody_sees_them(api, command, author):

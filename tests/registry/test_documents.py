@@ -378,7 +378,7 @@ def test_a_digest_may_be_cut_short_while_it_is_unique(service, actor):
         project = actor.project_id
         for named in (bundle.digest, digits, digits[:8], f"sha256:{digits[:12]}"):
             assert documents.get(session, project, "bundle", named).digest == bundle.digest
-        for named in (digits[:7], "0" * 12, "0" * 64):
+        for named in (digits[:7], "0" * 12, "0" * 64, "../" * 21 + "x", digits.upper(), f"{digits}0"):
             with pytest.raises(NotFound):
                 documents.get(session, project, "bundle", named)
         with pytest.raises(NotFound):

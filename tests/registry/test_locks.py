@@ -4,8 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text
 
-from registry import deletion, documents, evidence
+from registry import deletion, documents, evidence, verification
 from schemas.api import Act
 from schemas.bundle import Bundle
 from schemas.problems import InvalidDocument
@@ -122,3 +123,27 @@ def test_a_bundle_that_was_registered_again_shows_who_did_and_what_they_said(ser
     assert is_new
     assert (second.created_by, second.locks[0].asked) == ("somebody else", "hf:org/base@v1")
     assert second.created_at > first.created_at
+
+
+def test_locks_other_than_those_that_were_registered_last_are_a_fault(service, actor):
+    upload(service, actor, WEIGHTS)
+    digest = register(service, actor, posted(LOCK))[0].digest
+    unlocked = register(service, actor, bundle_body("unlocked"))[0].digest
+
+    def faults():
+        with service.database.transaction() as session:
+            return {(one.stream, one.problem) for one in verification.verify(session, actor.project_id).faults}
+
+    assert faults() == set()
+    for value in ("jsonb_set(locks, '{0,asked}', '\"hf:other/base@main\"')", "'\"none\"'", "NULL"):
+        with service.database.transaction() as session:
+            session.execute(text(f"UPDATE project_documents SET locks = {value} WHERE digest = '{digest}'"))
+        problem = "its sources were not resolved as its log says"
+        assert faults() == {(documents.stream(actor.project_id, digest), problem)}
+    with service.database.transaction() as session:
+        deletion.delete_bundle(session, service, actor, digest, Act(reason="by another branch"))
+    register(service, actor, posted({**LOCK, "asked": "hf:org/base@v1"}))
+    assert faults() == set()
+    with service.database.transaction() as session:
+        session.execute(text(f"UPDATE project_documents SET locks = '[1]' WHERE digest = '{unlocked}'"))
+    assert faults() == {(documents.stream(actor.project_id, unlocked), problem)}

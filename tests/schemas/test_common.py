@@ -91,6 +91,8 @@ def test_names_beyond_ascii_are_ordered_as_rfc_8785_asks():
         ("1970-01-01T00:00:00Z", True),
         ("2200-12-31T23:59:59Z", True),
         ("2201-01-01T00:00:00Z", False),
+        ("9999-12-31T23:59:59-12:00", False),
+        ("0001-01-01T00:00:00+12:00", False),
     ],
 )
 def test_an_instant_is_of_a_year_that_every_reader_writes_with_four_digits(said, is_sound):

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     sizes = [tuple(map(int, size.split(":"))) for size in chosen.sizes.split(",")]
     found: dict[str, list[Measured]] = {}
-    with Stage(approvals=chosen.approvals, sweeps=chosen.sweeps) as stage:
+    with Stage(entries=max(entries for _, entries in sizes), approvals=chosen.approvals, sweeps=chosen.sweeps) as stage:
         for bundles, entries in sizes:
             stage.fill(bundles, entries)
             stage.check(is_whole=chosen.verify)

@@ -41,7 +41,7 @@ from workers.sweep import sweep
 
 ROOT = Path(__file__).parents[3]
 TARGETS = 200
-"""Targets that the ended releases were on."""
+"""Most targets that the ended releases were on; one for each 100 entries where these are few."""
 WORKERS = 2
 WARM_UPS = 10
 SEED = 7
@@ -52,8 +52,9 @@ SAMPLED = 500
 class Stage:
     """Everything that the bench runs on. `with` starts and ends it."""
 
-    def __init__(self, *, approvals: int, sweeps: int) -> None:
-        """`approvals` is how many releases wait for one at each size, `sweeps` how many are timed."""
+    def __init__(self, *, entries: int, approvals: int, sweeps: int) -> None:
+        """Take the largest size in `entries`, and at each size how many releases wait for one and sweeps are timed."""
+        self._target_count = max(1, min(TARGETS, entries // 100))
         self._approvals, self._sweeps = approvals, sweeps
         self._ends = contextlib.ExitStack()
         self._bundles = 0
@@ -101,7 +102,7 @@ class Stage:
         self.viewer, self.engineer, self.manager = made.values()
         self._place = fill.Place(self.url, folder / "signing.pem", project.id)
         self._models = models.make(self.service, self.author)
-        self._targets = [self._target(f"ended-{place}@bench") for place in range(TARGETS)]
+        self._targets = [self._target(f"ended-{place}@bench") for place in range(self._target_count)]
         return self
 
     def __exit__(

@@ -91,6 +91,7 @@ def test_a_title_alone_leaves_what_is_served_and_one_and_the_same_has_no_differe
     assert "0 of 16 parts differ" in said
     for wrong in (
         "compare?with=nothing",
+        f"compare?with={'../' * 21}x",
         "compare",
         f"diff/{'0' * 64}",
         "diff/nothing",

@@ -29,6 +29,7 @@ WALL_CLOCK = {
     "registry/storage/s3.py": "how old an abandoned upload to a bucket is, by the store that says when it was written",
     "registry/collection.py": "how old a file is that no row knows, by the file system that says when it was written",
     "registry/keys.py": "when a key that nobody knows signed, which is refused whatever the time",
+    "registry/posted.py": "whether a lock says that it was resolved in the future, with minutes to spare",
     "registry/cli/tokens.py": "a person's --days",
     "registry/cli/memory.py": "when a remembered hash was last of use",
     "workers/embedded/gateway.py": "what the dead-man switch writes into its notice; it counts on the monotonic clock",

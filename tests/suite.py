@@ -1,12 +1,13 @@
-"""Run every test, in three sessions of pytest: `python -m tests.suite`; exits with 1 when one of them failed.
+"""Run every test, in four sessions of pytest: `python -m tests.suite`; exits with 1 when one of them failed.
 
-The fault suite mostly waits, for leases and for what it killed to come back, and so do some others: they run beside
-what measures no time, with what only reads files. Then what measures time has the machine for itself.
+The fault suite mostly waits, for leases and for what it killed to come back, and so does much of the runner's: they run
+beside what measures no time. Then what measures time has the machine for itself.
 
 Thousands of tests on real processes meet a starved machine now and then. A few that failed are run once more, alone:
 what fails again has failed, and what does not is named at the end, as something to be mended.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -15,10 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
-BESIDE: Final = (
-    *("tests/faults", "tests/workers/embedded", "tests/workers/test_rollout.py"),
+FAULTS: Final = ("tests/faults", "tests/workers/embedded", "tests/workers/test_rollout.py")
+RUNNER: Final = (
     *("tests/gates/files", "tests/gates/placement", "tests/gates/sources"),
+    *(
+        f"tests/workers/test_{part}.py"
+        for part in ("agent", "evaluation", "holds", "launcher", "live", "pauses", "quarantines", "runner", "staging")
+    ),
 )
+BESIDE: Final = {"what is killed and comes back": FAULTS, "runners and files": RUNNER}
+"""Sessions that run beside the others, by what they are about."""
 TIMED: Final = ("tests/gates", "tests/workers", "tests/journeys")
 MOST_AGAIN: Final = 3
 """Tests of all sessions that are run once more. Where more have failed, it was not the machine."""
@@ -26,7 +33,7 @@ MOST_AGAIN: Final = 3
 
 def others(root: Path) -> list[str]:
     """Return every other place with tests, so that a new one is run without being named here."""
-    named = {*BESIDE, *TIMED}
+    named = {*(place for places in BESIDE.values() for place in places), *TIMED}
     found = (path for path in sorted((root / "tests").iterdir()) if path.is_dir() or path.name.startswith("test_"))
     places = (path.relative_to(root).as_posix() for path in found if path.name != "__pycache__")
     return [place for place in places if place not in named]
@@ -71,24 +78,34 @@ def again(sessions: Sequence[Session], statuses: Sequence[int], memory: Path) ->
     return int(status != 0)
 
 
-def main() -> int:
-    """Run the sessions and return the exit status."""
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as told:
-        memory = Path(folder)
-        beside = Session(BESIDE, memory / "beside", told)
+def together(memory: Path) -> tuple[list[Session], list[int]]:
+    """Run what measures no time, all sessions at once; what those beside the first say is told at their end."""
+    with contextlib.ExitStack() as files:
+        told = {name: files.enter_context(tempfile.TemporaryFile()) for name in BESIDE}
+        beside = [Session(places, memory / name, told[name]) for name, places in BESIDE.items()]
         try:
             other = Session(others(Path(__file__).parents[1]), memory / "others")
             statuses = [other.finish()]
-            print("\nWhat mostly waits, and ran beside these tests:", flush=True)
         finally:
-            status = beside.finish()
-        statuses.append(status)
-        told.seek(0)
-        sys.stdout.buffer.write(told.read())
+            ended = [session.finish() for session in beside]
+        for name, output in told.items():
+            print(f"\nBeside these tests, {name}:", flush=True)
+            output.seek(0)
+            sys.stdout.buffer.write(output.read())
+            sys.stdout.buffer.flush()
+    return [other, *beside], [*statuses, *ended]
+
+
+def main() -> int:
+    """Run the sessions and return the exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        memory = Path(folder)
+        sessions, statuses = together(memory)
         print("\nWhat measures time, alone:", flush=True)
-        timed = Session([*TIMED, *(f"--ignore={place}" for place in BESIDE)], memory / "timed")
+        elsewhere = [place for places in BESIDE.values() for place in places]
+        timed = Session([*TIMED, *(f"--ignore={place}" for place in elsewhere)], memory / "timed")
         statuses.append(timed.finish())
-        return again([other, beside, timed], statuses, memory / "again")
+        return again([*sessions, timed], statuses, memory / "again")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import ast
+import functools
 import re
 import tokenize
 from collections.abc import Callable, Iterator
@@ -162,7 +163,9 @@ def long_file(source: Source) -> Findings:
         yield FILE_LINES, f"{len(source.lines)} lines, over {FILE_LINES}"
 
 
-RULES: tuple[Callable[[Source], Findings], ...] = (
+Rule = Callable[[Source], Findings]
+
+RULES: tuple[Rule, ...] = (
     commits,
     environment,
     phase_writes,
@@ -182,22 +185,27 @@ def python_files(*folders: str) -> list[Path]:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_packages_keep_the_house_rules(rule):
-    files = python_files(*PACKAGES)
-    assert files
-    broken = list(broken_by(rule, files))
-    assert not broken, "\n".join(broken)
+    found = broken(PACKAGES, RULES)[rule]
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("rule", RULES_FOR_TESTS, ids=lambda rule: rule.__name__)
 def test_the_tests_keep_the_house_rules_that_concern_them(rule):
-    broken = list(broken_by(rule, python_files("tests")))
-    assert not broken, "\n".join(broken)
+    found = broken(("tests",), RULES_FOR_TESTS)[rule]
+    assert not found, "\n".join(found)
 
 
-def broken_by(rule: Callable[[Source], Findings], files: list[Path]) -> Iterator[str]:
+@functools.cache
+def broken(folders: tuple[str, ...], rules: tuple[Rule, ...]) -> dict[Rule, list[str]]:
+    """What breaks each rule; every file is read and parsed once for all of them."""
+    files = python_files(*folders)
+    assert files
+    found: dict[Rule, list[str]] = {rule: [] for rule in rules}
     for path in files:
         source = Source(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
-        yield from (f"{source.path}:{line}: {message}" for line, message in rule(source))
+        for rule, messages in found.items():
+            messages += [f"{source.path}:{line}: {message}" for line, message in rule(source)]
+    return found
 
 
 def test_nothing_names_the_place_where_it_was_written():
@@ -284,6 +292,11 @@ def test_every_test_is_in_one_session_of_the_suite():
     files = list(ROOT.glob("tests/**/test_*.py"))
     assert files
     for file in files:
+        beside = sum(among(file, places) for places in suite.BESIDE.values())
         # What runs beside the others is left out where the rest of its folder runs.
-        alone = among(file, suite.TIMED) if not among(file, suite.BESIDE) else 0
-        assert among(file, suite.BESIDE) + alone + among(file, suite.others(ROOT)) == 1, file
+        alone = among(file, suite.TIMED) if not beside else 0
+        assert beside + alone + among(file, suite.others(ROOT)) == 1, file
+
+
+def test_every_place_that_the_suite_names_is_there():
+    assert all((ROOT / place).exists() for places in (*suite.BESIDE.values(), suite.TIMED) for place in places)

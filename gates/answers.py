@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from gates.dialect import Dialect, Malformed, Piece, Token, Usage
+from gates.dialects.base import Dialect, Malformed, Piece, Token, Usage
 from gates.sse import Event, EventParser
 
 FINISHED = frozenset({"stop", "length", "tool_calls"})

@@ -16,7 +16,7 @@ from typing import Any, Self
 import aiohttp
 
 from gates.answers import CUT, DETAIL_CHARACTERS, Answer, Outcome, Stream, read_plain
-from gates.dialect import (
+from gates.dialects.base import (
     GREEDY,
     Dialect,
     Malformed,

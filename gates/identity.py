@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from gates.dialect import Malformed
+from gates.dialects.base import Malformed
 from gates.endpoint import Endpoint, EndpointError
 from gates.gate import GateContext, Judged, Records, clip, finding
 from schemas.result import Verdict

@@ -37,7 +37,8 @@ from typing import Any, Final
 import aiohttp
 
 from gates.answers import Answer
-from gates.dialect import DIALECTS, Request
+from gates.dialects.base import Request
+from gates.dialects.table import DIALECTS
 from gates.endpoint import Endpoint
 from gates.machine import Processors
 

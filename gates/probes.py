@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from gates import wire
 from gates.answers import Outcome
-from gates.dialect import Malformed
+from gates.dialects.base import Malformed
 from gates.endpoint import Endpoint, EndpointError, Reply
 from gates.errors import InstrumentError
 from gates.gate import GateContext, Records

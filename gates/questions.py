@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gates.answers import Answer, Outcome
-from gates.dialect import Malformed, Request, Token
+from gates.dialects.base import Malformed, Request, Token
 from gates.divergence import first_difference
 from gates.endpoint import Endpoint, EndpointError
 from gates.errors import InstrumentError

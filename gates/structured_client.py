@@ -6,7 +6,7 @@ from typing import Any
 
 from gates.answers import Answer, Outcome
 from gates.contracts import Contract, ContractError
-from gates.dialect import Capability, Malformed, Sampling
+from gates.dialects.base import Capability, Malformed, Sampling
 from gates.endpoint import Endpoint, EndpointError
 from gates.errors import InstrumentError
 from gates.gate import GateContext, Records

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 
 from gates import integrity
-from gates.dialect import DIALECTS
+from gates.dialects.table import DIALECTS
 from gates.endpoint import Endpoint
 from gates.environment import EnvironmentAltered, NotInstalled
 from gates.gate import JudgeInput
@@ -16,7 +16,8 @@ from schemas.policy import IntegrityRule
 from schemas.problems import EngineFailed, Problem
 from schemas.result import Verdict
 from schemas.runner import ReplicaState
-from workers.engines.drivers import DRIVERS, Launch
+from workers.engines.base import Launch
+from workers.engines.table import DRIVERS
 from workers.lease import JobEnded, Lease, log
 from workers.serving import Cause, NotWanted, Ready, Replica
 from workers.site import Site

@@ -28,7 +28,7 @@ from schemas.common import Closed, Digest, Positive, ShortText
 from schemas.problems import EngineFailed, Problem
 from schemas.runner import Claim, ReplicaState
 from workers.boot import Transitions, booted, require_engine, require_integrity, start_and_wait
-from workers.engines.drivers import Launch
+from workers.engines.base import Launch
 from workers.launchers.process import Launched, ProcessLauncher, strays
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.serving import NotWanted, Replica

@@ -15,12 +15,14 @@ from pathlib import Path
 import httpx
 
 from gates.answers import FINISHED, Answer, Outcome, read_plain
-from gates.dialect import DIALECTS, Dialect, Malformed, Request, parse_metrics
+from gates.dialects.base import Dialect, Malformed, Request, parse_metrics
+from gates.dialects.table import DIALECTS
 from gates.environment import EnvironmentAltered, NotInstalled
 from schemas.bundle import Bundle, Feature
 from schemas.problems import EngineFailed
 from schemas.runner import EngineIdentity, ReplicaReport, ReplicaState
-from workers.engines.drivers import DRIVERS, Command, Driver, Launch
+from workers.engines.base import Command, Driver, Launch
+from workers.engines.table import DRIVERS
 from workers.launchers.process import (
     PROC,
     Condition,

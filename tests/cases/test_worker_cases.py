@@ -17,7 +17,7 @@ from tests.support.broker import broker
 from tests.support.family import FAMILY
 from tests.support.runners import Bench, bench, is_running, until
 from workers.broker import configure
-from workers.engines.drivers import DRIVERS
+from workers.engines.table import DRIVERS
 from workers.launchers.process import strays
 
 

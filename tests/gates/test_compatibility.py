@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gates import catalog, compatibility, malformed
-from gates.dialect import LLAMACPP
+from gates.dialects.llamacpp import LLAMACPP
 from gates.endpoint import Endpoint
 from schemas.policy import CompatibilityRule
 from schemas.result import Severity, Verdict

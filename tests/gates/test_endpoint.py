@@ -6,7 +6,8 @@ import socket
 import pytest
 
 from gates.answers import Outcome, Stream, merge_tool_calls
-from gates.dialect import LLAMACPP, Malformed
+from gates.dialects.base import Malformed
+from gates.dialects.llamacpp import LLAMACPP
 from gates.endpoint import Endpoint, EndpointError
 from tests.support import chain
 from tests.support.engine import chain_engine

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gates import catalog, golden, identity
-from gates.dialect import LLAMACPP
+from gates.dialects.llamacpp import LLAMACPP
 from gates.endpoint import Endpoint
 from gates.gate import Gate, Judged
 from schemas.policy import IntegrityRule

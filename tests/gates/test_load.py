@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from gates import arrivals, catalog, crowding, load, load_client, load_records
-from gates.dialect import LLAMACPP
+from gates.dialects.llamacpp import LLAMACPP
 from gates.endpoint import Endpoint
 from gates.errors import InstrumentError
 from gates.gate import GateContext

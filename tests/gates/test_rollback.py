@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gates import catalog, crowding, rollback_judgement
-from gates.dialect import LLAMACPP
+from gates.dialects.llamacpp import LLAMACPP
 from gates.endpoint import Endpoint
 from gates.gate import GateContext
 from gates.rollback_judgement import CAUSES, COLD_START, CRASH, MANUAL

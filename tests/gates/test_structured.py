@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from gates import catalog, structured_client
-from gates.dialect import LLAMACPP, Capability
+from gates.dialects.base import Capability
+from gates.dialects.llamacpp import LLAMACPP
 from gates.endpoint import Endpoint
 from gates.keyword_probes import PROBES
 from schemas.policy import IntegrityRule

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from schemas.bundle import Bundle
 from tests.support import chain
-from workers.engines.drivers import LLAMACPP, Launch
+from workers.engines.base import Launch
+from workers.engines.llamacpp import LLAMACPP
 from workers.launchers.process import Condition, Launched, ProcessLauncher, tail
 
 UNIDENTIFIED = "sha256:" + "0" * 64

@@ -8,7 +8,9 @@ import sys
 from dataclasses import replace
 
 from schemas.bundle import Bundle
-from workers.engines.drivers import DRIVERS, LLAMACPP, Command, Launch
+from workers.engines.base import Command, Launch
+from workers.engines.llamacpp import LLAMACPP
+from workers.engines.table import DRIVERS
 
 LISTENER = """
 import os, pathlib, socket, time

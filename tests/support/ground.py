@@ -22,7 +22,7 @@ from tests.support import chain, factories, fall
 from tests.support.embedded import Stack
 from tests.support.gateway import ask_many
 from tests.support.runners import is_running
-from workers.engines.drivers import LLAMACPP
+from workers.engines.llamacpp import LLAMACPP
 from workers.launchers.process import Launched, strays
 from workers.traffic.envoy import EnvoyGateway
 

@@ -26,7 +26,7 @@ from tests.support import chain, factories
 from tests.support.api import Api
 from workers import live
 from workers.agent import Agent
-from workers.engines.drivers import LLAMACPP
+from workers.engines.llamacpp import LLAMACPP
 from workers.launchers.process import ProcessLauncher, start_time
 
 CLASS = "cpu"

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gates.dialect import LLAMACPP
+from gates.dialects.llamacpp import LLAMACPP
 from gates.endpoint import Endpoint
 from gates.gate import GateContext, Rule
 from schemas.runner import EngineIdentity

@@ -11,7 +11,7 @@ from tests.support.runners import is_running, until
 RUNNER = """
 import sys, time
 from pathlib import Path
-from gates.dialect import LLAMACPP
+from gates.dialects.llamacpp import LLAMACPP
 from gates.endpoint import Endpoint
 from gates.stage import Side
 from workers import drill

@@ -6,7 +6,9 @@ import pytest
 from schemas.bundle import Bundle
 from tests.support import chain
 from tests.support.engine import UNIDENTIFIED
-from workers.engines.drivers import DRIVERS, LLAMACPP, Launch, llamacpp_arguments
+from workers.engines.base import Launch
+from workers.engines.llamacpp import LLAMACPP, llamacpp_arguments
+from workers.engines.table import DRIVERS
 
 
 @pytest.fixture(scope="module")

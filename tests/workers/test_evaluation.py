@@ -7,7 +7,7 @@ from registry.storage.local import LocalBlobs
 from schemas.problems import BundleQuarantined
 from tests.support.outage import door
 from tests.support.runners import QUICK_GATES, is_running, result, until
-from workers.engines.drivers import LLAMACPP
+from workers.engines.llamacpp import LLAMACPP
 from workers.fingerprint import fingerprint
 
 

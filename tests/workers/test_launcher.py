@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from workers.engines.drivers import Command
+from workers.engines.base import Command
 from workers.launchers.process import (
     Condition,
     Launched,
@@ -148,7 +148,7 @@ def test_a_process_is_adopted_by_another_worker_and_stopped(start, tmp_path):
 def test_a_process_that_outlived_its_worker_is_found_in_its_directory_and_adopted(tmp_path):
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from workers.engines.drivers import Command\n"
+        "from workers.engines.base import Command\n"
         "from workers.launchers.process import ProcessLauncher\n"
         "place = Path(sys.argv[1])\n"
         f"command = Command((sys.executable, '-c', {SLEEP!r}))\n"

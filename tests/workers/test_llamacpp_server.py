@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gates.dialect import LLAMACPP
+from gates.dialects.llamacpp import LLAMACPP
 from gates.endpoint import Endpoint
 from tests.support import chain
 from tests.support.engine import chain_engine

@@ -8,12 +8,13 @@ import time
 
 import pytest
 
-from gates.dialect import LLAMACPP as DIALECT
+from gates.dialects.llamacpp import LLAMACPP as DIALECT
 from gates.endpoint import Endpoint
 from schemas.problems import EngineFailed
 from schemas.runner import ReplicaState
 from tests.support import chain
-from workers.engines.drivers import LLAMACPP, Launch
+from workers.engines.base import Launch
+from workers.engines.llamacpp import LLAMACPP
 from workers.launchers.process import ProcessLauncher
 from workers.serving import NEXT, NotWanted, Replica
 
@@ -71,7 +72,7 @@ import os, resource, sys
 from pathlib import Path
 from schemas.bundle import Bundle
 from schemas.problems import EngineFailed
-from workers.engines.drivers import Launch
+from workers.engines.base import Launch
 from workers.launchers.process import ProcessLauncher
 from workers.serving import Replica
 

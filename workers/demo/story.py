@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from gates.dialect import LLAMACPP
+from gates.dialects.llamacpp import LLAMACPP
 from gates.served import Served, served_at
 from registry.client import Client
 from schemas.api import RoleName, TokenCreate

@@ -20,7 +20,7 @@ from typing import Any, Final
 import aiohttp
 
 from gates.answers import Answer, Outcome, Stream
-from gates.dialect import Dialect
+from gates.dialects.base import Dialect
 from gates.sse import NotUtf8
 
 CAP: Final = 128

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from workers.engines.drivers import Command
+from workers.engines.base import Command
 
 PROC = Path("/proc")
 POLL_SECONDS = 0.02

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from gates.answers import Outcome
-from gates.dialect import LLAMACPP
+from gates.dialects.llamacpp import LLAMACPP
 from tests.support.scripted_engine import (
     DONE,
     Script,

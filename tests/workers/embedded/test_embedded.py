@@ -11,7 +11,7 @@ from schemas.api import ReleaseCreate, TargetCreate
 from tests.support import chain, factories
 from tests.support.embedded import Stack, beneath, runs, until
 from workers.embedded.__main__ import data_directory, main
-from workers.engines.drivers import LLAMACPP
+from workers.engines.llamacpp import LLAMACPP
 
 PARTS = {"postgres", "valkey", "api", "control", "beat", "envoy", "runner"}
 

@@ -1,9 +1,7 @@
-"""How to speak to an engine: request fields in its own spelling, and what its answers mean. Pure.
+"""What every dialect is made of: requests in an engine's own spelling, and what its answers mean. Pure.
 
-One table an engine. Every request names every sampling field, since engines take defaults from their files, and
-engines ignore fields that they do not know: an answer of 200 never means that a field was understood.
-
-Source: `llamacpp` verified with xllamacpp 2026.10.11549 (llama.cpp's server).
+Every request names every sampling field, since engines take defaults from their files, and engines ignore fields
+that they do not know: an answer of 200 never means that a field was understood.
 """
 
 from collections.abc import Mapping, Sequence
@@ -409,41 +407,3 @@ def parse_metrics(page: str) -> dict[str, float]:
         except (IndexError, ValueError):
             raise Malformed(f"metrics line without a value: {line[:80]}") from None
     return values
-
-
-LLAMACPP = Dialect(
-    name="llamacpp",
-    verified_with="xllamacpp 2026.10.11549",
-    capabilities=frozenset(Capability),
-    metrics=MetricNames(
-        running="llamacpp:requests_processing",
-        waiting="llamacpp:requests_deferred",
-        progress="llamacpp:n_decode_total",
-        prompt_tokens="llamacpp:prompt_tokens_total",
-        cached_tokens="llamacpp:prompt_tokens_cached_total",
-        generated_tokens="llamacpp:tokens_predicted_total",
-    ),
-    # `repetition_penalty` would be ignored.
-    sampling_fields={
-        "temperature": "temperature",
-        "top_k": "top_k",
-        "top_p": "top_p",
-        "min_p": "min_p",
-        "repeat_penalty": "repeat_penalty",
-        "seed": "seed",
-    },
-    reasoning_fields=("reasoning_content",),
-    cache_field="cache_prompt",
-    # Without add_special there is no BOS, without parse_special a marker is split into letters. The rendered
-    # prompt carries no BOS of its own: the server takes one off that the template writes.
-    tokenize_flags={"add_special": True, "parse_special": True},
-    # Of one slot, and at most what the model was trained with.
-    context_pointer=("meta", "n_ctx"),
-    facts_path="/props",
-    facts_fields=("build_info", "model_path", "total_slots", "chat_template"),
-)
-"""Verified with xllamacpp 2026.10.11549. Log-probability entries carry token ids, in chat and in completions; a plain
-answer lists the end-of-turn token too, a stream does not."""
-
-DIALECTS: dict[str, Dialect] = {LLAMACPP.name: LLAMACPP}
-"""Engine name in a bundle → its dialect."""

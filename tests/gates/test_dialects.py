@@ -3,7 +3,8 @@ import math
 
 import pytest
 
-from gates.dialect import GREEDY, LLAMACPP, Malformed, Piece, Sampling, Usage, parse_metrics
+from gates.dialects.base import GREEDY, Malformed, Piece, Sampling, Usage, parse_metrics
+from gates.dialects.llamacpp import LLAMACPP
 from gates.endpoint import Endpoint
 from tests.support import chain
 from tests.support.engine import boot, chain_engine

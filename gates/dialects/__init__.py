@@ -1,0 +1,1 @@
+"""How to speak to an engine: one table an engine, `table.DIALECTS` names them all."""

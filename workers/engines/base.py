@@ -1,0 +1,56 @@
+"""What a driver is: it turns a bundle and its files into a command line, and refuses what it cannot.
+
+A driver is data plus a few functions. How to speak to an engine that runs is `gates.dialects`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gates.environment import Environment
+from schemas.bundle import Bundle
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a launcher starts: arguments, declared environment, and the file in which the engine tells its port.
+
+    An engine that takes a port instead of telling one has no `port_file`; the launcher then knows the port.
+    """
+
+    argv: tuple[str, ...]
+    port_file: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Where one replica runs: what the runner decides, never the bundle.
+
+    `root` holds the bundle's files at their paths. `port` 0 lets the system choose. `drain_seconds` is what
+    running requests get after SIGTERM. `parent_pid` is given for engines that must end with their worker.
+    """
+
+    root: Path
+    port_file: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    drain_seconds: float = 30.0
+    parent_pid: int | None = None
+
+
+@dataclass(frozen=True)
+class Driver:
+    """One engine.
+
+    `command` builds the command line of a bundle that `check_bundle` has no problem with. `check_arguments` and
+    `check_bundle` return problems, one sentence each, without starting anything. `identity` names what is
+    installed here. `failure_patterns` tells, by a regular expression on the log, why a start failed.
+    """
+
+    name: str
+    command: Callable[[Bundle, Launch], Command]
+    check_arguments: Callable[[list[str]], list[str]]
+    check_bundle: Callable[[Bundle], list[str]]
+    identity: Callable[[], Environment]
+    failure_patterns: tuple[tuple[str, str], ...]

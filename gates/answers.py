@@ -170,7 +170,9 @@ class Stream:
                 broken = f"event {len(pieces)}: {error}"[:DETAIL_CHARACTERS]
                 break
         said = [piece for _, piece in pieces]
-        outcome, detail = (Outcome.MALFORMED, broken) if broken else judge(said, is_complete=self.is_done)
+        # Where a dialect has no [DONE], whoever fed the stream knows whether its connection ended well.
+        is_complete = self.is_done or not self._dialect.has_done
+        outcome, detail = (Outcome.MALFORMED, broken) if broken else judge(said, is_complete=is_complete)
         return replace(
             joined(said),
             outcome=outcome,

@@ -161,6 +161,8 @@ async def _wait_until_idle(endpoint: Endpoint, limit_seconds: float, *, is_sure:
     A request between its socket and its slot is in no count yet, so that after a hang-up one reading proves little.
     """
     names = endpoint.dialect.metrics
+    if names.running is None or names.waiting is None:
+        return None
     deadline = time.monotonic() + limit_seconds
     idle = 0
     while idle < (_IDLE_READINGS if is_sure else 1):

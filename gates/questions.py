@@ -73,11 +73,7 @@ async def _ask(endpoint: Endpoint, prompt: Prompt, top: int, expected_ids: Seque
 
 def greedy(endpoint: Endpoint, messages: Sequence[dict[str, Any]], *, max_tokens: int, top: int | None) -> Request:
     """Build a plain chat request that names temperature 0 and no other sampling value, with the prompt cache off."""
-    dialect = endpoint.dialect
-    request = dialect.chat(endpoint.model, messages, max_tokens=max_tokens, stream=False, top_logprobs=top)
-    others = {spelling for name, spelling in dialect.sampling_fields.items() if name not in {"temperature", "seed"}}
-    body = {key: value for key, value in (request.body or {}).items() if key not in others}
-    return Request(request.path, body)
+    return endpoint.dialect.greedy(endpoint.model, messages, max_tokens=max_tokens, top_logprobs=top)
 
 
 def _read(answer: Answer) -> Records:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 
 from gates import integrity
-from gates.dialects.table import DIALECTS
+from gates.dialects.table import dialect_of
 from gates.endpoint import Endpoint
 from gates.environment import EnvironmentAltered, NotInstalled
 from gates.gate import JudgeInput
@@ -55,19 +55,23 @@ def installed_engines() -> list[str]:
     return found
 
 
+def _has() -> str:
+    return ", ".join(installed_engines()) or "no engine"
+
+
 def require_engine(bundle: Bundle) -> None:
     """Return when this runner has the very engine that a bundle names. Raises EngineMismatch naming both."""
     engine = bundle.engine
     driver = DRIVERS.get(engine.name)
     if driver is None or engine.environment is None:
         wanted = engine.image or f"{engine.name} {engine.version}"
-        raise EngineMismatch(f"the bundle is served by {wanted}; this runner starts {', '.join(DRIVERS)} as processes")
+        raise EngineMismatch(f"the bundle is served by {wanted}; this runner has {_has()}, and starts processes alone")
     try:
         installed = driver.identity()
     except (EnvironmentAltered, NotInstalled) as error:
         raise EngineMismatch(
             f"the bundle names {engine.name} {engine.version} in the environment {engine.environment}; "
-            f"what is installed on this runner cannot be named: {error}"
+            f"what is installed on this runner cannot be named: {error}; it has {_has()}"
         ) from error
     if installed.digest != engine.environment:
         raise EngineMismatch(
@@ -117,7 +121,7 @@ class Transitions:
 def endpoint_of(replica: Replica) -> Endpoint:
     """Return the way to speak to a replica that listens."""
     bundle = replica.bundle
-    return Endpoint(replica.base_url, bundle.serving.served_name, DIALECTS[bundle.engine.name])
+    return Endpoint(replica.base_url, bundle.serving.served_name, dialect_of(bundle.engine))
 
 
 def start_and_wait(lease: Lease, replica: Replica, boot_seconds: float) -> Ready:

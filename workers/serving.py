@@ -16,7 +16,7 @@ import httpx
 
 from gates.answers import FINISHED, Answer, Outcome, read_plain
 from gates.dialects.base import Dialect, Malformed, Request, parse_metrics
-from gates.dialects.table import DIALECTS
+from gates.dialects.table import dialect_of
 from gates.environment import EnvironmentAltered, NotInstalled
 from schemas.bundle import Bundle, Feature
 from schemas.problems import EngineFailed
@@ -125,7 +125,7 @@ class Replica:
     ) -> None:
         self.bundle = bundle
         self.driver: Driver = DRIVERS[bundle.engine.name]
-        self.dialect: Dialect = DIALECTS[bundle.engine.name]
+        self.dialect: Dialect = dialect_of(bundle.engine)
         self.workdir = workdir
         self.log_path = workdir / "engine.log"
         self.state = ReplicaState.STAGED
@@ -416,7 +416,7 @@ class Replica:
         try:
             url = self.base_url + self.dialect.metrics_path
             page = httpx.get(url, timeout=timeout_seconds, trust_env=False).text
-            return parse_metrics(page).get(self.dialect.metrics.progress)
+            return parse_metrics(page).get(self.dialect.metrics.progress or "")
         except (httpx.HTTPError, Malformed):
             return None
 

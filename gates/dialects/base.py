@@ -37,6 +37,13 @@ class Capability(StrEnum):
     METRICS = "metrics"
     CONTEXT = "context"
     LOGIT_BIAS = "logit_bias"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    LORA_AT_RUN_TIME = "lora_at_run_time"
+    """Adapters can be loaded into and taken from an engine that runs."""
+    DRAIN = "drain"
+    """After SIGTERM the engine takes nothing new and lets running requests end."""
+    MODEL_LIST = "model_list"
+    """The model list has the name that is served. Of an engine without, only its answers say it."""
 
 
 @dataclass(frozen=True)
@@ -127,21 +134,27 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class MetricNames:
-    """Names on the metrics page. `progress` moves while a request runs; the token counters may only at its end."""
+    """Names on the metrics page; None for what an engine does not count.
 
-    running: str
-    waiting: str
-    progress: str
-    prompt_tokens: str
-    cached_tokens: str
-    generated_tokens: str
+    `progress` moves while a request runs; the token counters may only at its end.
+    """
+
+    running: str | None = None
+    waiting: str | None = None
+    progress: str | None = None
+    prompt_tokens: str | None = None
+    cached_tokens: str | None = None
+    generated_tokens: str | None = None
 
 
 @dataclass(frozen=True)
 class Dialect:
     """How to speak to one kind of engine, as a table and what follows from it.
 
-    `sampling_fields` maps fields of `Sampling` to the engine's spelling. `fixed_fields` go into every generation.
+    `sampling_fields` maps fields of `Sampling` to the engine's spelling, and `every_candidate` is what it takes for
+    the `top_k` that keeps all. `finish_words` maps its own words for how an answer ended to those of OpenAI, or to
+    None when they mean that it has not. `has_done` is False for an engine whose streams end without [DONE]: their end
+    is then the connection's.
     """
 
     name: str
@@ -164,6 +177,11 @@ class Dialect:
     context_pointer: tuple[str, ...] = ()
     facts_path: str | None = None
     facts_fields: tuple[str, ...] = ()
+    every_candidate: int = 0
+    detokenize_field: str = "content"
+    render_field: str = "prompt"
+    has_done: bool = True
+    finish_words: Mapping[str, str | None] = field(default_factory=dict)
 
     # -------------------------------------------------------------------------------------------- requests
 
@@ -201,6 +219,18 @@ class Dialect:
             body["chat_template_kwargs"] = dict(template_arguments)
         return Request(self.chat_path, body | dict(extra or {}))
 
+    def greedy(
+        self, model: str, messages: Sequence[Message], *, max_tokens: int, top_logprobs: int | None = None
+    ) -> Request:
+        """Build a plain chat request that names temperature 0 and no other sampling value, with the prompt cache off.
+
+        What else decides the answer are then the defaults that callers get.
+        """
+        request = self.chat(model, messages, max_tokens=max_tokens, stream=False, top_logprobs=top_logprobs)
+        others = {spelling for name, spelling in self.sampling_fields.items() if name not in {"temperature", "seed"}}
+        body = {key: value for key, value in (request.body or {}).items() if key not in others}
+        return Request(request.path, body)
+
     def completion(
         self,
         model: str,
@@ -225,10 +255,14 @@ class Dialect:
         body: dict[str, object] = {"max_tokens": max_tokens, "stream": stream}
         if stream:
             body["stream_options"] = {"include_usage": True}
-        body |= {spelling: getattr(sampling, name) for name, spelling in self.sampling_fields.items()}
+        body |= {spelling: self._spelled(sampling, name) for name, spelling in self.sampling_fields.items()}
         if self.cache_field is not None:
             body[self.cache_field] = use_cache
         return body
+
+    def _spelled(self, sampling: Sampling, name: str) -> object:
+        value = getattr(sampling, name)
+        return self.every_candidate if name == "top_k" and value == 0 else value
 
     def schema_fields(self, name: str, schema: Mapping[str, object]) -> dict[str, object]:
         """Return the fields that ask for an answer that conforms to a JSON Schema."""
@@ -258,7 +292,8 @@ class Dialect:
 
     def read_tokens(self, body: object, text: str) -> list[int]:
         """Read the token ids of `text`. Raises Malformed when there are none for a text that is not empty."""
-        tokens = _mapping(body).get("tokens")
+        # A list is of tokens with their places in the text.
+        tokens = [_mapping(one).get("id") for one in body] if isinstance(body, list) else _mapping(body).get("tokens")
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise Malformed("the answer has no list of token ids")
         if text and not tokens:
@@ -267,11 +302,11 @@ class Dialect:
 
     def read_text(self, body: object) -> str:
         """Read the text of token ids; an incomplete character is U+FFFD. Raises Malformed."""
-        return _text(_mapping(body), "content")
+        return _text(_mapping(body), self.detokenize_field)
 
     def read_prompt(self, body: object) -> str:
         """Read the rendered prompt."""
-        prompt = _mapping(body).get("prompt")
+        prompt = _mapping(body).get(self.render_field)
         if not isinstance(prompt, str):
             raise Malformed("the answer has no rendered prompt")
         return prompt
@@ -306,7 +341,7 @@ class Dialect:
         return self._read(_mapping(body), "delta")
 
     def _read(self, body: Mapping[str, Any], holder: str) -> Piece:
-        if (error := body.get("error")) is not None:
+        if (error := body.get("error")) is not None or body.get("object") == "error":
             return Piece(error=error_message(body) or str(error))
         choices = body.get("choices")
         if not isinstance(choices, list):
@@ -324,11 +359,17 @@ class Dialect:
             content=_string(said.get("content")) + _string(choice.get("text")),
             reasoning=reasoning,
             tool_calls=tuple(_mapping(call) for call in said.get("tool_calls") or ()),
-            finish_reason=choice.get("finish_reason"),
+            finish_reason=self._finish(choice.get("finish_reason")),
             tokens=_read_logprobs(choice.get("logprobs")),
             usage=usage,
             model=model,
         )
+
+    def _finish(self, said: object) -> str | None:
+        if said is None:
+            return None
+        word = _string(said)
+        return self.finish_words.get(word, word)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -385,12 +426,13 @@ def _read_logprobs(body: object) -> tuple[Token, ...]:
 
 def error_message(body: object) -> str | None:
     """Return what an error body says, in the forms that engines use; None when it says nothing."""
-    error = body.get("error") if isinstance(body, Mapping) else None
-    if isinstance(error, Mapping) and isinstance(error.get("message"), str):
-        return str(error["message"])
-    if isinstance(error, str):
-        return error
-    return None
+    if not isinstance(body, Mapping):
+        return None
+    error = body.get("error")
+    said = [error.get("message")] if isinstance(error, Mapping) else [error]
+    # Flat, as the OpenAI routes of vLLM and SGLang say it, or as FastAPI does by itself.
+    said += [body.get("message") if body.get("object") == "error" else None, body.get("detail")]
+    return next((text for text in said if isinstance(text, str)), None)
 
 
 def parse_metrics(page: str) -> dict[str, float]:

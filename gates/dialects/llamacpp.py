@@ -8,7 +8,7 @@ from gates.dialects.base import Capability, Dialect, MetricNames
 LLAMACPP = Dialect(
     name="llamacpp",
     verified_with="xllamacpp 2026.10.11549",
-    capabilities=frozenset(Capability),
+    capabilities=frozenset(Capability) - {Capability.PROMPT_LOGPROBS, Capability.LORA_AT_RUN_TIME},
     metrics=MetricNames(
         running="llamacpp:requests_processing",
         waiting="llamacpp:requests_deferred",

@@ -1,7 +1,15 @@
 """Which dialect each engine speaks."""
 
+from gates.dialects import releases
 from gates.dialects.base import Dialect
 from gates.dialects.llamacpp import LLAMACPP
+from gates.dialects.sglang import SGLANG
+from schemas.bundle import Engine
 
-DIALECTS: dict[str, Dialect] = {LLAMACPP.name: LLAMACPP}
-"""Engine name in a bundle → its dialect."""
+DIALECTS: dict[str, Dialect] = {one.name: one for one in (LLAMACPP, SGLANG)}
+"""Engine name in a bundle → its dialect, whatever its version."""
+
+
+def dialect_of(engine: Engine) -> Dialect:
+    """Return how an engine of a bundle is spoken to, with what it can do in its version. Raises KeyError."""
+    return releases.in_version(DIALECTS[engine.name], engine.version)

@@ -3,6 +3,7 @@
 A driver is data plus a few functions. How to speak to an engine that runs is `gates.dialects`.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,3 +55,8 @@ class Driver:
     check_bundle: Callable[[Bundle], list[str]]
     identity: Callable[[], Environment]
     failure_patterns: tuple[tuple[str, str], ...]
+
+
+def interpreter(bundle: Bundle) -> str:
+    """Return the Python that starts an engine: the image's own, or this one, in whose environment it is installed."""
+    return "python3" if bundle.engine.image is not None else sys.executable

@@ -1,0 +1,208 @@
+"""What engines that are not installed here say over HTTP, as their sources document it: one script an engine.
+
+Each answers a conversation with "Hi" in two pieces: 23 prompt tokens and 3 of the answer, as CHAIN does. `flaw` makes
+it say something that has to be noticed.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gates.dialects import releases
+from tests.support.folder_bundles import VERSIONS
+from tests.support.scripted_http import Asked, answer
+
+PIECES = ("H", "i")
+USAGE = {"prompt_tokens": 23, "completion_tokens": 3, "total_tokens": 26}
+LOGPROBS = [("H", -0.25, "J", -1.5), ("i", -0.5, "a", -2.0)]
+DONE = "data: [DONE]\n\n"
+
+
+def event(body: object, name: str = "") -> str:
+    """Return one server-sent event."""
+    return (f"event: {name}\n" if name else "") + f"data: {json.dumps(body)}\n\n"
+
+
+@dataclass(frozen=True)
+class Speech:
+    """One engine's script. `served` is the model's name, `flaw` what is wrong with what it says; none if empty."""
+
+    engine: str
+    error: Callable[[int, str], bytes]
+    stream_error: str
+    served: str = "chain"
+    flaw: str = ""
+    done: str = DONE
+    refuses: Callable[[Mapping[str, Any], bool], str | None] = lambda _body, _is_chat: None
+    refused_status: int = 400
+    extras: Mapping[str, object] | None = None
+    tokens: str | None = None
+    model_entry: Mapping[str, object] | None = None
+    names_model: bool = True
+    finish: str = "stop"
+    usage_with_finish: bool = False
+
+    def __call__(self, asked: Asked) -> bytes:
+        """Answer one request."""
+        if asked.method == "GET":
+            return self._get(asked.path)
+        try:
+            body = json.loads(asked.body)
+        except ValueError:
+            return self.error(400, "the body is no JSON")
+        if asked.path in {"/v1/chat/completions", "/v1/completions"}:
+            return self._generate(body, is_chat="chat" in asked.path)
+        if asked.path == self.tokens:
+            return _json([] if self.flaw == "no_tokens" else self._tokens(body))
+        return self.error(404, f"no route {asked.path}")
+
+    # ----------------------------------------------------------------------------------------- other routes
+
+    def _get(self, path: str) -> bytes:
+        if path == releases.health(self.engine).path:
+            return answer(503 if self.flaw == "unhealthy" else 200)
+        if path == "/v1/models":
+            return self._models()
+        if path in {"/metrics", "/prometheus/metrics"}:
+            return answer(200, self._page().encode(), kind="text/plain; version=0.0.4")
+        if self.extras is not None and path in self.extras:
+            return _json({} if self.flaw == "no_facts" else self.extras[path])
+        return self.error(404, f"no route {path}")
+
+    def _models(self) -> bytes:
+        entry = {"id": "another" if self.flaw == "wrong_model" else self.served, "object": "model"}
+        data = [{**entry, **(self.model_entry or {})}] if self.names_model else []
+        return _json({"object": "list"} if self.flaw == "no_models" else {"object": "list", "data": data})
+
+    def _page(self) -> str:
+        if self.flaw == "broken_metrics":
+            return "this is no page of metrics\n"
+        page = releases.recorded()[self.engine]["pages"]
+        version = VERSIONS[self.engine]
+        names: list[str] = next((one["names"] for one in page if one["release"] == version), [])
+        return "".join(f'# TYPE {name} gauge\n{name}{{model_name="{self.served}"}} 1.0\n' for name in names)
+
+    def _tokens(self, body: Mapping[str, Any]) -> object:
+        said = body.get("prompt", body.get("inputs", ""))
+        ids = list(range(len(said)))
+        if self.engine == "tgi":
+            return [{"id": one, "text": said[one], "start": one, "stop": one + 1} for one in ids]
+        return {"tokens": ids, "count": len(ids), "max_model_len": 4096}
+
+    # ---------------------------------------------------------------------------------------- generations
+
+    def _generate(self, body: Mapping[str, Any], *, is_chat: bool) -> bytes:
+        if (why := self.refuses(body, is_chat)) is not None:
+            return self.error(self.refused_status, why)
+        if self.flaw == "refuses":
+            return self.error(self.refused_status, "the request is not to its liking")
+        if self.flaw == "html":
+            return answer(200, b"<html>busy</html>", kind="text/html")
+        if self.flaw == "server_error":
+            return self.error(500, "the engine died")
+        if body.get("stream"):
+            text = "".join(self._events(is_chat=is_chat))
+            said = text[: len(text) // 2] if self.flaw == "cut" else text
+            return answer(200, said.encode(), kind="text/event-stream", length=len(text))
+        return _json(self._plain(is_chat=is_chat, with_logprobs=bool(body.get("logprobs"))))
+
+    def _choice(self, *, is_chat: bool, holder: str, text: str | None, finish: str | None) -> dict[str, Any]:
+        said: dict[str, Any] = {holder: {"role": "assistant", "content": text}} if is_chat else {"text": text or ""}
+        return {"index": 0, **said, "finish_reason": finish}
+
+    def _finish_reason(self) -> str | None:
+        return {"no_finish": None, "abort": "abort", "strange_finish": "tired"}.get(self.flaw, self.finish)
+
+    def _plain(self, *, is_chat: bool, with_logprobs: bool) -> dict[str, Any]:
+        text = "" if self.flaw == "empty" else "".join(PIECES)
+        choice = self._choice(is_chat=is_chat, holder="message", text=text, finish=self._finish_reason())
+        if with_logprobs:
+            choice["logprobs"] = {"content": [_logprob(*row) for row in LOGPROBS]} if is_chat else _columns()
+        choices = [choice, {**choice, "index": 1}] if self.flaw == "two_choices" else [choice]
+        usage = {} if self.flaw == "no_usage" else {"usage": USAGE}
+        return {"object": "chat.completion", "model": self.served, "choices": choices, **usage}
+
+    def _events(self, *, is_chat: bool) -> Iterator[str]:
+        def chunk(text: str | None, finish: str | None = None, usage: object = None) -> str:
+            choice = self._choice(is_chat=is_chat, holder="delta", text=text, finish=finish)
+            return event({"model": self.served, "choices": [choice], **({"usage": usage} if usage else {})})
+
+        if is_chat:
+            yield chunk("")
+        pieces: Sequence[str] = () if self.flaw == "empty" else PIECES
+        for place, piece in enumerate(pieces):
+            if self.flaw == "error_event" and place == 1:
+                yield self.stream_error + self.done
+                return
+            yield "data: {half\n\n" if self.flaw == "broken_event" else chunk(piece)
+        usage = USAGE if self.usage_with_finish and self.flaw != "no_usage" else None
+        yield chunk(None, self._finish_reason(), usage)
+        if self.flaw == "two_finishes":
+            yield chunk(None, self.finish)
+        if self.flaw == "late_output":
+            yield chunk("!")
+        if not self.usage_with_finish and self.flaw != "no_usage":
+            yield event({"model": self.served, "choices": [], "usage": USAGE})
+        if self.flaw != "no_done":
+            yield self.done
+
+
+def _json(body: object, status: int = 200) -> bytes:
+    return answer(status, json.dumps(body).encode())
+
+
+def _logprob(text: str, logprob: float, other: str, other_logprob: float) -> dict[str, Any]:
+    top = [{"token": text, "logprob": logprob}, {"token": other, "logprob": other_logprob}]
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": top}
+
+
+def _columns() -> dict[str, Any]:
+    return {
+        "text_offset": [0, 1],
+        "tokens": [row[0] for row in LOGPROBS],
+        "token_logprobs": [row[1] for row in LOGPROBS],
+        "top_logprobs": [{row[0]: row[1], row[2]: row[3]} for row in LOGPROBS],
+    }
+
+
+# ------------------------------------------------------------------------------------------------- the engines
+
+
+def _flat_error(status: int, text: str) -> bytes:
+    return _json({"object": "error", "message": text, "type": "BadRequest", "param": None, "code": status}, status)
+
+
+def _refused_by_sglang(body: Mapping[str, Any], is_chat: bool) -> str | None:
+    if body.get("top_k", -1) == 0:
+        return "top_k must be -1 (disable), or at least 1, got 0."
+    return "max_tokens must be positive" if body.get("max_tokens", 1) <= 0 else None
+
+
+SPEECHES: dict[str, Speech] = {
+    "sglang": Speech(
+        engine="sglang",
+        error=_flat_error,
+        stream_error=event({"error": {"object": "error", "message": "it broke", "type": "InternalServerError"}}),
+        refuses=_refused_by_sglang,
+        tokens="/tokenize",
+        model_entry={"owned_by": "sglang", "root": "chain", "max_model_len": 4096},
+        extras={
+            "/get_server_info": {
+                "version": VERSIONS["sglang"],
+                "model_path": "/model",
+                "served_model_name": "chain",
+                "context_length": 4096,
+                "tp_size": 1,
+                "quantization": None,
+                "internal_states": [{}],
+            }
+        },
+    ),
+}
+"""Engine → what it says when nothing is wrong."""
+
+
+def flawed(engine: str, flaw: str) -> Speech:
+    """Return an engine that says something wrong."""
+    return replace(SPEECHES[engine], flaw=flaw)

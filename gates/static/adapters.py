@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from gates.static import adapter_fit
+from gates.static.adapter_fit import EMBEDDING, LORA, at, modules_of, pattern_of, targets_of
 from gates.static.composition import Composition, Part
-from gates.static.flaw import MAX_ITEMS, Flaw, Where, flaw, listed
+from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.tensors import Placed, read_bytes
 from gates.static.vocabulary import embedding_rows
 from schemas.result import Severity
 
-_PREFIX = re.compile(r"^(base_model\.model\.|base_model\.)?")
-_LORA = re.compile(r"^(?P<module>.+)\.lora_(?P<side>A|B)(\.[^.]+)?(\.weight)?$")
-_EMBEDDING = re.compile(r"^(?P<module>.+)\.lora_embedding_(?P<side>A|B)(\.[^.]+)?$")
 _MAGNITUDE = re.compile(r"\.lora_magnitude_vector(\.|$)")
 # Engines hold these modules fused; a flag may name either. Source: packed_modules_mapping of vLLM's models.
 _FUSED = {
@@ -43,15 +42,12 @@ def check(c: Composition) -> Iterator[Flaw]:
             path = part.path("adapter_model.safetensors")
             yield flaw("adapter-incomplete", f"The adapter {adapter.name} has no adapter_model.safetensors.", file=path)
         yield from _kind(c, part, config)
+        yield from _features(c, part, config)
         yield from _strength(c, part, config)
-        yield from _rank(c, part, config)
-        yield from _match(c, part, config)
+        yield from _limit(c, part, config)
+        yield from adapter_fit.check(c, part, config)
         yield from _flag(c, part, config)
         yield from _tokens(c, part)
-
-
-def _at(part: Part, pointer: str) -> Where:
-    return {"file": part.path("adapter_config.json"), "pointer": pointer}
 
 
 def _kind(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Flaw]:
@@ -62,7 +58,7 @@ def _kind(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Fla
             f"{_engine(c)} does not read DoRA: use_dora is {config.get('use_dora')}, and there are {len(magnitudes)} "
             "magnitude vectors.",
             severity=doubt,
-            **_at(part, "/use_dora"),
+            **at(part, "/use_dora"),
             found={"use_dora": config.get("use_dora"), "tensors": magnitudes[:MAX_ITEMS]},
         )
     kind = config.get("peft_type", "LORA")
@@ -70,7 +66,7 @@ def _kind(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Fla
         yield flaw(
             "lora-kind-unsupported",
             f"The adapter is of the type {kind}, and engines serve LORA.",
-            **_at(part, "/peft_type"),
+            **at(part, "/peft_type"),
             found=kind,
             expected="LORA",
         )
@@ -79,7 +75,7 @@ def _kind(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Fla
         yield flaw(
             "lora-kind-unsupported",
             f"{_engine(c)} does not read an adapter's biases: bias is {bias}.",
-            **_at(part, "/bias"),
+            **at(part, "/bias"),
             found=bias,
             expected="none",
         )
@@ -88,8 +84,30 @@ def _kind(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Fla
         yield flaw(
             "lora-kind-unsupported",
             f"{_engine(c)} does not read modules_to_save: {saved}.",
-            **_at(part, "/modules_to_save"),
+            **at(part, "/modules_to_save"),
             found=saved,
+        )
+
+
+def _features(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Flaw]:
+    """Find what PEFT does when it loads an adapter and the engine does not."""
+    for key in c.rules.get("lora_lacks") or ():
+        if config.get(key):
+            yield flaw(
+                "lora-kind-unsupported",
+                f"{_engine(c)} does not do what {key} asks for.",
+                **at(part, f"/{key}"),
+                found=config[key],
+            )
+    known, told = c.rules.get("lora_inits"), config.get("init_lora_weights")
+    if known is not None and isinstance(told, str) and told.lower() not in known:
+        yield flaw(
+            "lora-kind-unsupported",
+            f"The adapter was begun with {told}, which changes the base's weights when PEFT loads it; {_engine(c)} "
+            "does not.",
+            **at(part, "/init_lora_weights"),
+            found=told,
+            expected=known,
         )
 
 
@@ -112,10 +130,11 @@ def _strength(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator
         yield flaw(
             "adapter-no-effect",
             "lora_alpha is 0, so that the adapter changes nothing.",
-            **_at(part, "/lora_alpha"),
+            **at(part, "/lora_alpha"),
             found={"lora_alpha": 0, "scale": 0.0},
         )
     yield from _scaling(c, part, config)
+    yield from _own_scaling(c, part, config)
     seconds = {name: placed for name, placed in part.weights.effective.items() if _side(name) == "B"}
     if seconds and all(_is_zero(placed) for placed in seconds.values()):
         yield flaw(
@@ -138,14 +157,39 @@ def _scaling(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[
         "lora-scaling",
         f"use_rslora asks for the scale {wanted:g}, and {_engine(c)} would use {used:g}, {wanted / used:g} times less.",
         severity=doubt,
-        **_at(part, "/use_rslora"),
+        **at(part, "/use_rslora"),
         found={"scale": round(used, 6), "factor": round(wanted / used, 6)},
         expected={"scale": round(wanted, 6)},
     )
 
 
+def _own_scaling(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Flaw]:
+    """Find modules whose own rank or alpha makes another scale than the adapter's, where the engine knows one only."""
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    doubt = _doubt(c, "lora_patterns")
+    if doubt is None or type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or alpha is None:
+        return
+    power = 0.5 if config.get("use_rslora") is True else 1.0
+    used = alpha / rank**power
+    for module in sorted(modules_of(part)):
+        own_rank, own_alpha = (pattern_of(config, key, module) for key in ("rank_pattern", "alpha_pattern"))
+        of = own_rank if type(own_rank) is int and own_rank > 0 else rank
+        over = own_alpha if type(own_alpha) in (int, float) and own_alpha is not None else alpha
+        if not math.isclose(over / of**power, used):
+            yield flaw(
+                "lora-scaling",
+                f"The patterns of adapter_config.json ask for the scale {over / of**power:g} of {module}, and "
+                f"{_engine(c)} would use {used:g}.",
+                severity=doubt,
+                **at(part, "/alpha_pattern" if own_alpha is not None else "/rank_pattern"),
+                found={"scale": round(used, 6), "module": module},
+                expected={"scale": round(over / of**power, 6)},
+            )
+            return
+
+
 def _side(name: str) -> str | None:
-    match = _LORA.match(name) or _EMBEDDING.match(name)
+    match = LORA.match(name) or EMBEDDING.match(name)
     return None if match is None else match["side"]
 
 
@@ -162,18 +206,14 @@ def _is_zero(placed: Placed) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------------ what it fits
+# ----------------------------------------------------------------------------------------------- what the engine takes
 
 
-def _rank(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Flaw]:
-    rank = config.get("r")
+def _limit(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Flaw]:
+    rank, ranks = config.get("r"), config.get("rank_pattern")
     if type(rank) is not int or rank < 1:
-        yield flaw("adapter-incomplete", f"adapter_config.json says r {rank!r}.", **_at(part, "/r"), found=rank)
         return
-    ranks = config.get("rank_pattern")
-    largest = (
-        max([rank, *[one for one in (ranks or {}).values() if type(one) is int]]) if isinstance(ranks, dict) else rank
-    )
+    largest = max([rank, *[one for one in (ranks if isinstance(ranks, dict) else {}).values() if type(one) is int]])
     asked = c.declared.arguments.number("--max-lora-rank")
     limit = asked if asked is not None else c.rules.get("lora_default_rank")
     told = c.declared.arguments.has("--enable-lora") or asked is not None
@@ -181,115 +221,11 @@ def _rank(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Fla
         yield flaw(
             "lora-rank-too-large",
             f"The adapter has rank {largest}, and {_engine(c)} takes up to {limit}.",
-            **_at(part, "/r"),
+            **at(part, "/r"),
             found=largest,
             expected={"at_most": limit},
             advice=f"Give the engine --max-lora-rank {largest}.",
         )
-    patterned = isinstance(ranks, dict) and bool(ranks)
-    for name, placed in sorted(part.weights.effective.items()):
-        match, shape = _LORA.match(name), placed.tensor.shape
-        if match is None or len(shape) != 2 or patterned:
-            continue
-        found = shape[0] if match["side"] == "A" else shape[1]
-        if found != rank:
-            yield flaw(
-                "lora-shape",
-                f"{name} has the shape {list(shape)}, and r is {rank}.",
-                file=placed.entry.path,
-                pointer=name,
-                found=list(shape),
-                expected={"r": rank},
-            )
-            return
-
-
-def modules_of(part: Part) -> dict[str, dict[str, Placed]]:
-    """Return the modules that an adapter changes, without PEFT's prefix: name → side → tensor."""
-    found: dict[str, dict[str, Placed]] = {}
-    for name, placed in part.weights.effective.items():
-        match = _LORA.match(name) or _EMBEDDING.match(name)
-        if match is not None:
-            found.setdefault(_PREFIX.sub("", match["module"], count=1), {})[match["side"]] = placed
-    return found
-
-
-def _match(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Flaw]:
-    base = c.model.weights.effective
-    modules = modules_of(part)
-    if not base or not modules:
-        yield from _by_config(c, part, config, modules)
-        return
-    there = {name.rpartition(".")[0] for name in base}
-    matched = [module for module in modules if module in there]
-    if len(matched) == len(modules):
-        yield from _shapes(c, modules)
-        return
-    missing = sorted(set(modules) - there)
-    alike = [name for name in sorted(there) if name.endswith("." + _tail(missing[0]))]
-    yield flaw(
-        "lora-no-match",
-        f"{len(matched)} of {len(modules)} of the adapter's modules are in the base: {listed(missing)} is not.",
-        severity=Severity.BLOCK,
-        file=part.path("adapter_model.safetensors"),
-        found={"matched": len(matched), "of": len(modules), "missing": missing[:MAX_ITEMS]},
-        expected={"matched": len(modules), "in_base": alike[:3]},
-    )
-
-
-def _tail(module: str) -> str:
-    match = re.search(r"layers\.[0-9]+\..*", module)
-    return match[0] if match else module.rpartition(".")[2]
-
-
-def _by_config(c: Composition, part: Part, config: Mapping[str, Any], modules: Mapping[str, Any]) -> Iterator[Flaw]:
-    """Without tensors on both sides, the names in target_modules are held against the base's."""
-    base = c.model.weights.effective
-    targets = targets_of(config)
-    if modules or not base or not targets:
-        return
-    last = {name.rpartition(".")[0].rpartition(".")[2] for name in base}
-    lost = sorted(target for target in targets if target.rpartition(".")[2] not in last)
-    if len(lost) == len(targets):
-        yield flaw(
-            "lora-no-match",
-            f"0 of {len(targets)} target modules are in the base: {listed(lost)}.",
-            **_at(part, "/target_modules"),
-            found={"matched": 0, "of": len(targets), "missing": lost},
-        )
-
-
-def _shapes(c: Composition, modules: Mapping[str, Mapping[str, Placed]]) -> Iterator[Flaw]:
-    base = c.model.weights.effective
-    for module, sides in sorted(modules.items()):
-        weight = base.get(f"{module}.weight")
-        if weight is None or len(weight.tensor.shape) != 2 or not weight.tensor.dtype.startswith(("F", "BF")):
-            continue
-        rows, columns = weight.tensor.shape
-        if module.endswith("embed_tokens"):
-            continue  # its A and B lie the other way round
-        wanted = {"A": columns, "B": rows}
-        for side, placed in sorted(sides.items()):
-            shape = placed.tensor.shape
-            found = None if len(shape) != 2 else shape[1] if side == "A" else shape[0]
-            if found is not None and found != wanted[side]:
-                yield flaw(
-                    "lora-shape",
-                    f"{placed.tensor.name} has the shape {list(shape)}, and {module}.weight {[rows, columns]}.",
-                    file=placed.entry.path,
-                    pointer=placed.tensor.name,
-                    found=list(shape),
-                    expected={"in": columns, "out": rows},
-                )
-                return
-
-
-def targets_of(config: Mapping[str, Any]) -> list[str]:
-    """Return an adapter's target modules; a single word may stand without a list."""
-    told = config.get("target_modules")
-    if isinstance(told, str):
-        return [] if told == "all-linear" or re.search(r"[*\\|()^$\[]", told) else [told]
-    return [one for one in told if isinstance(one, str)] if isinstance(told, list) else []
 
 
 def _flag(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Flaw]:

@@ -489,6 +489,11 @@ CODES: Final[Mapping[str, Code]] = {
             "An adapter's matrices do not fit the base or the rank.",
             "Use the base that the adapter was trained on.",
         ),
+        lora_targets_differ=(
+            (BLOCK, WARN),
+            "The adapter's modules are not those that its configuration names; whole layers without any warn.",
+            "Fetch the adapter and its configuration together again.",
+        ),
         lora_rank_too_large=(
             (BLOCK,),
             "The rank is larger than the engine takes.",

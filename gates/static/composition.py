@@ -15,9 +15,10 @@ from gates.files.strict_json import load_object
 from gates.static.declared import Adapter, Declared, declared_by
 from gates.static.flaw import Flaw, flaw
 from gates.static.listing import Entry, Listing, list_directory, list_named
-from gates.static.names import InLayer, Needed, embedding, in_layers, needed
+from gates.static.names import InLayer, embedding, in_layers
 from gates.static.probes import Renderings, render
 from gates.static.quantized import QUANTIZATION_FILES, Quantization, quantization_of
+from gates.static.required import Needed, needed
 from gates.static.rules import Rules
 from gates.static.shape import Shape, shape_of
 from gates.static.tensors import Weights, gguf_headers

@@ -3,24 +3,22 @@
 from collections.abc import Iterator
 from typing import Any
 
+from gates.static import rotary
 from gates.static.composition import Composition, Part
 from gates.static.flaw import Flaw, flaw
-from gates.static.rules import is_within
 from gates.static.shape import Shape, rope_of
 
 MISTRAL_DEFAULT = 128_000
 """Positions that a params.json without a length means. Source: vllm-project/vllm#17747."""
 _PARAMS_KEYS = ("max_position_embeddings", "max_seq_len", "model_max_length", "max_context_len")
 _LENGTH = ("--max-model-len", "--context-length", "--max-context-length", "--max-seq-len", "--max-total-tokens")
-_OLD_THETA = 10_000
 
 
 def check(c: Composition) -> Iterator[Flaw]:
     """Check lengths and rotary settings."""
-    part = c.model
     yield from _slots(c)
-    if part.config:
-        yield from _rope(c)
+    if c.model.config:
+        yield from rotary.check(c)
     asked = requested(c)
     yield from _length(c, asked)
 
@@ -145,68 +143,3 @@ def _slots(c: Composition) -> Iterator[Flaw]:
             expected={"per_slot": promised},
             advice=f"Give the engine -c {promised * slots}.",
         )
-
-
-# -------------------------------------------------------------------------------------------- rotary embedding
-
-
-def _scaling(shape: Shape, file: str) -> Iterator[Flaw]:
-    """Find values of a rotary scaling that no frequencies come of.
-
-    Source: `_compute_llama3_parameters` of transformers and vLLM's rotary classes, which divide by the difference of
-    the two factors.
-    """
-    name = next((one for one in ("rope_parameters", "rope_scaling") if isinstance(shape.text.get(one), dict)), None)
-    told = shape.text[name] if name is not None else {}
-    kind = told.get("rope_type", told.get("type"))
-    if kind == "llama3":
-        low, high = told.get("low_freq_factor"), told.get("high_freq_factor")
-        if isinstance(low, int | float) and isinstance(high, int | float) and low >= high:
-            yield flaw(
-                "rope-scaling-invalid",
-                f"The rotary scaling has low_freq_factor {low}, which is not below high_freq_factor {high}.",
-                file=file,
-                pointer=shape.at(f"{name}/low_freq_factor"),
-                found=low,
-                expected={"below": high},
-            )
-
-
-def _rope(c: Composition) -> Iterator[Flaw]:
-    shape = c.model.shape
-    rope = rope_of(shape)
-    file = c.model.path("config.json")
-    top, new = rope["theta_top"], rope["theta_new"]
-    if top is not None and new is not None and top != new:
-        yield flaw(
-            "rope-format",
-            f"config.json says rope_theta {top:g} and rope_parameters.rope_theta {new:g}; libraries read one of them.",
-            file=file,
-            pointer=shape.at("rope_theta"),
-            found={"rope_theta": top, "rope_parameters.rope_theta": new},
-            expected="one value",
-        )
-        return
-    version = c.rules.library("transformers")
-    is_old = version is not None and is_within(version, "<5.0.0.dev0")
-    if is_old and new is not None and top is None and new != _OLD_THETA:
-        yield flaw(
-            "rope-format",
-            f"transformers {version} in the engine's image reads rope_theta at the top level only, and would run with "
-            f"{_OLD_THETA} in place of {new:g}.",
-            file=file,
-            pointer=shape.at("rope_parameters/rope_theta"),
-            found={"theta": _OLD_THETA, "transformers": version},
-            expected={"theta": new},
-        )
-    factor = rope["factor"]
-    if factor is not None and factor < 1:
-        yield flaw(
-            "rope-scaling-invalid",
-            f"The rotary scaling has the factor {factor}, and less than 1 is no scaling.",
-            file=file,
-            pointer=shape.at("rope_scaling/factor"),
-            found=factor,
-            expected={"from": 1},
-        )
-    yield from _scaling(shape, file)

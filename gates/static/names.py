@@ -1,11 +1,10 @@
-"""Names of tensors: which the architecture needs, which are there, and in which form a module carries its weights."""
+"""Names of tensors: which are there, what they are for, and in which form a module carries its weights."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gates.static.shape import Shape, families, moe_layers
 from gates.static.tensors import Placed
 
 CARRIERS = ("weight", "qweight", "weight_packed", "weight_q", "weight_scale")
@@ -27,20 +26,6 @@ _LAYER = re.compile(r"^(?P<prefix>(?:[^.]+\.)*?)(?:layers|h|blocks)\.(?P<number>
 _OTHER_TOWER = re.compile(
     r"(^|[._])(vis(ion|ual)?|image|audio|speech|encoder|vit|siglip|mtp|mm|talker|code2wav|vpm|resampler)"
 )
-_EXPERT = re.compile(r"experts\.[0-9]+\.")
-
-
-@dataclass(frozen=True, slots=True)
-class Needed:
-    """A tensor that the architecture needs: its name, and its shape where the configuration gives one."""
-
-    name: str
-    shape: tuple[int | None, ...]
-
-    @property
-    def module(self) -> str:
-        """The module that it belongs to."""
-        return self.name.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,84 +71,6 @@ def in_layers(tensors: Mapping[str, Any]) -> list[InLayer]:
     return max(groups.values(), key=len, default=[])
 
 
-def symbols(shape: Shape) -> dict[str, int | None]:
-    """Return what the symbols of the table of architectures mean for this model."""
-    query = _times(shape.heads, shape.head_dim)
-    keys = _times(shape.kv_heads, shape.head_dim)
-    shared = shape.text.get("n_shared_experts")
-    key_value = None if query is None or keys is None else query + 2 * keys
-    compressed = None if shape.kv_rank is None or shape.rope_dim is None else shape.kv_rank + shape.rope_dim
-    return {
-        "H": shape.hidden,
-        "V": shape.vocabulary,
-        "I": shape.intermediate,
-        "I2": _times(shape.intermediate, 2),
-        "D": shape.head_dim,
-        "A": shape.heads,
-        "Q": query,
-        "K": keys,
-        "QKV": key_value,
-        "E": shape.experts,
-        "M": shape.moe_intermediate,
-        "S": shape.shared_intermediate,
-        "N": _times(shape.moe_intermediate, shared if type(shared) is int else None),
-        "R": shape.query_rank,
-        "C": shape.kv_rank,
-        "CR": compressed,
-        "QB": _times(shape.heads, _plus(shape.nope_dim, shape.rope_dim)),
-        "KB": _times(shape.heads, _plus(shape.nope_dim, shape.value_dim)),
-        "OV": _times(shape.heads, shape.value_dim),
-    }
-
-
-def needed(shape: Shape, here: Sequence[InLayer], start: str | None) -> Iterator[Needed]:
-    """Yield what the architecture needs besides its head, for families whose names are known.
-
-    Args:
-        shape: of the language model.
-        here: tensors of its layers that are there; their prefix tells where the language model lies.
-        start: name of its embedding, which tells it too.
-    """
-    table = families()["tensors"].get(shape.family.get("tensors"))
-    if table is None or not shape.layers:
-        return
-    prefix = here[0].prefix if here else "model." if start is None else start.removesuffix("embed_tokens.weight")
-    values = symbols(shape)
-    yield Needed(f"{prefix}embed_tokens.weight", (values["V"], values["H"]))
-    sparse = moe_layers(shape)
-    for layer in range(shape.layers):
-        for module, dims in _modules(table, shape, is_sparse=layer in sparse).items():
-            resolved = tuple(one if isinstance(one, int) else values[one] for one in dims)
-            if "*" not in module:
-                yield Needed(f"{prefix}layers.{layer}.{module}.weight", resolved)
-                continue
-            for expert in range(shape.experts or 0):
-                yield Needed(f"{prefix}layers.{layer}.{module.replace('*', str(expert))}.weight", resolved)
-        for name, dims in table.get("plain", {}).items():
-            yield Needed(f"{prefix}layers.{layer}.{name}", tuple(values[one] for one in dims))
-    yield Needed(f"{prefix}{table.get('final', 'norm')}.weight", (values["H"],))
-
-
-def _modules(table: Mapping[str, Any], shape: Shape, *, is_sparse: bool) -> dict[str, list[str | int]]:
-    found = dict(table["layer"])
-    found |= table.get("with_query_rank" if shape.query_rank else "without_query_rank", {})
-    found |= table.get("moe" if is_sparse else "dense", {})
-    return found
-
-
-def is_carried(one: Needed, tensors: Mapping[str, Any]) -> bool:
-    """Say whether a needed tensor is there, plain or packed."""
-    return one.name in tensors or any(f"{one.module}.{carrier}" in tensors for carrier in CARRIERS)
-
-
-def fused_stand_ins(one: Needed, tensors: Mapping[str, Any]) -> bool:
-    """Say whether all experts of a layer are stored as one tensor, as newer checkpoints do."""
-    if "experts." not in one.name:
-        return False
-    stem = one.name.split("experts.")[0] + "experts."
-    return any(name.startswith(stem) and not _EXPERT.search(name) for name in tensors)
-
-
 def linears(here: Sequence[InLayer], tensors: Mapping[str, Placed], layers: int | None) -> dict[str, dict[str, Placed]]:
     """Return the modules that quantization is for: name → what each is carried by (suffix → tensor)."""
     found: dict[str, dict[str, Placed]] = {}
@@ -175,11 +82,3 @@ def linears(here: Sequence[InLayer], tensors: Mapping[str, Placed], layers: int 
             module = one.name[: len(one.name) - len(one.rest) + match.end()]
             found.setdefault(module, {})[one.rest[match.end() + 1 :]] = tensors[one.name]
     return found
-
-
-def _times(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one * other
-
-
-def _plus(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from gates.static import names
+from gates.static import names, required
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
-from gates.static.names import Needed
+from gates.static.required import Needed
 from schemas.result import Severity
 
 _PLAIN = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
@@ -36,14 +36,7 @@ def _whole(part: Part) -> Iterator[Flaw]:
     held = {name for shard in weights.shards for name in weights.held(shard)}
     if any(shard.header is None for shard in weights.shards.values()):
         return  # a file that cannot be read may hold anything
-    known = dict.fromkeys(told | held)
-    missing = [
-        one
-        for one in part.needed
-        if not names.is_carried(one, tensors)
-        and not names.is_carried(one, known)
-        and not names.fused_stand_ins(one, tensors)
-    ]
+    missing = required.missing(part.needed, tensors, dict.fromkeys(told | held))
     if missing:
         lost = [one.name for one in missing]
         yield flaw(
@@ -121,7 +114,7 @@ def _shapes(part: Part) -> Iterator[Flaw]:
     wrong: list[tuple[Needed, tuple[int, ...]]] = []
     for one in part.needed:
         placed = tensors.get(one.name)
-        if placed is None or placed.tensor.dtype not in _PLAIN:
+        if placed is None or one.begins or placed.tensor.dtype not in _PLAIN:
             continue
         found = placed.tensor.shape
         fits = len(found) == len(one.shape) and all(

@@ -382,6 +382,10 @@ def test_a_layout_that_contradicts_itself_or_the_hardware_blocks(tmp_path):
 # ------------------------------------------------------------------------------------------------------ context
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.1], "long_factor": [1.5, 8.0]}
+
+
 @pytest.mark.parametrize("variables", [{}, {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}])
 def test_c069_more_context_than_positions_blocks_whatever_the_switch(tmp_path, variables):
     root = micro(tmp_path / "m")
@@ -395,8 +399,8 @@ def test_c069_more_context_than_positions_blocks_whatever_the_switch(tmp_path, v
         (128, {}),
         (512, {"rope_scaling": {"type": "linear", "factor": 4.0}}),
         (512, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}),
-        (512, {"max_position_embeddings": 512, "rope_scaling": {"rope_type": "llama3", "factor": 32.0}}),
-        (512, {"max_position_embeddings": 512, "rope_scaling": {"type": "longrope", "short_factor": [1.0]}}),
+        (512, {"max_position_embeddings": 512, "rope_scaling": LLAMA3}),
+        (512, {"max_position_embeddings": 512, "rope_scaling": LONGROPE}),
     ],
 )
 def test_c069_what_the_positions_and_their_scaling_allow_is_sound(tmp_path, asked, changes):
@@ -404,7 +408,7 @@ def test_c069_what_the_positions_and_their_scaling_allow_is_sound(tmp_path, aske
     assert alarms(validate(micro(tmp_path / "m", **changes), {"engine": engine})) == set()
 
 
-@pytest.mark.parametrize("changes", [{"rope_scaling": {"rope_type": "llama3", "factor": 32.0}}])
+@pytest.mark.parametrize("changes", [{"rope_scaling": LLAMA3}])
 def test_c069_a_scaling_that_is_in_the_positions_already_adds_none(tmp_path, changes):
     engine = {"name": "vllm", "arguments": ["--max-model-len", "512"]}
     assert "context-too-long" in codes(validate(micro(tmp_path / "m", **changes), {"engine": engine}), "block")

@@ -1,0 +1,153 @@
+"""Checks of rotary settings: they stand where a library looks, and frequencies come of them.
+
+Source: rotary.json beside this file, and `_compute_llama3_parameters` of transformers, which divides by the difference
+of its two factors.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gates.static.composition import Composition
+from gates.static.flaw import Flaw, flaw
+from gates.static.rules import is_within, table
+from gates.static.shape import Shape, rope_of
+
+_OLD_THETA = 10_000
+_LISTS = ("short_factor", "long_factor")
+
+
+def check(c: Composition) -> Iterator[Flaw]:
+    """Check the rotary settings of config.json."""
+    shape, file = c.model.shape, c.model.path("config.json")
+    conflict = next(_conflict(shape, file), None)
+    if conflict is not None:
+        yield conflict
+        return
+    yield from _place(c, shape, file)
+    for pointer, told in settings(shape):
+        yield from _scaling(shape, told, pointer, file)
+
+
+def settings(shape: Shape) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each rotary setting with its place; layers of several kinds have settings of several kinds."""
+    for name in ("rope_parameters", "rope_scaling"):
+        told = shape.text.get(name)
+        if not isinstance(told, dict):
+            continue
+        inner = {kind: one for kind, one in told.items() if isinstance(one, dict)}
+        if inner and len(inner) == len([one for one in told.values() if one is not None]):
+            yield from ((f"{name}/{kind}", one) for kind, one in inner.items())
+        else:
+            yield name, told
+
+
+def rotary_dim(shape: Shape, told: Mapping[str, Any]) -> int | None:
+    """Return how many numbers of a head are turned; None where the files do not say."""
+    if shape.is_mla:
+        return shape.rope_dim
+    part = told.get("partial_rotary_factor", shape.text.get("partial_rotary_factor", shape.text.get("rotary_pct")))
+    if part is None and shape.model_type in table("rotary")["partial_by_default"]:
+        return None
+    share = 1.0 if part is None else part
+    if shape.head_dim is None or not _is_number(share) or not 0 < share <= 1:
+        return None
+    return int(shape.head_dim * share)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+def _wrong(shape: Shape, file: str, pointer: str, says: str, found: Any, expected: Any) -> Flaw:
+    return flaw("rope-scaling-invalid", says, file=file, pointer=shape.at(pointer), found=found, expected=expected)
+
+
+def _scaling(shape: Shape, told: Mapping[str, Any], pointer: str, file: str) -> Iterator[Flaw]:
+    """Find values of a rotary scaling that no frequencies come of."""
+    known = table("rotary")
+    key = "rope_type" if told.get("rope_type") is not None else "type"
+    kind = told.get(key)
+    kind = "default" if kind is None else kind
+    if not isinstance(kind, str) or kind not in known["needs"]:
+        says = f"The rotary scaling is of the type {kind!r}, which no library computes."
+        yield _wrong(shape, file, f"{pointer}/{key}", says, kind, sorted(known["needs"]))
+        return
+    some = known["one_of"].get(kind, ())
+    absent = [one for one in known["needs"][kind] if told.get(one) is None]
+    if some and all(told.get(one) is None for one in some):
+        absent.append(" or ".join(some))
+    if absent:
+        says = f"The rotary scaling of the type {kind} lacks {', '.join(absent)}."
+        yield _wrong(shape, file, pointer, says, {"type": kind, "missing": absent}, known["needs"][kind] or list(some))
+    factor = told.get("factor")
+    if factor is not None and not (_is_number(factor) and factor >= 1):
+        says = f"The rotary scaling has the factor {factor!r}, and less than 1 is no scaling."
+        yield _wrong(shape, file, f"{pointer}/factor", says, factor, {"from": 1})
+    if kind == "llama3":
+        low, high = told.get("low_freq_factor"), told.get("high_freq_factor")
+        if low is not None and high is not None and not (_is_number(low) and _is_number(high) and low < high):
+            says = f"The rotary scaling has low_freq_factor {low!r}, which is not below high_freq_factor {high!r}."
+            yield _wrong(shape, file, f"{pointer}/low_freq_factor", says, low, {"below": high})
+    if kind in {"longrope", "su"}:
+        yield from _lists(shape, told, pointer, file)
+    yield from _sections(shape, told, pointer, file)
+
+
+def _lists(shape: Shape, told: Mapping[str, Any], pointer: str, file: str) -> Iterator[Flaw]:
+    """Find lists of factors that are not one number above zero for each frequency."""
+    turned = rotary_dim(shape, told)
+    for name in _LISTS:
+        factors = told.get(name)
+        if factors is None:
+            continue
+        if not isinstance(factors, list) or not all(_is_number(one) and one > 0 for one in factors):
+            says = f"{name} of the rotary scaling is no list of numbers above zero."
+            yield _wrong(shape, file, f"{pointer}/{name}", says, factors, "a list of numbers above 0")
+        elif turned is not None and len(factors) != turned // 2:
+            says = f"{name} of the rotary scaling has {len(factors)} factors for {turned // 2} frequencies."
+            yield _wrong(shape, file, f"{pointer}/{name}", says, len(factors), turned // 2)
+
+
+def _sections(shape: Shape, told: Mapping[str, Any], pointer: str, file: str) -> Iterator[Flaw]:
+    """Find sections of a multimodal rotary embedding that are not all its frequencies."""
+    parts, turned = told.get("mrope_section"), rotary_dim(shape, told)
+    if parts is None or turned is None:
+        return
+    if not isinstance(parts, list) or not all(type(one) is int and one > 0 for one in parts):
+        says = "mrope_section is no list of numbers above zero."
+        yield _wrong(shape, file, f"{pointer}/mrope_section", says, parts, "a list of numbers above 0")
+    elif sum(parts) != turned // 2:
+        says = f"mrope_section is {sum(parts)} frequencies in all, and the model has {turned // 2}."
+        yield _wrong(shape, file, f"{pointer}/mrope_section", says, sum(parts), turned // 2)
+
+
+def _conflict(shape: Shape, file: str) -> Iterator[Flaw]:
+    rope = rope_of(shape)
+    top, new = rope["theta_top"], rope["theta_new"]
+    if top is not None and new is not None and top != new:
+        yield flaw(
+            "rope-format",
+            f"config.json says rope_theta {top:g} and rope_parameters.rope_theta {new:g}; libraries read one of them.",
+            file=file,
+            pointer=shape.at("rope_theta"),
+            found={"rope_theta": top, "rope_parameters.rope_theta": new},
+            expected="one value",
+        )
+
+
+def _place(c: Composition, shape: Shape, file: str) -> Iterator[Flaw]:
+    """Find settings that stand where the image's library does not look."""
+    rope, version = rope_of(shape), c.rules.library("transformers")
+    new = rope["theta_new"]
+    is_old = version is not None and is_within(version, "<5.0.0.dev0")
+    if is_old and new is not None and rope["theta_top"] is None and new != _OLD_THETA:
+        yield flaw(
+            "rope-format",
+            f"transformers {version} in the engine's image reads rope_theta at the top level only, and would run with "
+            f"{_OLD_THETA} in place of {new:g}.",
+            file=file,
+            pointer=shape.at("rope_parameters/rope_theta"),
+            found={"theta": _OLD_THETA, "transformers": version},
+            expected={"theta": new},
+        )

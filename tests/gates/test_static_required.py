@@ -1,0 +1,79 @@
+"""Each tensor that an architecture needs is missed when it is gone, and none is asked for that it lacks."""
+
+import pytest
+
+from gates.static.names import HEADS, embedding, in_layers
+from gates.static.required import missing, needed
+from gates.static.rules import table
+from gates.static.shape import families, shape_of
+from tests.support.checkpoints import codes, only, validate
+from tests.support.layouts import LAYOUTS, config_of, tensors_of, write_layout
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_a_library_writes_is_what_its_architecture_needs(name):
+    tensors = tensors_of(name)
+    wanted = list(needed(shape_of(config_of(name)), in_layers(tensors), embedding(tensors)))
+    assert missing(wanted, tensors, {}) == []
+    named = {one.name: one.shape for one in wanted if not one.begins}
+    assert {one: shape for one, shape in named.items() if tensors[one] != shape} == {}
+    last = f"{LAYOUTS[name]['prefix']}.{max(layer for kind in LAYOUTS[name]['kinds'] for layer in kind['layers'])}."
+    for gone in tensors:
+        if gone.endswith(HEADS) or not (gone.startswith(last) or gone in LAYOUTS[name]["tensors"]):
+            continue
+        left = {one: shape for one, shape in tensors.items() if one != gone}
+        lost = [one.name for one in missing(wanted, left, {})]
+        assert lost == [gone] or (len(lost) == 1 and gone.startswith(lost[0])), gone
+
+
+def test_every_table_is_held_against_what_a_library_writes():
+    known = {name for name, one in families()["families"].items() if one.get("tensors")}
+    tables = {families()["families"][config_of(name)["model_type"]]["tensors"] for name in LAYOUTS}
+    assert tables == {families()["families"][name]["tensors"] for name in known} == set(families()["tensors"])
+    told = table("required")
+    assert set(told["families"]) <= known
+    assert {rule for rules in told["families"].values() for rule in rules} == set(told["rules"])
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "count"),
+    [
+        ("qwen2", "_proj.bias", 9),
+        ("qwen2", "k_proj.bias", 3),
+        ("qwen2_moe", "v_proj.bias", 3),
+        ("qwen2_moe", "shared_expert_gate.weight", 3),
+        ("qwen3", "q_norm.weight", 3),
+        ("qwen3_moe", "mlp.gate.weight", 3),
+        ("gemma3_text", "k_norm.weight", 3),
+        ("gemma2", "pre_feedforward_layernorm.weight", 3),
+        ("mixtral", "block_sparse_moe.gate.weight", 3),
+        ("mixtral", "experts.3.w2.weight", 3),
+        ("deepseek_v2", "kv_b_proj.weight", 3),
+        ("deepseek_v3", "kv_a_layernorm.weight", 3),
+        ("deepseek_v3", "e_score_correction_bias", 2),
+        ("deepseek_v3", "shared_experts.up_proj.weight", 2),
+        ("gpt_oss", "self_attn.sinks", 3),
+        ("gpt_oss", "mlp.router.bias", 3),
+        ("gpt_oss", "mlp.experts.down_proj", 3),
+        ("starcoder2", "c_fc.bias", 3),
+        ("phi", "final_layernorm.bias", 1),
+        ("llama-bias", "down_proj.bias", 3),
+        ("cohere-qk", "q_norm.weight", 3),
+    ],
+)
+def test_a_kind_of_tensor_that_no_layer_has_blocks(tmp_path, name, without, count):
+    found = validate(write_layout(tmp_path / "m", name, without=without))
+    assert only(found, "tensor-missing").found["count"] == count
+    assert found.verdict == "failed"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_as_its_library_writes_it_raises_nothing(tmp_path, name):
+    assert codes(validate(write_layout(tmp_path / "m", name)), "block", "warn") == set()
+
+
+def test_settings_that_ask_for_no_biases_need_none(tmp_path):
+    root = write_layout(tmp_path / "m", "qwen2", without="_proj.bias", attention_bias=False)
+    assert "tensor-missing" not in codes(validate(root))
+    root = write_layout(tmp_path / "n", "deepseek_v3", without="e_score_correction_bias", topk_method="greedy")
+    assert "tensor-missing" not in codes(validate(root))

@@ -1,6 +1,6 @@
 """Blobs of a project. Bytes are stored once for all; that another project has them already never shows."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -14,7 +14,7 @@ from registry.quotas import Added
 from registry.service import Service
 from registry.storage.incoming import Incoming
 from registry.tables import BlobRow, ProjectBlobRow, RecordRow
-from schemas.problems import NotFound, QuotaExceeded, Unavailable
+from schemas.problems import DigestMismatch, NotFound, QuotaExceeded, Unavailable
 
 RENEWED = timedelta(minutes=1)
 """How much of a blob's time of grace may be gone without being given back."""
@@ -71,6 +71,9 @@ def admit(
         .returning(BlobRow.digest)
     )
     is_first = added.first() is not None
+    if not is_first:
+        mended = update(BlobRow).where(BlobRow.digest == digest, BlobRow.damaged_at.is_not(None))
+        session.execute(mended.values(damaged_at=None))
     new = session.execute(
         insert(ProjectBlobRow)
         .values(project_id=project, digest=digest, created_at=at, used_at=at)
@@ -103,6 +106,11 @@ def require_room(session: Session, service: Service, project: UUID, digest: str,
     """Return when the project holds a blob, or has room for it just now. Raises QuotaExceeded."""
     if not sizes(session, project, [digest]):
         quotas.require_bytes(session, service.settings, project, size)
+
+
+def room(session: Session, service: Service, project: UUID, digest: str) -> int | None:
+    """Return how many bytes a blob may have just now, for `require_room` to let it pass; None for any number."""
+    return None if sizes(session, project, [digest]) else quotas.room(session, service.settings, project)
 
 
 def touch(session: Session, project: UUID, digests: Iterable[str], at: datetime) -> None:
@@ -150,6 +158,8 @@ def missing(session: Session, project: UUID, digests: Sequence[str]) -> list[str
     Those that it holds are kept for a whole time of grace from now on.
     """
     held = sizes(session, project, digests)
+    for digest in damaged(session, held):
+        del held[digest]  # whoever has it sends it again
     if held:
         # Who asks goes on to register: what is told to be there must not go meanwhile.
         touch(session, project, held, db.now(session))
@@ -164,18 +174,19 @@ def size(session: Session, project: UUID, digest: str) -> int:
     return held[digest]
 
 
-def pieces(service: Service, digest: str, length: int) -> Iterator[bytes]:
-    """Return the bytes of a stored blob in pieces of up to `length`. It is opened only when they are asked for.
+def damaged(session: Session, digests: Iterable[str]) -> set[str]:
+    """Return those of these blobs that the service found to have other bytes, and nobody has sent again since.
 
-    Raises:
-        NotFound: the store has lost it. Raised at once, so that an answer is not begun.
+    Whoever is to rely on this asks for `sizes` before, as `is_needed`: what is found later waits for its lock.
     """
-    if not service.blobs.exists(digest):
-        raise NotFound(f"the store has no blob {digest}", digest=digest)
-    return _pieces(service, digest, length)
+    rows = select(BlobRow.digest).where(BlobRow.digest.in_(set(digests)), BlobRow.damaged_at.is_not(None))
+    return set(session.scalars(rows))
 
 
-def _pieces(service: Service, digest: str, length: int) -> Iterator[bytes]:
-    with service.blobs.open(digest) as file:
-        while piece := file.read(length):
-            yield piece
+def require_whole(session: Session, digest: str) -> None:
+    """Return when nobody found a blob to be damaged. Raises DigestMismatch."""
+    if damaged(session, [digest]):
+        raise DigestMismatch(
+            f"the store has other bytes under {digest}; whoever has the right ones may send them again",
+            expected=digest,
+        )

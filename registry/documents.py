@@ -223,6 +223,8 @@ def _check_contents(bundle: Bundle) -> None:
 
 def _check_files(session: Session, project: UUID, bundle: Bundle) -> None:
     held = blobs.sizes(session, project, (file.sha256 for file in bundle.files), is_needed=True)
+    for digest in blobs.damaged(session, held):
+        del held[digest]
     lacking = list(dict.fromkeys(file.sha256 for file in bundle.files if file.sha256 not in held))
     if lacking:
         raise BlobsMissing(

@@ -9,6 +9,7 @@ while the bundle is quarantined, and by whoever lifts that, since what was measu
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -121,6 +122,35 @@ def of_result(session: Session, service: Service, entry: EntryRow, bundle: str, 
         cause="integrity_gate",
         reason=f"integrity failed: {result.summary}"[:MAX_REASON],
         result=entry.entry_digest,
+    )
+    _quarantine(session, service, member, SERVICE, said)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A blob of the store that was read again and has other bytes."""
+
+    blob: str
+    found: str
+    seen_by: str | None
+    """Who met it; None for somebody in another project."""
+
+
+def of_blob(session: Session, service: Service, project: UUID, bundle: str, damage: Damage) -> None:
+    """Quarantine a bundle that is made of a damaged blob. What is a ground already is none again."""
+    member = _take(session, project, bundle, or_deleted=True)
+    grounds = _grounds(session, project, [bundle] if member.quarantined_at is not None else []).get(bundle, [])
+    if any(evidence.claim_of(one.envelope)["body"].get("blob") == damage.blob for one in grounds):
+        return
+    met = f"; {damage.seen_by} met it" if damage.seen_by else ""
+    said = Quarantined(
+        digest=bundle,
+        name=member.name,
+        cause="blob_damaged",
+        reason=f"the store has other bytes under {damage.blob}: {damage.found}{met}",
+        blob=damage.blob,
+        found=damage.found,
+        seen_by=damage.seen_by,
     )
     _quarantine(session, service, member, SERVICE, said)
 

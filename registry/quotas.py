@@ -34,9 +34,20 @@ def require_bytes(session: Session, settings: Settings, project: UUID, size: int
     Raises:
         QuotaExceeded.
     """
+    used, limit = _bytes(session, settings, project)
+    _require("bytes", used, size, limit)
+
+
+def room(session: Session, settings: Settings, project: UUID) -> int | None:
+    """Return how many more bytes a project may hold just now; None for any number. It locks nothing."""
+    used, limit = _bytes(session, settings, project)
+    return max(0, limit - used) if limit else None
+
+
+def _bytes(session: Session, settings: Settings, project: UUID) -> tuple[int, int]:
+    """Return how many bytes a project holds, those under way among them, and how many it may; 0 is any number."""
     found = session.execute(_ROOM, {"project": project}).one()
-    limit = settings.project_bytes if found.max_bytes is None else found.max_bytes
-    _require("bytes", found.bytes, size, limit)
+    return found.bytes, settings.project_bytes if found.max_bytes is None else found.max_bytes
 
 
 _ROOM = text(

@@ -140,6 +140,8 @@ class BlobRow(Base):
     digest: Mapped[str] = mapped_column(primary_key=True)
     size: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
+    damaged_at: Mapped[datetime | None]
+    """When the service found other bytes there; none once the right ones came again."""
 
 
 class ProjectBlobRow(Base):

@@ -40,6 +40,8 @@ def begin(session: Session, service: Service, actor: Actor, body: UploadCreate) 
     if body.size > limit:
         raise TooLarge(f"a blob holds at most {limit} bytes", limit=limit)
     held = blobs.sizes(session, actor.project_id, [body.digest]).get(body.digest)
+    if blobs.damaged(session, [body.digest]):
+        held = None  # what is there has to be replaced
     if held is not None:
         if held != body.size:
             detail = f"the blob of this digest has {held} bytes"

@@ -154,7 +154,7 @@ class PublicKey(Wire):
 class Ground(Wire):
     """One thing that a bundle is quarantined for."""
 
-    cause: QuarantineCause = Field(description="person or integrity_gate.")
+    cause: QuarantineCause = Field(description="person, integrity_gate or blob_damaged.")
     reason: str = Field(description="Why.")
     by: str = Field(description="Who did it: a person, or the part of the service that found out.")
     at: Instant = Field(description="When.")
@@ -223,6 +223,15 @@ class StoredBlob(Wire):
 
     digest: str = Field(description="Its SHA-256.")
     size: int = Field(description="Its size in bytes.")
+
+
+class BlobCheck(Wire):
+    """What the service found when it read a blob of its store again."""
+
+    digest: str = Field(description="SHA-256 that it is named after.")
+    is_intact: bool = Field(description="Whether its bytes have that.")
+    found: str | None = Field(description="What they have instead; null when they are intact.")
+    quarantined: list[str] = Field(description="The project's bundles that are made of it, which are quarantined now.")
 
 
 class UploadCreate(Closed):

@@ -74,8 +74,8 @@ class Kind(StrEnum):
     EVIDENCE_REVOKED = "evidence_revoked"
 
 
-QuarantineCause = Literal["person", "integrity_gate"]
-"""Person: by hand. Integrity_gate: that gate failed."""
+QuarantineCause = Literal["person", "integrity_gate", "blob_damaged"]
+"""Person: by hand. Integrity_gate: that gate failed. Blob_damaged: the store has other bytes for one of its files."""
 
 
 class SplitEntry(Closed):
@@ -253,6 +253,9 @@ class Quarantined(Closed):
     cause: QuarantineCause = Field(description="Who or what found it out.")
     reason: Text = Field(description="Why.")
     result: Digest | None = Field(None, description="Entry digest of the integrity result that failed.")
+    blob: Digest | None = Field(None, description="Blob whose bytes are others in the store.")
+    found: Digest | None = Field(None, description="Digest of the bytes that are there instead.")
+    seen_by: ShortText | None = Field(None, description="Who met it; absent when that was in another project.")
 
 
 class QuarantineLifted(Closed):

@@ -39,7 +39,7 @@ class InvalidDocument(Problem):
 
 
 class DigestMismatch(Problem):
-    """The bytes received do not have the digest that the request names. Nothing was stored."""
+    """The bytes received, or those in the store, do not have the digest that the request names. Nothing was stored."""
 
     kind, title, status = "digest-mismatch", "Digest mismatch", 422
 

@@ -5,18 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
+
 from registry.client import Client
 from schemas.api import Registered
 from schemas.bundle import Bundle
 from schemas.common import Document
 from schemas.policy import Policy
-from schemas.problems import DigestMismatch, InvalidDocument
+from schemas.problems import DigestMismatch, InvalidDocument, Problem
 from schemas.reference import Reference
 from schemas.runner import Fingerprint
 from schemas.suite import SUITE, AnySuite
 from workers.launchers.process import ProcessLauncher
 from workers.lease import Lease
 from workers.staging import Place, Staging
+
+log = structlog.get_logger("workers.site")
 
 DocumentT = TypeVar("DocumentT", bound=Document)
 
@@ -63,8 +67,23 @@ class Site:
     # ---------------------------------------------------------------------------------------------- bytes
 
     def stage(self, lease: Lease, bundle: Bundle) -> Place:
-        """Put the bundle's files where an engine reads them; what breaks off for lack of an answer goes on."""
-        return lease.patiently(lambda _: self.staging.stage(bundle, self._fetch, lease.step))
+        """Put the bundle's files where an engine reads them; what breaks off for lack of an answer goes on.
+
+        Where bytes are not those asked for, the service reads its own again: only what it finds is about the bundle.
+        """
+        try:
+            return lease.patiently(lambda _: self.staging.stage(bundle, self._fetch, lease.step))
+        except DigestMismatch as problem:
+            self._doubt(problem)
+            raise
+
+    def _doubt(self, problem: DigestMismatch) -> None:
+        digest = problem.members.get("expected")
+        if isinstance(digest, str) and "received" in problem.members:
+            try:
+                self.client.blobs.check(digest)
+            except Problem as refused:
+                log.warning("blob_not_checked", digest=digest, detail=refused.detail)
 
     def _fetch(self, digest: str) -> Iterator[bytes]:
         with self.client.blobs.stream(digest) as chunks:

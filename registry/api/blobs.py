@@ -6,13 +6,13 @@ import anyio.to_thread
 from fastapi import APIRouter, Path, Request, Response
 from starlette.responses import StreamingResponse
 
-from registry import blobs, collection, projects
-from registry.api.bodies import CHUNK_BYTES, announced, receive
+from registry import blobs, collection, damage, projects
+from registry.api.bodies import CHUNK_BYTES, Bodies, announced, receive
 from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.problems import Responses, declare
 from registry.api.routes import Route
 from registry.auth import Actor
-from schemas.api import Collect, Collected, Missing, MissingBlobs, StoredBlob
+from schemas.api import BlobCheck, Collect, Collected, Missing, MissingBlobs, StoredBlob
 from schemas.common import DIGEST_PATTERN
 from schemas.problems import DigestMismatch, InvalidDocument, NotFound, QuotaExceeded, TooLarge, TooSlow
 
@@ -49,19 +49,31 @@ async def put_blob(
 ) -> StoredBlob:
     """Send a blob. Nothing is stored unless the bytes have the digest that the address names."""
 
-    def asked() -> None:
+    def asked(size: int) -> None:
         with service.database.reading() as session:
-            blobs.require_room(session, service, actor.project_id, digest, coming)
+            blobs.require_room(session, service, actor.project_id, digest, size)
 
-    coming, limit = announced(request), service.settings.max_blob_bytes
+    def room() -> int | None:
+        with service.database.reading() as session:
+            return blobs.room(session, service, actor.project_id, digest)
+
+    def grown(size: int) -> None:
+        if most is not None and size > most:
+            asked(size)
+
+    coming, limit, most = announced(request), service.settings.max_blob_bytes, None
     if 0 < coming <= limit:
-        await anyio.to_thread.run_sync(asked)
+        await anyio.to_thread.run_sync(asked, coming)
+    elif not coming:
+        # Nothing is announced: it is refused by the first byte that there is no room for.
+        most = await anyio.to_thread.run_sync(room)
     size, is_new = await receive(
         request,
         actor,
         service,
         lambda staged: blobs.keep(service, actor.project_id, digest, staged),
         limit=limit,
+        grown=grown,
     )
     response.status_code = 201 if is_new else 200
     return StoredBlob(digest=digest, size=size)
@@ -74,6 +86,28 @@ def collect_blobs(body: Collect, actor: Annotated[Actor, allow("administer")], s
     return collection.collect(service, is_dry_run=body.is_dry_run)
 
 
+@router.post(
+    "/v1/blobs/{digest}/checks",
+    operation_id="checkBlob",
+    responses=declare(InvalidDocument, NotFound),
+)
+async def check_blob(
+    digest: BlobDigest, actor: Annotated[Actor, allow("fetch")], service: ServiceDep, request: Request
+) -> BlobCheck:
+    """Read a stored blob again. When its bytes are others, the bundles that are made of it are quarantined.
+
+    Whoever received wrong bytes asks this: what was wrong may be a disk of its own, and only what is here decides.
+    """
+
+    def read() -> BlobCheck:
+        with service.database.reading() as session:
+            blobs.size(session, actor.project_id, digest)
+        return damage.examine(service, actor, digest)
+
+    bodies: Bodies = request.app.state.bodies
+    return await bodies.seal(read)
+
+
 def _headers(digest: str, size: int) -> dict[str, str]:
     return {
         "content-length": str(size),
@@ -82,23 +116,32 @@ def _headers(digest: str, size: int) -> dict[str, str]:
     }
 
 
-FOUND: Responses = {200: {"description": "The bytes.", "content": BINARY}, **declare(InvalidDocument, NotFound)}
+BYTES: Responses = {200: {"description": "The bytes.", "content": BINARY}}
 
 
 @router.get(
-    "/v1/blobs/{digest}", operation_id="getBlob", responses=FOUND, response_class=StreamingResponse, response_model=None
+    "/v1/blobs/{digest}",
+    operation_id="getBlob",
+    responses={**BYTES, **declare(InvalidDocument, NotFound, DigestMismatch)},
+    response_class=StreamingResponse,
+    response_model=None,
 )
 def get_blob(
     digest: BlobDigest, actor: Annotated[Actor, allow("fetch")], session: SessionDep, service: ServiceDep
 ) -> StreamingResponse:
-    """Return a blob's bytes."""
+    """Return a blob's bytes. They are hashed on their way, and the answer is not whole when they are others."""
     size = blobs.size(session, actor.project_id, digest)
-    pieces = blobs.pieces(service, digest, CHUNK_BYTES)
+    blobs.require_whole(session, digest)
+    pieces = damage.pieces(service, actor, digest, CHUNK_BYTES)
     return StreamingResponse(pieces, headers=_headers(digest, size), media_type="application/octet-stream")
 
 
 @router.head(
-    "/v1/blobs/{digest}", operation_id="headBlob", responses=FOUND, response_class=Response, response_model=None
+    "/v1/blobs/{digest}",
+    operation_id="headBlob",
+    responses={**BYTES, **declare(InvalidDocument, NotFound)},
+    response_class=Response,
+    response_model=None,
 )
 def head_blob(digest: BlobDigest, actor: Annotated[Actor, allow("fetch")], session: SessionDep) -> Response:
     """Tell whether the project holds a blob, and how large it is."""

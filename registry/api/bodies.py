@@ -83,9 +83,17 @@ async def _run(call: Callable[[], ResultT], limiter: anyio.CapacityLimiter) -> R
 
 
 async def receive(
-    request: Request, actor: Actor, service: Service, keep: Callable[[Incoming], ResultT], *, limit: int
+    request: Request,
+    actor: Actor,
+    service: Service,
+    keep: Callable[[Incoming], ResultT],
+    *,
+    limit: int,
+    grown: Callable[[int], None] = lambda _: None,
 ) -> ResultT:
     """Receive a whole blob into a file of its own and return what `keep` returns for it.
+
+    `grown` is told before each piece, in a thread, how many bytes there would be; what it raises ends this.
 
     Raises:
         TooLarge: there are, or were announced, more than `limit` bytes.
@@ -97,11 +105,16 @@ async def receive(
         staged = await bodies.write(service.blobs.stage)
         try:
             async for piece in pieces(request):
-                await bodies.write(partial(staged.write, piece, limit=limit))
+                await bodies.write(partial(_take, staged, piece, limit, grown))
             return await bodies.seal(lambda: keep(staged))
         finally:
             with anyio.CancelScope(shield=True):
                 await bodies.write(staged.close)
+
+
+def _take(staged: Incoming, piece: bytes, limit: int, grown: Callable[[int], None]) -> None:
+    grown(staged.size + len(piece))
+    staged.write(piece, limit=limit)
 
 
 def require_room(request: Request, limit: int) -> None:

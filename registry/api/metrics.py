@@ -11,6 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from registry import db, projects
 from registry.api.deps import SessionDep, allow
+from registry.api.middleware import CLOSED_STATUS
 from registry.api.problems import declare
 from registry.api.routes import Route
 from registry.auth import Actor
@@ -24,9 +25,12 @@ UNMATCHED = "unmatched"
 OTHER = "other"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
+CLOSED = "closed"
+"""Class of a request whose caller went away before all of it had come: nobody heard an answer."""
+STATUSES = (*(f"{status}xx" for status in range(1, 6)), CLOSED)
 LABELS = ("method", "route", "status")
 PLACE_BYTES = 256 * 1024
-"""Of one process on a board: enough for 400 routes."""
+"""Of one process on a board: enough for 300 routes."""
 
 router = APIRouter(tags=["service"], route_class=Route)
 
@@ -68,10 +72,7 @@ class Requests:
     def __init__(self, routes: Iterable[str], board: Board, place: int = 0) -> None:
         known = (*sorted(set(routes)), UNMATCHED)
         labels = [
-            (method, route, f"{status}xx")
-            for method in (*sorted(METHODS), OTHER)
-            for route in known
-            for status in range(1, 6)
+            (method, route, status) for method in (*sorted(METHODS), OTHER) for route in known for status in STATUSES
         ]
         self._board, self._mine = board, board.at(place)
         if 2 * len(labels) > len(self._mine):
@@ -82,7 +83,7 @@ class Requests:
         """Count one request. To be called in one thread."""
         route = getattr(scope.get("route"), "path", UNMATCHED)
         method = scope["method"] if scope["method"] in METHODS else OTHER
-        number = self._numbers[method, route, f"{status // 100}xx"]
+        number = self._numbers[method, route, CLOSED if status == CLOSED_STATUS else f"{status // 100}xx"]
         self._mine[number] += 1
         self._mine[number + 1] += seconds
 

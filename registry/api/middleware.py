@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import anyio
 import structlog
@@ -19,6 +20,9 @@ from schemas.problems import TooLarge
 
 DRAIN_BYTES = 256 * 1024 * 1024
 DRAIN_SECONDS = 10.0
+CLOSED_STATUS = 499
+"""Logged and counted for a request whose caller went away before all of it had come, whatever was answered then."""
+IS_CUT = "is_cut"
 QUIET = frozenset({"/healthz", "/readyz"})
 """Asked every few seconds by whatever watches the process: not worth a log line."""
 
@@ -71,6 +75,8 @@ class Edge:
                     log.exception("answer_cut_short", error=repr(error))
                     raise
                 await problems.answer(Request(scope), problems.unexpected(error))(scope, receive, sending)
+            if scope["state"].get(IS_CUT):
+                status = CLOSED_STATUS
             seconds = time.monotonic() - started
             scope["app"].state.requests.add(scope, status, seconds)
             if scope["path"] not in QUIET:
@@ -107,7 +113,8 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, _limit(scope["method"]), Patience.of(scope["app"].state.service.settings))
+        patience = Patience.of(scope["app"].state.service.settings)
+        body = _Body(receive, _limit(scope["method"]), patience, scope["state"])
         headers = Headers(scope=scope)
 
         async def sending(message: Message) -> None:
@@ -154,8 +161,9 @@ class Patience:
 
 
 class _Body:
-    def __init__(self, receive: Receive, limit: int | None, patience: Patience) -> None:
+    def __init__(self, receive: Receive, limit: int | None, patience: Patience, state: dict[str, Any]) -> None:
         self.limit = limit
+        self._state = state
         self._patience = patience
         self._receive = receive
         self._seen = 0
@@ -178,6 +186,8 @@ class _Body:
     async def _next(self) -> Message:
         message = await self._receive()
         self._seen += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" and not self._is_over:
+            self._state[IS_CUT] = True
         self._is_over = self._is_over or message["type"] != "http.request" or not message.get("more_body", False)
         return message
 

@@ -1,4 +1,4 @@
-"""`sluicegate blob`: what of the stored bytes nothing needs."""
+"""`sluicegate blob`: what of the stored bytes nothing needs, and what is damaged."""
 
 from typing import Annotated
 
@@ -35,3 +35,28 @@ def gc(
 
     output.result(found, human)
     return Exit.FAILED if found.missing_count else Exit.DONE
+
+
+@app.command(epilog=examples("sluicegate blob check sha256:6cf2…", "sluicegate blob check sha256:6cf2… --json"))
+def check(
+    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="Whole digest of a file, as `bundle show` has it.")],
+    as_json: Json = False,
+) -> int:
+    """Let the service read a blob of its store again. When it is damaged, bundles made of it are quarantined.
+
+    Exit status: 0 when it is intact, 1 when it is not. Whoever has the right bytes sends them again: by the same
+    `bundle create`.
+    """
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = client.blobs.check(digest if digest.startswith("sha256:") else f"sha256:{digest}")
+
+    def human(out: Output) -> None:
+        if found.is_intact:
+            out.say(f"intact: {found.digest}", "good")
+            return
+        out.say(f"DAMAGED: {found.digest} has the bytes of {found.found}", "bad")
+        out.table(["QUARANTINED"], ([bundle] for bundle in found.quarantined))
+
+    output.result(found, human)
+    return Exit.DONE if found.is_intact else Exit.FAILED

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from registry.client.transport import Transport
 from registry.client.uploads import Progress, Sent, Uploader
-from schemas.api import Collect, Collected, Missing, MissingBlobs, Upload
+from schemas.api import BlobCheck, Collect, Collected, Missing, MissingBlobs, Upload
 from schemas.problems import DigestMismatch, NotFound
 
 CHUNK_BYTES = 1 << 20
@@ -78,6 +78,13 @@ class Blobs:
                     raise DigestMismatch(f"{digest} is larger than the {limit} bytes expected")
         _check(digest, hashlib.sha256(raw).hexdigest())
         return bytes(raw)
+
+    def check(self, digest: str) -> BlobCheck:
+        """Let the service read a blob of its store again, which quarantines what is made of it when it is damaged.
+
+        Raises NotFound, Unavailable.
+        """
+        return self._transport.post(BlobCheck, f"/v1/blobs/{digest}/checks", None, is_slow=True)
 
     @contextmanager
     def stream(self, digest: str) -> Iterator[Iterator[bytes]]:

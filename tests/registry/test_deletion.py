@@ -413,6 +413,31 @@ def test_an_upload_that_cannot_fit_is_refused_before_its_body_comes(api):
     assert received.startswith(b"HTTP/1.1 409 ")
 
 
+def test_an_upload_that_announces_nothing_is_refused_as_soon_as_it_does_not_fit(api):
+    secret, storage = api.tokens["engineer"], api.service.settings.storage_dir
+    head = f"PUT /v1/blobs/{sha256_digest(b'never whole')} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n"
+    received, piece = b"", bytes(1 << 20)
+    address = ("127.0.0.1", urlsplit(api.url).port)
+    with settings(api.service, project_bytes=1000), socket.create_connection(address, timeout=30) as connection:
+        connection.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+        connection.sendall(b"100000\r\n" + piece + b"\r\n")  # and more would come
+        while b"quota-exceeded" not in received:
+            received += connection.recv(65536)
+        assert list((storage / "incoming").iterdir()) == []
+    assert received.startswith(b"HTTP/1.1 409 ")
+    with settings(api.service, project_bytes=3 << 20):
+        fits = api.clients["engineer"].put(f"/v1/blobs/{sha256_digest(piece)}", content=iter([piece]))
+        assert fits.status_code == 201
+        again = api.clients["engineer"].put(f"/v1/blobs/{sha256_digest(piece)}", content=iter([piece]))
+        assert again.status_code == 200
+        other = api.clients["engineer"].put(f"/v1/blobs/{sha256_digest(3 * piece)}", content=iter([piece] * 3))
+        assert (other.status_code, other.json()["used"], other.json()["limit"]) == (409, 1 << 20, 3 << 20)
+    # What the project has already takes no room, and no limit refuses it.
+    with settings(api.service, project_bytes=1000):
+        again = api.clients["engineer"].put(f"/v1/blobs/{sha256_digest(piece)}", content=iter([piece]))
+        assert again.status_code == 200
+
+
 def test_an_administrator_sets_a_projects_limits_and_everybody_sees_them(api, command, author):
     held(api.service, author, "c")
     make_tokens(api.service, "team-b")

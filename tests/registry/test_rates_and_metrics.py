@@ -13,12 +13,14 @@ from registry.api.metrics import UNMATCHED, Board, Requests
 from registry.api.rates import KEPT, Rates
 from registry.client import Client, transport
 from registry.service import Service
+from schemas.common import sha256_digest
 from schemas.problems import TooManyRequests
 from schemas.release import Phase
 from schemas.runner import JobState
 from tests.support.api import Api
 from tests.support.factories import created_target, registered_bundle, registered_policy, started_release
 from tests.support.scripted_http import ScriptedHttp, answer
+from tests.support.uploads import begin
 
 NOBODY = "01a22898-d199-7470-8203-0958ed552ee6"
 
@@ -135,23 +137,29 @@ def test_requests_are_counted_by_route_and_class_and_never_by_what_callers_choos
     assert not [name for name in values if NOBODY in name or "else" in name or "BREW" in name]
 
 
-def test_a_caller_that_hangs_up_in_its_body_counts_as_a_fault_of_its_own(api):
+def test_a_caller_that_hangs_up_in_its_body_is_no_failure_of_the_service_and_no_refusal(api):
     head = "Host: x\r\nContent-Type: application/json\r\nContent-Length: 100"
-    for path in ("/v1/bundles", "/v1/releases"):
+    upload = begin(api.clients["manager"], bytes(100))["id"]
+    asked = (
+        ("POST", "/v1/bundles", "/v1/bundles"),
+        ("POST", "/v1/releases", "/v1/releases"),
+        ("PUT", f"/v1/blobs/{sha256_digest(b'x')}", "/v1/blobs/{digest}"),
+        ("PATCH", f"/v1/uploads/{upload}", "/v1/uploads/{upload}"),
+    )
+    for method, path, _ in asked:
         with socket.create_connection(("127.0.0.1", httpx.URL(api.url).port)) as connection:
-            token = api.tokens["manager"]
-            connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\nAuthorization: Bearer {token}\r\n\r\n{{".encode())
+            token = f"Authorization: Bearer {api.tokens['manager']}\r\nUpload-Offset: 0"
+            connection.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n{token}\r\n\r\n{{".encode())
 
     def counted():
-        return {name for name in scraped(api) if name.startswith('sluicegate_requests_total{method="POST"')}
+        return {name for name in scraped(api) if "requests_total" in name and '"2xx"' not in name}
 
     deadline = time.monotonic() + 30
-    while len(found := counted()) < 2:
+    while len(found := counted()) < len(asked):
         assert time.monotonic() < deadline, found
         time.sleep(0.02)
     assert found == {
-        f'sluicegate_requests_total{{method="POST",route="{path}",status="4xx"}}'
-        for path in ("/v1/bundles", "/v1/releases")
+        f'sluicegate_requests_total{{method="{method}",route="{route}",status="closed"}}' for method, _, route in asked
     }
 
 

@@ -1,12 +1,15 @@
 import os
+import shutil
 import signal
 
 import pytest
 
 from registry.storage.local import LocalBlobs
 from schemas.problems import BundleQuarantined
+from tests.support.disk import small_disk
 from tests.support.outage import door
 from tests.support.runners import QUICK_GATES, is_running, result, until
+from workers.agent import Agent
 from workers.engines.llamacpp import LLAMACPP
 from workers.fingerprint import fingerprint
 
@@ -21,10 +24,10 @@ def gates_of(bench, run) -> list[str]:
     return [entry.body["gate"] for entry in bench.entries(run) if entry.kind == "gate_recorded"]
 
 
-def damage(bench, bundle) -> str:
-    """Alter one byte of a bundle's weights in the store."""
+def damage(bench, bundle, folder=None) -> str:
+    """Alter one byte of a bundle's weights in the store, or in another folder that has its blobs."""
     path = bundle.weights()[0].path
-    blob = LocalBlobs(bench.service.settings.storage_dir).path(bundle.weights()[0].sha256)
+    blob = LocalBlobs(folder or bench.service.settings.storage_dir).path(bundle.weights()[0].sha256)
     content = bytearray(blob.read_bytes())
     content[1000] ^= 1
     blob.unlink()
@@ -101,9 +104,29 @@ def test_a_damaged_blob_is_not_taken_from_the_service(bench):
     damage(bench, bundle)
     run = bench.evaluate(bundle, bench.policy())
     bench.start(store=False)
-    row = until(lambda: row if (row := bench.row(run)).problem else None)
+    # The service met it on the way out and read its own blob again: the bundle is quarantined, and the run ends.
+    assert bench.done(run).problem == "bundle-quarantined"
+    assert {entry.kind for entry in bench.entries(run)} <= {"attempt_errored", "run_ended"}
+    (ground,) = bench.client().bundles.get(bundle.digest).quarantine.grounds
+    assert (ground.cause, ground.by, ground.reason.endswith("; runner met it")) == ("blob_damaged", "service", True)
+
+
+def test_a_runner_whose_own_copy_is_damaged_lets_the_service_look_and_nothing_is_quarantined(bench, tmp_path):
+    bundle = bench.bundle()
+    with small_disk(tmp_path / "disk", "64m") as disk:  # no link leads there: the bytes are copied, and hashed
+        copy = disk.path / "blobs"
+        shutil.copytree(bench.service.settings.storage_dir, copy)
+        damage(bench, bundle, copy)
+        run = bench.evaluate(bundle, bench.policy())
+        agent = Agent(bench.settings().model_copy(update={"store_dir": copy}), bench.client("runner"))
+        bench.agents.append(agent)
+        agent.start()
+        row = until(lambda: row if (row := bench.row(run)).problem else None)
+        bench.stop(agent)
     assert row.problem.startswith("digest-mismatch")
-    assert not bench.entries(run) or [entry.kind for entry in bench.entries(run)] == ["attempt_errored"]
+    told = bench.api.clients["viewer"].get("/v1/metrics").text
+    assert 'sluicegate_requests_total{method="POST",route="/v1/blobs/{digest}/checks",status="2xx"} ' in told
+    assert bench.client().bundles.get(bundle.digest).quarantine is None
 
 
 @pytest.mark.parametrize(

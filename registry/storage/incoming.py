@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import BinaryIO, Self
 from uuid import UUID
 
+from registry.storage.blocks import Blocks
 from schemas.problems import DigestMismatch, TooLarge
 
 READ_ONLY = 0o444
-_DRAWN_BYTES = 1 << 20
 _TOLD_BYTES = 32 << 20
 _FICLONE = 0x40049409
 """The kernel's request to let a file share the blocks of another (linux/fs.h)."""
@@ -56,26 +56,23 @@ class Incoming(ABC):
             TooLarge: there are more than `limit` bytes.
         """
         is_shared = not self.size and _cloned(source, self._file)
-        # One buffer, used again: a new one each time costs more than reading into it.
-        buffer = memoryview(bytearray(_DRAWN_BYTES))
-        told = 0
-        while count := source.readinto(buffer):  # type: ignore[attr-defined] # every file has it
-            chunk = buffer[:count]
-            if self.size + count > limit:
-                raise TooLarge(f"more than the {limit} bytes that may come were there", limit=limit)
-            if not is_shared:
-                self._file.write(chunk)
-            self.size += count
-            if self._hasher is not None:
-                self._hasher.update(chunk)
-            if self.size - told >= _TOLD_BYTES:
-                moved(self.size)
+        self._file.flush()
+        told = self.size
+        with Blocks(self._file, self.size) as blocks:
+            while block := blocks.fill(source):
+                if self.size + len(block) > limit:
+                    raise TooLarge(f"more than the {limit} bytes that may come were there", limit=limit)
                 if not is_shared:
-                    # The disk begins now, beside the hashing, and not only when all has to be there. What is being
-                    # written is not dropped from memory by this.
-                    os.posix_fadvise(self._file.fileno(), told, self.size - told, os.POSIX_FADV_DONTNEED)
-                told = self.size
+                    blocks.write(block)
+                self.size += len(block)
+                if self._hasher is not None:
+                    self._hasher.update(block)
+                if self.size - told >= _TOLD_BYTES:
+                    moved(self.size)
+                    told = self.size
+            blocks.end()
         moved(self.size)
+        self._file.seek(0, os.SEEK_END)
         if is_shared and os.fstat(self._file.fileno()).st_size != self.size:
             self._hasher = None  # the source changed meanwhile: what is here is read again
 

@@ -126,6 +126,7 @@ class Agent:
                     self._client.runners.heartbeat(runner)
                     beat = time.monotonic()
                 self._claim_all(site, runner)
+                self._launcher.reap()
             except NotFound:
                 # The service has forgotten this runner: its database was replaced.
                 runner = self._register(site)

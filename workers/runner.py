@@ -14,6 +14,7 @@ from registry.client import Client
 from registry.logs import configure
 from registry.settings import RunnerSettings
 from workers.agent import Agent
+from workers.launchers.process import become_subreaper
 
 TIMEOUT_SECONDS = 10.0
 """Longest silence of the service in one request: well below a lease."""
@@ -45,6 +46,7 @@ class AgentStep(bootsteps.StartStopStep):  # type: ignore[misc] # Celery ships n
     def start(self, _parent: Any) -> None:
         """Start."""
         log.info("runner_starts", name=settings.name, runner_class=settings.runner_class, api=settings.api_url)
+        become_subreaper()
         agent.start()
 
     def stop(self, _parent: Any) -> None:

@@ -46,7 +46,8 @@ class Driver:
 
     `command` builds the command line of a bundle that `check_bundle` has no problem with. `check_arguments` and
     `check_bundle` return problems, one sentence each, without starting anything. `identity` names what is
-    installed here. `failure_patterns` tells, by a regular expression on the log, why a start failed.
+    installed here. `failure_patterns` tells, by a regular expression on the log, why a start failed. `takes_port` says
+    that it has to be told a port by `--port`, instead of writing the one that it got into the port file.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Driver:
     check_bundle: Callable[[Bundle], list[str]]
     identity: Callable[[], Environment]
     failure_patterns: tuple[tuple[str, str], ...]
+    takes_port: bool = False
 
 
 def interpreter(bundle: Bundle) -> str:

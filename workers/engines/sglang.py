@@ -99,4 +99,5 @@ SGLANG = Driver(
     check_bundle=_check_bundle,
     identity=lambda: environment(NAME),
     failure_patterns=_FAILURES,
+    takes_port=True,
 )

@@ -1,203 +1,201 @@
 """Runs engines as processes of this machine, and finds them again after the worker was lost.
 
-A process is known by pid, start time and boot id together: a pid alone may be given to another process. The
-start time is in clock ticks since boot, as the kernel counts it, so that no clock change can alter it.
+Each engine has a process group and a session of its own, limits that it cannot lift, and an environment in which
+nothing is that was not put there. What it starts is ended with it, wherever that went.
 """
 
+import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from workers.engines.base import Command
+from workers.engines.base import Command, Launch
+from workers.engines.table import DRIVERS
+from workers.launchers import become, proc
+from workers.launchers.base import Condition, Launched, LaunchFailed, Limits, Order, ProcessState
+from workers.launchers.logs import KEEPING, LOG_CAP_BYTES, Keeper, Keeping, tail, trim
+from workers.launchers.ports import Ports
+from workers.launchers.proc import PROC, boot_id, start_time, strays
 
-PROC = Path("/proc")
+__all__ = [
+    "LOG_CAP_BYTES",
+    "PROC",
+    "Condition",
+    "LaunchFailed",
+    "Launched",
+    "Limits",
+    "ProcessLauncher",
+    "ProcessState",
+    "become_subreaper",
+    "boot_id",
+    "start_time",
+    "strays",
+    "tail",
+    "trim",
+]
+
 POLL_SECONDS = 0.02
-LOG_CAP_BYTES = 16 * 1024 * 1024
-TAIL_LINES = 20
-_TAIL_BYTES = 64 * 1024
-_LINE_CHARACTERS = 2000
+GONE_SECONDS = 10.0
+"""How long something that was killed may take to be gone: the kernel frees its memory first."""
+_ROUNDS = 3
+"""Times that a tree is looked at again, since what is killed may have forked meanwhile."""
+PR_SET_CHILD_SUBREAPER = 36
+OOM_PREFERENCE = 500
+"""When memory runs out, the kernel ends an engine rather than the runner that would tell of it."""
 # What every engine gets. Nothing of the worker's own environment goes in: tokens and keys live there.
 _BASE_VARIABLES = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+# Whatever a driver lets through, these would run other code than the engine's, or send it elsewhere to look for it.
+_NEVER = re.compile(r"^(LD_.*|PYTHON(PATH|HOME|STARTUP|USERBASE|BREAKPOINT)|BASH_ENV|ENV|GCONV_PATH|HOME|TMPDIR)$")
+_TOLD_PORT = re.compile(r"^--port=(\d+)$")
 
 
-class LaunchFailed(RuntimeError):
-    """The process could not be started at all: no such program, or the system refused."""
+def become_subreaper() -> None:
+    """Let what an engine leaves behind become a child of this process, as under systemd or as a container's PID 1.
 
-
-class Condition(StrEnum):
-    """What is known of a launched process."""
-
-    RUNNING = "running"
-    EXITED = "exited"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class ProcessState:
-    """Whether a process runs. `code` is its exit status, −n for signal n, None when nobody could see it."""
-
-    condition: Condition
-    code: int | None = None
-
-    def __str__(self) -> str:
-        """Say it as a person would."""
-        if self.condition is not Condition.EXITED or self.code is None:
-            return str(self.condition)
-        if self.code < 0:
-            return f"ended by signal {-self.code}"
-        return f"exited with status {self.code}"
-
-
-@dataclass(frozen=True)
-class Launched:
-    """Identity of a started process, and the port it listens on once that is known."""
-
-    pid: int
-    start_time: str
-    boot_id: str
-    port: int | None = None
-
-
-def boot_id() -> str:
-    """Return the identity of this boot of the machine."""
-    return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on, or None when there is no such process."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return text[text.rindex(")") + 2 :].split()
-
-
-def start_time(pid: int) -> str | None:
-    """Return the start time of a process in clock ticks since boot; None when it does not run."""
-    fields = _stat(pid)
-    return None if fields is None or fields[0] in "ZX" else fields[19]
-
-
-def _processes() -> Iterator[int]:
-    for entry in PROC.iterdir():
-        if entry.name.isdigit():
-            yield int(entry.name)
-
-
-def strays(workdir: Path) -> list[Launched]:
-    """Find running processes of an engine by its folder: what a lost worker left there, or what left its group.
-
-    A process is known by its working directory, or by the HOME that it was started with: one that has a session of its
-    own and went elsewhere still has that.
+    Raises OSError when the kernel refuses.
     """
-    place = workdir.resolve()
-    marks = {f"HOME={folder}".encode() for folder in (place, workdir.absolute())}
-    found = []
-    for pid in _processes():
-        folder = PROC / str(pid)
-        try:
-            is_ours = (folder / "cwd").readlink() == place or not marks.isdisjoint(
-                (folder / "environ").read_bytes().split(b"\0")
-            )
-        except OSError:
-            continue
-        started = start_time(pid)
-        if is_ours and started is not None and pid != os.getpid():
-            found.append(Launched(pid, started, boot_id()))
-    return found
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def tail(log_path: Path, lines: int = TAIL_LINES) -> list[str]:
-    """Return the last lines of a log, without control characters, each at most 2000 characters long."""
-    try:
-        with log_path.open("rb") as file:
-            file.seek(max(0, log_path.stat().st_size - _TAIL_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    clean = ("".join(c for c in line if c.isprintable() or c == "\t") for line in text.splitlines())
-    return [line[:_LINE_CHARACTERS] for line in clean if line.strip()][-lines:]
+def refused_variables(variables: Iterable[str]) -> list[str]:
+    """Return the names of variables that no engine may be given, sorted."""
+    return sorted(name for name in variables if _NEVER.match(name))
 
 
-def trim(log_path: Path, cap_bytes: int = LOG_CAP_BYTES) -> None:
-    """Keep a log below its cap: move the newer half to `NAME.1` and empty the file, which is open for append.
-
-    The engine writes to the file itself, since a pipe would break when the worker is lost. Lines written between
-    the copy and the emptying are lost; nothing decides by them.
-    """
-    try:
-        size = log_path.stat().st_size
-    except FileNotFoundError:
-        return
-    if size <= cap_bytes:
-        return
-    with log_path.open("r+b") as file:
-        file.seek(size - cap_bytes // 2)
-        log_path.with_name(log_path.name + ".1").write_bytes(file.read(cap_bytes // 2))
-        file.truncate(0)
+def told_port(argv: Iterable[str]) -> int | None:
+    """Return the port that a command line tells an engine to take; None when it tells none, or any."""
+    words = list(argv)
+    for place, word in enumerate(words):
+        text = words[place + 1] if word == "--port" and place + 1 < len(words) else ""
+        if match := _TOLD_PORT.match(word):
+            text = match[1]
+        if text.isdigit() and int(text) > 0:
+            return int(text)
+    return None
 
 
 class ProcessLauncher:
     """Starts, watches and stops processes. Safe to call from several threads for different processes."""
 
-    def __init__(self) -> None:
-        self._children: dict[tuple[int, str], subprocess.Popen[bytes]] = {}
+    name = "process"
+    runs_images = False
 
-    def start(self, command: Command, *, workdir: Path, log_path: Path, session: bool = True) -> Launched:
-        """Start a command and return at once.
+    def __init__(self, limits: Limits | None = None, keeping: Keeping = KEEPING) -> None:
+        """Give engines these limits and keep their logs so."""
+        self._limits = limits or Limits()
+        self._children: dict[tuple[int, str], subprocess.Popen[bytes]] = {}
+        self._held: dict[tuple[int, str], tuple[Path, int | None]] = {}
+        self._keeper = Keeper(keeping)
+        self._ports = Ports()
+        self._lock = threading.Lock()
+
+    def place(self, order: Order, workdir: Path, *, drain_seconds: float, parent_pid: int | None) -> Launch:
+        """Return where the engine will find itself: on this machine, where its files are, on loopback."""
+        return Launch(
+            root=order.files,
+            port_file=workdir / "port.json",
+            port=self._ports.hold() if DRIVERS[order.bundle.engine.name].takes_port else 0,
+            drain_seconds=drain_seconds,
+            parent_pid=parent_pid,
+        )
+
+    def start(
+        self, command: Command, *, workdir: Path, log_path: Path, order: Order | None = None, session: bool = True
+    ) -> Launched:
+        """Start a command and return once the program runs, or cannot.
 
         Args:
             command: what to run. Its variables and PATH, LANG, HOME and TMPDIR are its whole environment.
             workdir: its working directory, HOME and TMPDIR; made when missing.
-            log_path: file that its output is appended to.
+            log_path: file that its output is appended to, and that is kept within bounds while it runs.
+            order: the replica that it is, where it is one: its accelerators are the only ones that it sees.
             session: give it a session of its own, so that it outlives this process and its terminal; else only a
                 process group of its own.
 
         Raises:
-            LaunchFailed: the program is missing, or the system refused to start it.
+            LaunchFailed: the program is missing, the system refused to start it, or it was to get a variable that
+                would make it another program.
         """
+        if refused := refused_variables(command.variables):
+            raise LaunchFailed(f"no engine is given the variables {', '.join(refused)}")
         workdir.mkdir(parents=True, exist_ok=True)
         if command.port_file is not None:
             command.port_file.unlink(missing_ok=True)
         places = {"HOME": str(workdir), "TMPDIR": str(workdir)}
+        variables = {**_BASE_VARIABLES, **command.variables, **_devices(order), **places}
+        child = self._spawn(command.argv, variables, workdir, log_path, session=session)
+        seen = proc.look(child.pid)
+        if seen is None:
+            raise LaunchFailed(f"cannot observe {command.argv[0]} after its start")
+        launched = Launched(child.pid, seen.start_time, boot_id())
+        with self._lock:
+            self._children[launched.pid, launched.start_time] = child
+            self._held[launched.pid, launched.start_time] = log_path, told_port(command.argv)
+        self._keeper.watch(log_path)
+        return launched
+
+    def _spawn(
+        self, argv: tuple[str, ...], variables: Mapping[str, str], workdir: Path, log_path: Path, *, session: bool
+    ) -> subprocess.Popen[bytes]:
+        heard, told = os.pipe()
+        orders = json.dumps({"limits": _limits(self._limits), "nice": self._limits.nice, "oom": OOM_PREFERENCE})
         try:
             with log_path.open("ab") as log:
                 child = subprocess.Popen(
-                    command.argv,
+                    [sys.executable, "-I", "-S", become.__file__, orders, str(told), *argv],
                     cwd=workdir,
-                    env={**_BASE_VARIABLES, **places, **command.variables},
+                    env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=session,
                     process_group=None if session else 0,
                     umask=0o077,
+                    pass_fds=(told,),
                 )
         except OSError as error:
-            raise LaunchFailed(f"cannot start {command.argv[0]}: {error}") from error
-        started = _stat(child.pid)
-        if started is None:
-            raise LaunchFailed(f"cannot observe {command.argv[0]} after its start")
-        launched = Launched(child.pid, started[19], boot_id())
-        self._children[launched.pid, launched.start_time] = child
-        return launched
+            os.close(heard)
+            raise LaunchFailed(f"cannot start {argv[0]}: {error}") from error
+        finally:
+            os.close(told)
+        with os.fdopen(heard, "rb") as pipe:
+            # Ends when the program has taken over, since its end of the pipe closes by itself then.
+            trouble = pipe.read(4096).decode("utf-8", errors="replace")
+        if trouble:
+            child.wait()
+            raise LaunchFailed(f"cannot start {argv[0]}: {trouble}")
+        return child
 
-    def adopt(self, pid: int, start_time_ticks: str, boot: str) -> Launched | None:
+    def adopt(self, pid: int, start_time_ticks: str, boot: str, handle: str | None = None) -> Launched | None:
         """Return the identity of a process started earlier, or None when it is not provably still that process."""
-        if boot != boot_id() or start_time(pid) != start_time_ticks:
+        if handle is not None or boot != boot_id() or start_time(pid) != start_time_ticks:
             return None
         return Launched(pid, start_time_ticks, boot)
 
     def listening(self, launched: Launched, port_file: Path | None) -> Launched:
-        """Return the identity with the port that this very process has written, or without while there is none."""
-        if port_file is None or launched.port is not None:
+        """Return the identity with the port that this very engine has written or listens on, or without while none.
+
+        An engine without a port file was told its port. Another process that took it first is not believed: the
+        socket has to be one of the engine's own processes.
+        """
+        if launched.port is not None:
             return launched
+        if port_file is None:
+            port = told_port(proc.arguments(launched.pid))
+            if port is None or not proc.listens(port, [launched.pid, *(seen.pid for seen in proc.tree(launched))]):
+                return launched
+            self._ports.release(port)
+            return replace(launched, port=port)
         try:
             told = json.loads(port_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -215,6 +213,14 @@ class ProcessLauncher:
         running = start_time(launched.pid) == launched.start_time
         return ProcessState(Condition.RUNNING if running else Condition.EXITED)
 
+    def logs(self, _launched: Launched | None, log_path: Path, lines: int) -> list[str]:
+        """Return the last lines of its log."""
+        return tail(log_path, lines)
+
+    def strays(self, workdir: Path) -> list[Launched]:
+        """Find what runs in a replica's folder, or was started with it as its HOME."""
+        return strays(workdir)
+
     def wait(self, launched: Launched, timeout_seconds: float) -> ProcessState:
         """Wait until a process ends, at most so long, and tell its state."""
         deadline = time.monotonic() + timeout_seconds
@@ -223,27 +229,53 @@ class ProcessLauncher:
         return state
 
     def stop(self, launched: Launched, *, grace_seconds: float) -> ProcessState:
-        """End a process and everything in its group: SIGTERM, up to `grace_seconds` to drain, then SIGKILL.
+        """End a process and everything that it started: SIGTERM, up to `grace_seconds` to drain, then SIGKILL.
 
-        SIGTERM goes to the process alone, which drains and ends its own children; the group is killed in any case.
+        SIGTERM goes to the process alone, which drains and ends its own children; what is left of them is killed in
+        any case, whatever group or session it is in.
         """
+        started = {seen.pid: seen for seen in proc.tree(launched)}
         if self.state(launched).condition is Condition.RUNNING:
             self._signal(launched, signal.SIGTERM)
             if self.wait(launched, grace_seconds).condition is Condition.RUNNING:
+                started |= {seen.pid: seen for seen in proc.tree(launched)}
                 self._signal(launched, signal.SIGKILL)
-        self._kill_group(launched)
-        return self.wait(launched, 10.0)
+        self._kill_tree(launched, started)
+        state = self.wait(launched, GONE_SECONDS)
+        self._forget(launched)
+        return state
 
     def kill(self, launched: Launched) -> ProcessState:
-        """End a process and everything in its group at once."""
+        """End a process and everything that it started at once."""
         return self.stop(launched, grace_seconds=0.0)
 
     def crash(self, launched: Launched) -> ProcessState:
         """Kill a process without asking it first, and return when it is gone."""
         self._signal(launched, signal.SIGKILL)
-        return self.wait(launched, 10.0)
+        return self.wait(launched, GONE_SECONDS)
+
+    def reap(self) -> None:
+        """Collect what engines left to this process when they ended: as a subreaper it is nobody else's to collect.
+
+        Leaders of sessions are left alone, since whoever started one in this process waits for it by himself.
+        """
+        own = os.getsid(0)
+        for seen in proc.processes():
+            if seen.is_dead and seen.parent == os.getpid() and seen.session not in {own, seen.pid}:
+                _collect(seen)
+
+    def _forget(self, launched: Launched) -> None:
+        """Look after an ended process no more; its exit status stays known."""
+        with self._lock:
+            log_path, port = self._held.pop((launched.pid, launched.start_time), (None, None))
+        if log_path is not None:
+            self._keeper.leave(log_path)
+        if port is not None:
+            self._ports.release(port)
 
     def _signal(self, launched: Launched, number: signal.Signals) -> None:
+        if launched.pid <= 0 or launched.boot_id != boot_id():
+            return
         try:
             handle = os.pidfd_open(launched.pid)
         except ProcessLookupError:
@@ -257,9 +289,38 @@ class ProcessLauncher:
         finally:
             os.close(handle)
 
-    def _kill_group(self, launched: Launched) -> None:
-        for pid in _processes():
-            fields = _stat(pid)
-            # Fields from the state on: 2 is the process group, 19 the start time. A member is never older.
-            if fields and fields[2] == str(launched.pid) and int(fields[19]) >= int(launched.start_time):
-                self._signal(Launched(pid, fields[19], launched.boot_id), signal.SIGKILL)
+    def _kill_tree(self, launched: Launched, started: dict[int, proc.Seen]) -> None:
+        """Kill what an engine was seen to have started, and what is in its group or session now."""
+        for _ in range(_ROUNDS):
+            found = {**started, **{seen.pid: seen for seen in proc.tree(launched)}}
+            running = [seen for seen in found.values() if start_time(seen.pid) == seen.start_time]
+            for seen in running:
+                self._signal(Launched(seen.pid, seen.start_time, launched.boot_id), signal.SIGKILL)
+            if not running:
+                break
+        for seen in started.values():
+            now = proc.look(seen.pid)
+            if now is not None and now.start_time == seen.start_time and now.parent == os.getpid():
+                _collect(now)
+
+
+def _collect(seen: proc.Seen) -> None:
+    """Take the exit status of a child that nobody waits for."""
+    try:
+        os.waitpid(seen.pid, os.WNOHANG)
+    except ChildProcessError:
+        return
+
+
+def _devices(order: Order | None) -> dict[str, str]:
+    """Return the variables by which an engine sees the accelerators reserved for it, and no others."""
+    if order is None:
+        return {}
+    if order.devices:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(order.devices)}
+    return {"CUDA_VISIBLE_DEVICES": ""} if order.bundle.hardware.count == 0 else {}
+
+
+def _limits(limits: Limits) -> dict[str, int]:
+    named = {"DATA": limits.memory_bytes, "NOFILE": limits.files, "NPROC": limits.processes}
+    return {name: most for name, most in named.items() if most is not None}

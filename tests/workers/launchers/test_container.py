@@ -1,0 +1,333 @@
+"""The container launcher against a program that answers as podman and docker do: no container engine runs here."""
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schemas.bundle import Bundle
+from tests.support.factories import bundle_body
+from tests.support.scripted_containers import ScriptedContainers
+from workers.engines.base import Command
+from workers.launchers.base import Condition, LaunchFailed, Limits, Order
+from workers.launchers.container import ContainerLauncher, read_state
+from workers.launchers.container_command import Containers, run
+from workers.launchers.process import boot_id
+
+IMAGE = "registry.example/engines/vllm@sha256:" + "a" * 64
+JOB = "0197a1b2-0000-7000-8000-000000000001"
+COMMAND = Command(("vllm", "serve", "/bundle", "--port", "8000"), variables={"VLLM_NO_USAGE_STATS": "1"})
+
+
+def bundle(**changes):
+    engine = {"name": "llamacpp", "version": "test", "image": IMAGE, "arguments": []}
+    return Bundle.model_validate(bundle_body(**{"engine": engine, **changes}))
+
+
+def order(tmp_path, **changes):
+    return replace(Order(bundle(), tmp_path / "staged", job=JOB, fencing_token=7), **changes)
+
+
+@pytest.fixture
+def engine(tmp_path):
+    (tmp_path / "bin").mkdir()
+    made = ScriptedContainers(tmp_path / "bin")
+    made.set(images=[IMAGE])
+    return made
+
+
+@pytest.fixture
+def containers(tmp_path):
+    return Containers(runner="r1", folder=tmp_path, user="1000:1000")
+
+
+@pytest.fixture
+def launcher(engine, containers):
+    return ContainerLauncher(str(engine.path), containers)
+
+
+@pytest.fixture
+def start(launcher, tmp_path):
+    def begin(**changes):
+        workdir = tmp_path / "engines" / JOB
+        workdir.mkdir(parents=True, exist_ok=True)
+        made = order(tmp_path, **changes)
+        return launcher.start(COMMAND, workdir=workdir, log_path=workdir / "engine.log", order=made)
+
+    return begin
+
+
+# -------------------------------------------------------------------------------------- the command line
+
+
+def test_the_command_line_confines_the_engine_and_marks_whose_it_is(containers, tmp_path):
+    workdir = tmp_path / "engines" / JOB
+    made = order(tmp_path)
+    assert run(containers, COMMAND, made, workdir) == [
+        "run",
+        "--detach",
+        "--pull=never",
+        f"--name=sluicegate-{JOB}-7",
+        "--label=sluicegate.runner=r1",
+        f"--label=sluicegate.data={tmp_path}",
+        f"--label=sluicegate.folder={workdir}",
+        f"--label=sluicegate.job={JOB}",
+        "--label=sluicegate.token=7",
+        f"--label=sluicegate.bundle={made.bundle.digest}",
+        "--cap-drop=ALL",
+        "--security-opt=no-new-privileges",
+        "--user=1000:1000",
+        "--read-only",
+        "--tmpfs=/tmp:rw,exec,nosuid,nodev,mode=1777",
+        "--ipc=private",
+        "--restart=no",
+        "--init",
+        "--shm-size=1073741824",
+        "--ulimit=core=0:0",
+        "--pids-limit=4096",
+        "--ulimit=nofile=65536:65536",
+        "--publish=127.0.0.1::8000/tcp",
+        f"--mount=type=bind,source={tmp_path / 'staged'},target=/bundle,readonly",
+        "--stop-timeout=60",
+        "--env=VLLM_NO_USAGE_STATS=1",
+        "--env=HOME=/tmp",
+        "--env=TMPDIR=/tmp",
+        "--env=LANG=C.UTF-8",
+        "--entrypoint=vllm",
+        IMAGE,
+        "serve",
+        "/bundle",
+        "--port",
+        "8000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpus": "cdi"}, ["--device=nvidia.com/gpu=GPU-a", "--device=nvidia.com/gpu=GPU-b"]),
+        ({"gpus": "runtime"}, ['--gpus="device=GPU-a,GPU-b"']),
+        ({"seccomp": Path("/etc/engine.json")}, ["--security-opt=seccomp=/etc/engine.json"]),
+        ({"network": "engines"}, ["--network=engines", "--publish=127.0.0.1::8000/tcp"]),
+        (
+            {"limits": Limits(memory_bytes=2**34, files=None, processes=512)},
+            ["--pids-limit=512", "--memory=17179869184b", "--memory-swap=17179869184b"],
+        ),
+    ],
+)
+def test_what_a_runner_sets_is_in_the_command_line(containers, tmp_path, changes, words):
+    told = run(replace(containers, **changes), COMMAND, order(tmp_path, devices=("GPU-a", "GPU-b")), tmp_path)
+    assert [word for word in told if word in words] == words
+
+
+def test_ranks_of_one_machine_get_shared_memory_to_exchange_tensors(containers, tmp_path):
+    topology = {f"{kind}_parallel": 1 for kind in ("pipeline", "expert", "data", "context")}
+    made = bundle(topology={**topology, "tensor_parallel": 4, "nodes": 1})
+    assert f"--shm-size={8 * 2**30}" in run(containers, COMMAND, order(tmp_path, bundle=made), tmp_path)
+
+
+# -------------------------------------------------------------------------------------------- its life
+
+
+def test_a_container_is_started_reached_stopped_and_removed_with_its_log_kept(launcher, engine, start, tmp_path):
+    launched = start()
+    assert (launched.pid, launched.handle, launched.boot_id) == (4001, format(1, "064x"), boot_id())
+    assert launcher.state(launched).condition is Condition.RUNNING
+    assert launcher.listening(launched, None).port == 40001
+    assert launcher.logs(launched, tmp_path / "none", 1) == ["ready"]
+    state = launcher.stop(launched, grace_seconds=12.4)
+    assert (state.condition, state.code) == (Condition.EXITED, 0)
+    assert engine.calls("stop") == [["stop", "-t", "12", launched.handle]]
+    assert engine.world()["containers"] == {}
+    log = tmp_path / "engines" / JOB / "engine.log"
+    assert log.read_text() == "loading\nready\n"
+    assert launcher.logs(launched, log, 1) == ["ready"]
+    before = len(engine.calls())
+    assert launcher.stop(launched, grace_seconds=1) == launcher.state(launched) == state
+    assert len(engine.calls()) == before
+
+
+def test_what_does_not_end_when_asked_is_killed(launcher, engine, start):
+    engine.set(stubborn=True)
+    assert launcher.stop(start(), grace_seconds=1).code == -9
+    engine.set(stubborn=False)
+    assert str(launcher.crash(start())) == "ended by signal 9"
+
+
+def test_a_second_container_of_one_job_and_token_is_not_made_and_the_first_is_left(launcher, engine, start):
+    launched = start()
+    with pytest.raises(LaunchFailed, match="is already in use"):
+        start()
+    assert launcher.state(launched).condition is Condition.RUNNING
+    assert list(engine.world()["containers"]) == [launched.handle]
+
+
+def test_a_container_that_could_not_start_is_removed_and_says_why(engine, start):
+    engine.set(run_error='Error response from daemon: exec: "vllm": executable file not found in $PATH: unknown.')
+    with pytest.raises(LaunchFailed, match=r"did not start .* executable file not found in \$PATH"):
+        start()
+    assert engine.world()["containers"] == {}
+
+
+# ---------------------------------------------------------------------------------------------- the image
+
+
+def test_a_missing_image_is_pulled_by_its_digest_before(engine, start):
+    engine.set(images=[])
+    start()
+    verbs = [words[0] for words in engine.calls()]
+    assert verbs[:3] == ["image", "pull", "run"]
+    assert engine.calls("pull") == [["pull", "--quiet", IMAGE]]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Error response from daemon: manifest for registry.example/engines/vllm not found: manifest unknown",
+        "Error: initializing source docker://registry.example/engines/vllm: unauthorized: authentication required",
+        "Error response from daemon: pull access denied for vllm, repository does not exist",
+    ],
+)
+def test_an_image_that_cannot_be_had_is_named_with_what_was_said(engine, start, said):
+    engine.set(images=[], pull_error=said)
+    with pytest.raises(LaunchFailed) as failed:
+        start()
+    assert str(failed.value) == f"image_unavailable: {IMAGE} could not be pulled: {said}"
+    assert engine.calls("run") == []
+
+
+def test_a_runner_that_pulls_none_says_that_the_image_is_missing(engine, containers, tmp_path):
+    engine.set(images=[])
+    launcher = ContainerLauncher(str(engine.path), replace(containers, pulls=False))
+    with pytest.raises(LaunchFailed, match="is not on this machine, and this runner pulls none"):
+        launcher.start(COMMAND, workdir=tmp_path, log_path=tmp_path / "log", order=order(tmp_path))
+    assert engine.calls("pull") == []
+
+
+def test_an_environment_is_not_run_in_a_container(engine, launcher, tmp_path):
+    made = order(tmp_path, bundle=Bundle.model_validate(bundle_body()))
+    with pytest.raises(LaunchFailed, match="containers run images"):
+        launcher.start(COMMAND, workdir=tmp_path, log_path=tmp_path / "log", order=made)
+    assert engine.calls() == []
+
+
+# ---------------------------------------------------------------------------------------------- its state
+
+RECORDED = [
+    ({"Status": "running", "Running": True, "ExitCode": 0}, "running"),
+    ({"Status": "paused", "Running": True, "Paused": True, "ExitCode": 0}, "running (paused)"),
+    ({"Status": "exited", "Running": False, "ExitCode": 0, "OOMKilled": False}, "exited with status 0"),
+    ({"Status": "exited", "Running": False, "ExitCode": 3, "OOMKilled": False}, "exited with status 3"),
+    ({"Status": "exited", "Running": False, "ExitCode": 143, "OOMKilled": False}, "ended by signal 15"),
+    (
+        {"Status": "exited", "Running": False, "ExitCode": 137, "OOMKilled": True},
+        "ended by signal 9 (out of its memory limit)",
+    ),
+    ({"Status": "created", "Running": False, "ExitCode": 127, "Error": "no such file"}, "unknown (no such file)"),
+    ({"Status": "removing", "Running": False}, "unknown (its status is removing)"),
+    ({}, "unknown (its status is not told)"),
+    ({"Status": "exited", "ExitCode": "137"}, "exited"),
+]
+
+
+@pytest.mark.parametrize(("recorded", "words"), RECORDED)
+def test_the_state_that_a_container_engine_tells_is_read(recorded, words):
+    assert str(read_state(recorded)) == words
+
+
+def test_only_the_memory_limit_names_a_cause():
+    assert [read_state(recorded).cause for recorded, _ in RECORDED if "ExitCode" in recorded].count(
+        "out_of_memory"
+    ) == 1
+
+
+def test_an_end_by_the_memory_limit_is_told(launcher, engine, start):
+    launched = start()
+    engine.change(launched.handle, Status="exited", Running=False, ExitCode=137, OOMKilled=True)
+    state = launcher.state(launched)
+    assert (state.condition, state.code, state.cause) == (Condition.EXITED, -9, "out_of_memory")
+
+
+def test_a_container_that_somebody_removed_has_ended(launcher, engine, start):
+    launched = start()
+    engine.set(containers={})
+    assert str(launcher.state(launched)) == "exited (it was removed)"
+    assert launcher.stop(launched, grace_seconds=1).condition is Condition.EXITED
+
+
+def test_while_the_container_engine_does_not_answer_nothing_is_known_and_nothing_called_ended(launcher, engine, start):
+    launched = start()
+    engine.set(unreachable="Cannot connect to the Docker daemon at unix:///var/run/docker.sock.")
+    for state in (launcher.state(launched), launcher.stop(launched, grace_seconds=1), launcher.kill(launched)):
+        assert state.condition is Condition.UNKNOWN
+        assert "Cannot connect" in state.reason
+    assert launcher.adopt(launched.pid, launched.start_time, launched.boot_id, launched.handle) is None
+    engine.set(unreachable="")
+    assert launcher.kill(launched).condition is Condition.EXITED
+
+
+def test_an_answer_that_is_no_container_is_unknown(launcher, engine, start):
+    launched = start()
+    world = engine.world()
+    world["containers"][launched.handle]["State"] = None
+    engine.set(**world)
+    assert launcher.state(launched).condition is Condition.UNKNOWN
+
+
+# ------------------------------------------------------------------------------------------ found again
+
+
+def test_a_container_is_adopted_by_another_worker_and_stopped(launcher, engine, containers, start):
+    launched = start()
+    other = ContainerLauncher(str(engine.path), containers)
+    assert other.adopt(launched.pid, launched.start_time, launched.boot_id, launched.handle) == launched
+    other.stop(launched, grace_seconds=1)
+    assert other.adopt(launched.pid, launched.start_time, launched.boot_id, launched.handle) is None
+
+
+def test_nothing_is_adopted_that_is_not_provably_that_start_of_that_runner_s_container(
+    launcher, engine, containers, start
+):
+    launched = start()
+    identity = {"pid": launched.pid, "start_time_ticks": launched.start_time, "boot": boot_id()}
+    for change in ({"start_time_ticks": "2026-11-30T05:00:00Z"}, {"pid": 1}, {"boot": "of another boot"}):
+        assert launcher.adopt(**identity | change, handle=launched.handle) is None
+    assert launcher.adopt(**identity, handle=None) is None
+    assert launcher.adopt(**identity, handle=format(9, "064x")) is None
+    for foreign in (replace(containers, runner="r2"), replace(containers, folder=Path("/elsewhere"))):
+        assert ContainerLauncher(str(engine.path), foreign).adopt(**identity, handle=launched.handle) is None
+
+
+def test_what_a_dead_worker_left_is_found_by_its_labels_and_nobody_else_s(
+    launcher, engine, containers, start, tmp_path
+):
+    launched = start()
+    workdir = tmp_path / "engines" / JOB
+    assert launcher.strays(workdir) == [launched]
+    assert launcher.strays(tmp_path) == []
+    assert ContainerLauncher(str(engine.path), replace(containers, runner="r2")).strays(workdir) == []
+    # One that is another data folder's, under the same name of a runner.
+    assert ContainerLauncher(str(engine.path), replace(containers, folder=Path("/elsewhere"))).strays(workdir) == []
+
+
+# ---------------------------------------------------------------------------------- no container engine
+
+
+def test_without_the_program_the_finding_names_it(containers, tmp_path):
+    launcher = ContainerLauncher("/no/such/podman", containers)
+    with pytest.raises(LaunchFailed, match="/no/such/podman cannot be run: No such file or directory"):
+        launcher.start(COMMAND, workdir=tmp_path, log_path=tmp_path / "log", order=order(tmp_path))
+
+
+def test_a_real_docker_without_its_daemon_is_named_as_what_it_is(containers, tmp_path, monkeypatch):
+    docker = shutil.which("docker")
+    if docker is None:
+        pytest.skip("no docker client on this machine")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    assert subprocess.run([docker, "ps"], capture_output=True, check=False).returncode != 0
+    with pytest.raises(LaunchFailed, match=r"docker image: .*(Cannot connect|daemon running|no such file)"):
+        ContainerLauncher(docker, containers).start(
+            COMMAND, workdir=tmp_path, log_path=tmp_path / "log", order=order(tmp_path)
+        )

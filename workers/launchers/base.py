@@ -1,0 +1,146 @@
+"""What a launcher is: it starts an engine somewhere, tells how it is, and ends it with everything that it started.
+
+Three of them keep to one protocol: processes of this machine, containers of this machine, pods of a cluster. Nothing
+is ended that is not provably ours, and nothing is believed of an engine that another one may have said.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from schemas.bundle import Bundle
+from workers.engines.base import Command, Launch
+
+
+class LaunchFailed(RuntimeError):
+    """The engine could not be started at all: no such program or image, or the system refused."""
+
+
+class Condition(StrEnum):
+    """What is known of a launched engine."""
+
+    RUNNING = "running"
+    EXITED = "exited"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """Whether an engine runs. `code` is its exit status, −n for signal n, None when nobody could see it.
+
+    `reason` says what the system that runs it knows beyond that, such as who killed it, or what it waits for; `cause`
+    is that as a cause of failure (`workers.serving.Cause`), where it is one.
+    """
+
+    condition: Condition
+    code: int | None = None
+    reason: str | None = None
+    cause: str | None = None
+
+    def __str__(self) -> str:
+        """Say it as a person would."""
+        told = f" ({self.reason})" if self.reason else ""
+        if self.condition is not Condition.EXITED or self.code is None:
+            return f"{self.condition}{told}"
+        if self.code < 0:
+            return f"ended by signal {-self.code}{told}"
+        return f"exited with status {self.code}{told}"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Identity of a started engine, and the port it listens on once that is known.
+
+    For a process and a container `pid` and `start_time` are those of the process on this machine; a pod has none: its
+    `pid` is 0. `handle` is the name under which a container engine or a cluster knows it, and nothing else ever will:
+    a container's id, or a pod's place and uid. `host` is where it is reached, this machine when absent.
+    """
+
+    pid: int
+    start_time: str
+    boot_id: str
+    port: int | None = None
+    handle: str | None = None
+    host: str | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """One replica as it is ordered: of which bundle, from which files, for which job.
+
+    `files` is the folder of the staged files on this machine. `job` and `fencing_token` mark what is started, so that
+    it is provably this job's; `devices` are the accelerators reserved for it, as the driver names them.
+    """
+
+    bundle: Bundle
+    files: Path
+    job: str = ""
+    fencing_token: int = 0
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one engine may take of the machine that it shares; None leaves what the system sets.
+
+    `memory_bytes` is main memory, of which a process's own data and heap are counted, not the files that it maps;
+    `files` are open at once; `processes` and threads are counted for the whole account, and not at all for root.
+    """
+
+    memory_bytes: int | None = None
+    files: int | None = 65_536
+    processes: int | None = None
+    nice: int = 0
+
+
+class Launcher(Protocol):
+    """Runs engines in one kind of place. Every method may be called from several threads for different engines."""
+
+    @property
+    def name(self) -> str:
+        """The launcher's name in the settings: process, container or kubernetes."""
+
+    @property
+    def runs_images(self) -> bool:
+        """Whether it runs engines from images, else from environments installed on this machine."""
+
+    def place(self, order: Order, workdir: Path, *, drain_seconds: float, parent_pid: int | None) -> Launch:
+        """Return where the engine will find itself: what its driver makes a command line for.
+
+        Args:
+            order: the replica.
+            workdir: a folder of this machine for this replica alone.
+            drain_seconds: given to running requests after it was asked to end.
+            parent_pid: a process that it should not outlive, where the launcher can see to that.
+        """
+
+    def start(self, command: Command, *, workdir: Path, log_path: Path, order: Order) -> Launched:
+        """Start an engine and return at once. Raises LaunchFailed."""
+
+    def adopt(self, pid: int, start_time_ticks: str, boot: str, handle: str | None = None) -> Launched | None:
+        """Return the identity of an engine started earlier; None when it is not provably still that one."""
+
+    def listening(self, launched: Launched, port_file: Path | None) -> Launched:
+        """Return the identity with the port on which this very engine listens, or without while it does not."""
+
+    def state(self, launched: Launched) -> ProcessState:
+        """Tell whether it runs."""
+
+    def logs(self, launched: Launched | None, log_path: Path, lines: int) -> list[str]:
+        """Return the last lines that the engine wrote, without control characters; also after its end."""
+
+    def stop(self, launched: Launched, *, grace_seconds: float) -> ProcessState:
+        """Ask it to end, and end it with all that it started after `grace_seconds`. Repeating is harmless."""
+
+    def kill(self, launched: Launched) -> ProcessState:
+        """End it with all that it started at once."""
+
+    def crash(self, launched: Launched) -> ProcessState:
+        """Kill it without asking it first, and return when it is gone."""
+
+    def reap(self) -> None:
+        """Collect what ended meanwhile; asked every few seconds."""
+
+    def strays(self, workdir: Path) -> list[Launched]:
+        """Find what runs for a replica's folder and is nobody's any more: all of it provably ours."""

@@ -1,0 +1,38 @@
+"""Turns itself into an engine, under limits that only the new process can set for itself without a race.
+
+`python -I -S become.py LIMITS DESCRIPTOR PROGRAM ARGUMENT…`, standard library only. LIMITS is JSON: `limits` by the
+names of setrlimit(2), `nice`, and `oom`, the kernel's preference for ending this one when memory runs out. Why the
+program could not be started is written to DESCRIPTOR, which closes when it could. No core file is ever written: it
+would hold weights and requests.
+"""
+
+import json
+import os
+import resource
+import sys
+
+
+def main(arguments: list[str]) -> None:
+    """Become the program; never returns."""
+    told, descriptor, *program = arguments
+    errors = int(descriptor)
+    os.set_inheritable(errors, False)  # noqa: FBT003 - it takes no name
+    try:
+        orders = json.loads(told)
+        for name, most in {"CORE": 0, **orders["limits"]}.items():
+            number = getattr(resource, f"RLIMIT_{name}")
+            hard = resource.getrlimit(number)[1]
+            allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(number, (allowed, allowed))
+        if orders["nice"]:
+            os.nice(orders["nice"])
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123 - no pathlib: it is slow
+            file.write(str(orders["oom"]))
+        os.execvp(program[0], program)  # noqa: S606 - no shell is the point
+    except (OSError, ValueError) as error:
+        os.write(errors, str(getattr(error, "strerror", None) or error).encode())
+        sys.exit(127)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

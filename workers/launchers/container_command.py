@@ -1,0 +1,144 @@
+"""The command lines that a container engine is given, as data: what one replica may see, reach and use.
+
+The words are those that podman and docker have in common. Where they differ, in how accelerators are handed over,
+the setting says which: `cdi` names devices (`nvidia.com/gpu=…`, podman, and docker since 25), `runtime` has docker's
+`--gpus`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from schemas.bundle import Bundle
+from workers.engines.base import Command
+from workers.launchers.base import Limits, Order
+
+ROOT = Path("/bundle")
+"""Where the bundle's files are inside."""
+HOME = "/tmp"  # noqa: S108 - a file system of the container's own, in memory
+PORT = 8000
+"""Where the engine listens inside; outside, the container engine chooses a port of the loopback address."""
+LABEL = "sluicegate"
+GIBIBYTE = 2**30
+PIDS = 4096
+STOP_SECONDS = 60
+"""What running requests get when somebody else than its runner asks a container to end, such as a shutdown."""
+_NAME = re.compile(r"[^a-zA-Z0-9_.-]")
+
+
+@dataclass(frozen=True)
+class Containers:
+    """How this runner's containers are made.
+
+    `user` is UID:GID inside. `seccomp` is a profile's file; without one the container engine's own applies, never
+    none. `network` names a network; without one the container engine's default is used.
+    """
+
+    runner: str
+    folder: Path
+    user: str
+    limits: Limits = field(default_factory=Limits)
+    gpus: Literal["cdi", "runtime"] = "cdi"
+    seccomp: Path | None = None
+    network: str | None = None
+    pulls: bool = True
+
+
+def name(order: Order, workdir: Path) -> str:
+    """Return the container's name, which one job has under one token only: a second one of it cannot be made."""
+    return f"sluicegate-{_NAME.sub('-', workdir.name)}-{order.fencing_token}"
+
+
+def labels(containers: Containers, order: Order, workdir: Path) -> dict[str, str]:
+    """Return the labels by which a container is provably ours, and whose it is."""
+    return {
+        f"{LABEL}.runner": containers.runner,
+        f"{LABEL}.data": str(containers.folder),
+        f"{LABEL}.folder": str(workdir),
+        f"{LABEL}.job": order.job,
+        f"{LABEL}.token": str(order.fencing_token),
+        f"{LABEL}.bundle": order.bundle.digest,
+    }
+
+
+def run(containers: Containers, command: Command, order: Order, workdir: Path) -> list[str]:
+    """Return the words after the program's name that start one replica.
+
+    Args:
+        containers: how this runner makes them.
+        command: what the driver wants run inside.
+        order: the replica; its bundle names an image by digest.
+        workdir: the replica's folder on this machine, which only marks it.
+    """
+    image = order.bundle.engine.image
+    if image is None:
+        raise ValueError("the bundle names no image")
+    program, *arguments = command.argv
+    return [
+        *("run", "--detach", "--pull=never", f"--name={name(order, workdir)}"),
+        *(f"--label={key}={value}" for key, value in labels(containers, order, workdir).items()),
+        *_confinement(containers),
+        *_resources(containers, order.bundle),
+        *_devices(containers, order),
+        *_network(containers),
+        f"--mount=type=bind,source={order.files},target={ROOT},readonly",
+        f"--stop-timeout={STOP_SECONDS}",
+        *_variables(command.variables),
+        f"--entrypoint={program}",
+        image,
+        *arguments,
+    ]
+
+
+def _confinement(containers: Containers) -> list[str]:
+    words = [
+        *("--cap-drop=ALL", "--security-opt=no-new-privileges", f"--user={containers.user}", "--read-only"),
+        # Kernels that are compiled at the first request are loaded from here, so it may hold programs.
+        f"--tmpfs={HOME}:rw,exec,nosuid,nodev,mode=1777",
+        *("--ipc=private", "--restart=no", "--init"),
+    ]
+    if containers.seccomp is not None:
+        words.append(f"--security-opt=seccomp={containers.seccomp}")
+    return words
+
+
+def _resources(containers: Containers, bundle: Bundle) -> list[str]:
+    limits, topology = containers.limits, bundle.topology
+    ranks = topology.tensor_parallel * topology.pipeline_parallel * topology.data_parallel
+    # Ranks of one machine exchange tensors through shared memory; the default of 64 MB ends them in the middle of it.
+    words = [f"--shm-size={GIBIBYTE if ranks == 1 else 2 * ranks * GIBIBYTE}", "--ulimit=core=0:0"]
+    words.append(f"--pids-limit={limits.processes or PIDS}")
+    if limits.memory_bytes is not None:
+        # The same for memory and swap together: an engine that swaps is slower than one that is ended.
+        words += [f"--memory={limits.memory_bytes}b", f"--memory-swap={limits.memory_bytes}b"]
+    if limits.files is not None:
+        words.append(f"--ulimit=nofile={limits.files}:{limits.files}")
+    return words
+
+
+def _devices(containers: Containers, order: Order) -> list[str]:
+    if not order.devices:
+        return []
+    if containers.gpus == "cdi":
+        return [f"--device=nvidia.com/gpu={device}" for device in order.devices]
+    # The value is read as CSV, so a list needs quotes of its own.
+    return [f'--gpus="device={",".join(order.devices)}"']
+
+
+def _network(containers: Containers) -> list[str]:
+    published = f"--publish=127.0.0.1::{PORT}/tcp"
+    return [published] if containers.network is None else [f"--network={containers.network}", published]
+
+
+def _variables(variables: Mapping[str, str]) -> list[str]:
+    own = {"HOME": HOME, "TMPDIR": HOME, "LANG": "C.UTF-8"}
+    return [f"--env={key}={value}" for key, value in {**variables, **own}.items()]
+
+
+def ours(containers: Containers, workdir: Path) -> list[str]:
+    """Return the words that list the ids of every container of a replica's folder, whether it runs or not."""
+    wanted = {f"{LABEL}.runner": containers.runner, f"{LABEL}.folder": str(workdir)}
+    filters = [f"--filter=label={key}={value}" for key, value in wanted.items()]
+    return ["ps", "--all", "--no-trunc", *filters, "--format={{.ID}}"]

@@ -5,12 +5,12 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, or_, select, true
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import consistency
-from registry import db, evidence, quarantine, runners, targets
+from registry import db, evidence, quarantine, scheduling, targets, waits
 from registry.service import Service
 from registry.tables import EntryRow, JobRow, ReleaseRow, RunnerRow, TargetRow
 from schemas.api import Complete, Progress, Run
@@ -26,7 +26,7 @@ MAX_ATTEMPTS = 3
 BACKOFF_SECONDS = 5.0
 REPORTED = frozenset({Kind.STAGED, Kind.ENGINE_BOOTED, Kind.GATE_RECORDED, Kind.REPLICA_CHANGED})
 """What a runner may put in evidence."""
-OPEN = (JobState.PENDING, JobState.CLAIMED)
+OPEN = scheduling.OPEN
 QUARANTINED = "bundle-quarantined"
 """Problem of a run that ended because its bundle was quarantined."""
 
@@ -48,7 +48,8 @@ def create(
     target: UUID | None = None,
     reason: str | None = None,
 ) -> JobRow:
-    """Ask for something to be done by a runner of a class."""
+    """Ask for something to be done by a runner of a class that has what it takes. Raises NotFound."""
+    needs = scheduling.needed(session, project, bundle, kind, gates)
     job = JobRow(
         id=uuid7(),
         project_id=project,
@@ -61,6 +62,8 @@ def create(
         references=references or {},
         gates=list(gates),
         runner_class=runner_class,
+        queue=_queue(session, release, target, created_by),
+        devices=[],
         state=JobState.PENDING,
         is_wanted=True,
         attempt=0,
@@ -69,10 +72,18 @@ def create(
         created_at=now,
         created_by=created_by,
         reason=reason,
+        **({} if needs is None else {"needs": needs.model_dump(mode="json", exclude_none=True)}),
     )
     session.add(job)
     session.flush()
     return job
+
+
+def _queue(session: Session, release: UUID | None, target: UUID | None, created_by: str) -> str:
+    """Return for whom a job is done: a target, or who asked where there is none."""
+    if target is None and release is not None:
+        target = session.get_one(ReleaseRow, release).target_id
+    return f"by/{created_by}" if target is None else f"target/{target}"
 
 
 def get(session: Session, project: UUID, job: UUID) -> JobRow:
@@ -84,31 +95,15 @@ def get(session: Session, project: UUID, job: UUID) -> JobRow:
 
 
 def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None:
-    """Take the oldest job that a runner may do: one that is due, or one whose holder let its lease run out.
+    """Take the first job that a runner may do: one that is due, or one whose holder let its lease run out.
 
-    The new fencing token makes every later word of the former holder void.
+    The new fencing token makes every later word of the former holder void. What the job takes is reserved with it.
     """
     at = db.now(session)
-    job = session.scalar(
-        select(JobRow)
-        .where(
-            JobRow.project_id == runner.project_id,
-            JobRow.runner_class == runner.runner_class,
-            JobRow.state.in_(OPEN),
-            _may_take(session, runner),
-            or_(
-                and_(JobRow.state == JobState.PENDING, JobRow.due_at <= at),
-                and_(JobRow.state == JobState.CLAIMED, JobRow.lease_until < at),
-            ),
-        )
-        # Live traffic waits for no gate.
-        .order_by((JobRow.kind != JobKind.SERVE), JobRow.due_at)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-        .execution_options(populate_existing=True)
-    )
-    if job is None:
+    found = scheduling.next_job(session, runner, at)
+    if found is None:
         return None
+    job, devices = found
     if not _may_run(session, job):
         if job.release_id is None:
             _finish(session, service, job, problem=QUARANTINED, at=at)
@@ -121,7 +116,7 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
         _finish(session, service, job, problem="attempts-exhausted", at=at)
         return None
     job.state = JobState.CLAIMED
-    job.runner_id = runner.id
+    job.runner_id, job.devices, job.claimed_at = runner.id, devices, at
     job.attempt += 1
     job.fencing_token += 1
     job.lease_until = at + timedelta(seconds=service.settings.lease_seconds)
@@ -130,14 +125,6 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
         job.problem = None  # it was lifted, and the job begins anew
     session.flush()
     return _claim(session, service, job)
-
-
-def _may_take(session: Session, runner: RunnerRow) -> ColumnElement[bool]:
-    """The last slot of a runner is for what is live or was: a rollback must not wait for a gate to end."""
-    if not runners.has_only_kept_slots(session, runner):
-        return true()
-    accepted = select(ReleaseRow.id).where(ReleaseRow.phase.in_([Phase.PROMOTED, Phase.SUPERSEDED]))
-    return and_(JobRow.kind == JobKind.SERVE, JobRow.release_id.in_(accepted))
 
 
 def _may_run(session: Session, job: JobRow) -> bool:
@@ -171,6 +158,7 @@ def _claim(session: Session, service: Service, job: JobRow) -> Claim:
         attempt=job.attempt,
         replica=_identity(replica) if replica else None,
         accepted=targets.accepted_bundle(session, job) if job.kind == JobKind.EVALUATE else None,
+        devices=job.devices or [],
     )
 
 
@@ -494,6 +482,7 @@ def wire(session: Session, row: JobRow) -> Run:
         created_at=row.created_at,
         results=[result.model_dump(mode="json", exclude_none=True) for result in results(session, row)],
         reference=row.reference,
+        waits=waits.of_job(session, row),
     )
 
 

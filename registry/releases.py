@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import policy as judgement
-from registry import acts, advice, auth, conditions, db, documents, evidence, quarantine, targets, waits
+from gates.fitting import Needs
+from registry import acts, advice, auth, conditions, db, documents, evidence, quarantine, scheduling, targets, waits
 from registry.advice import Deed
 from registry.auth import Actor
 from registry.service import Service
@@ -46,6 +47,7 @@ def create(
         Conflict: another release is under way on the target, or the bundle is live there already; the problem
             names the release.
         BundleQuarantined: nothing begins with it.
+        NoRunnerFits: no runner of the target's class could ever serve the bundle.
         NotPermitted: the actor's token is for other targets.
     """
     auth.require_target(actor, body.target)
@@ -68,6 +70,7 @@ def create(
         raise Conflict(
             f"bundle {body.bundle} is live on {target.name} already, by release {stable.id}", holder=str(stable.id)
         )
+    scheduling.require_fit(session, actor.project_id, target.runner_class, Needs.of(bundle))
     at = db.now(session)
     release = ReleaseRow(
         id=uuid7(),

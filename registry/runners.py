@@ -4,6 +4,7 @@ import contextlib
 from datetime import timedelta
 from uuid import UUID
 
+from pydantic import TypeAdapter
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
@@ -12,9 +13,10 @@ from uuid6 import uuid7
 from registry import db
 from registry.tables import JobRow, RunnerRow
 from schemas.problems import NotFound
-from schemas.runner import Fingerprint, JobState, Runner, RunnerRegistration
+from schemas.runner import Fingerprint, JobState, LauncherName, Runner, RunnerRegistration
 
 ALIVE_SECONDS = 30
+_LAUNCHER: TypeAdapter[LauncherName] = TypeAdapter(LauncherName)
 
 
 def register(session: Session, project: UUID, body: RunnerRegistration) -> RunnerRow:
@@ -26,6 +28,8 @@ def register(session: Session, project: UUID, body: RunnerRegistration) -> Runne
         "engines": body.engines,
         "boot_id": body.boot_id,
         "slots": body.slots,
+        "environments": body.environments,
+        "launcher": body.launcher,
         "last_seen_at": at,
     }
     runner = session.scalars(
@@ -93,6 +97,11 @@ def has_only_kept_slots(session: Session, row: RunnerRow) -> bool:
     return row.slots is not None and kept_slots(row) > 0 and held_count(session, row) >= row.slots - kept_slots(row)
 
 
+def launcher(row: RunnerRow) -> LauncherName:
+    """Return how a runner starts engines: as processes where it did not say."""
+    return _LAUNCHER.validate_python(row.launcher or "process")
+
+
 def wire(session: Session, row: RunnerRow) -> Runner:
     """Return a runner as the service gives it out."""
     held = session.scalars(
@@ -108,4 +117,6 @@ def wire(session: Session, row: RunnerRow) -> Runner:
         is_alive=is_alive(session, row),
         slots=row.slots,
         jobs=list(held),
+        environments=row.environments or {},
+        launcher=launcher(row),
     )

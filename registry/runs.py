@@ -4,7 +4,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from registry import auth, db, documents, jobs, quarantine, releases, targets
+from registry import auth, db, documents, jobs, quarantine, releases, scheduling, targets
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow
@@ -23,7 +23,7 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
         NotFound: the project lacks the bundle, policy or target.
         NotPermitted: the actor's token is for other targets.
         InvalidDocument: a gate is not in the policy, or a golden or rollback gate runs without a target.
-        ReferenceMissing, BundleQuarantined.
+        ReferenceMissing, BundleQuarantined, NoRunnerFits.
     """
     if body.target is not None:
         auth.require_target(actor, body.target)
@@ -54,6 +54,8 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
             "the rollback gate goes back to what a target has accepted; name the target",
             errors=[{"pointer": "/target", "detail": "is required for the rollback gate"}],
         )
+    needs = scheduling.needed(session, actor.project_id, body.bundle, JobKind.EVALUATE, [rule.gate for rule in chosen])
+    scheduling.require_fit(session, actor.project_id, body.runner_class, needs)
     return jobs.create(
         session,
         actor.project_id,
@@ -81,7 +83,7 @@ def record(session: Session, actor: Actor, body: RecordCreate) -> JobRow:
     Raises:
         NotFound, InvalidDocument: the suite is not a golden one.
         NotPermitted: the actor's token is for other targets.
-        BundleQuarantined.
+        BundleQuarantined, NoRunnerFits.
     """
     auth.require_target(actor, body.target)
     auth.confirm(session, actor)
@@ -94,6 +96,8 @@ def record(session: Session, actor: Actor, body: RecordCreate) -> JobRow:
             f"suite {suite.name} is not a golden suite",
             errors=[{"pointer": "/suite", "detail": "must name a golden suite"}],
         )
+    needs = scheduling.needed(session, actor.project_id, body.bundle, JobKind.RECORD)
+    scheduling.require_fit(session, actor.project_id, target.runner_class, needs)
     return jobs.create(
         session,
         actor.project_id,

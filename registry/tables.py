@@ -373,6 +373,8 @@ class RunnerRow(Base):
     boot_id: Mapped[str]
     slots: Mapped[int | None]
     """Jobs that it holds at once; null for one that did not say."""
+    environments: Mapped[dict[str, Any] | None]
+    launcher: Mapped[str | None]
     registered_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
     __table_args__ = (UniqueConstraint("project_id", "name"), Index(None, "project_id", "id"))
@@ -394,6 +396,13 @@ class JobRow(Base):
     gates: Mapped[list[Any]]
     """Gates to run, in order."""
     runner_class: Mapped[str]
+    needs: Mapped[dict[str, Any] | None]
+    """What a replica of the bundle takes; null where no engine is started."""
+    queue: Mapped[str | None]
+    """For whom it is done: queues of a class take turns."""
+    devices: Mapped[list[Any] | None]
+    """Accelerators of its runner that are reserved for it while its lease lasts."""
+    claimed_at: Mapped[datetime | None]
     runner_id: Mapped[UUID | None] = mapped_column(ForeignKey("runners.id"))
     state: Mapped[str]
     is_wanted: Mapped[bool]
@@ -426,6 +435,7 @@ class JobRow(Base):
         Index(None, "project_id", "id"),
         Index(None, "bundle", "id"),
         Index(None, "runner_id", "id"),
+        Index("ix_jobs_turns", "project_id", "runner_class", "queue", "claimed_at"),
     )
 
 

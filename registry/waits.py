@@ -3,7 +3,7 @@
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from registry import db, runners
+from registry import db, runners, scheduling
 from registry.lifecycle import BEFORE_TRAFFIC
 from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.release import TERMINAL
@@ -26,8 +26,19 @@ def why(session: Session, release: ReleaseRow) -> str | None:
     job = session.get(JobRow, waiting) if waiting is not None else None
     if job is None:
         return None
+    return f"its {job.kind} job {_since(session, job)}"
+
+
+def of_job(session: Session, job: JobRow) -> str | None:
+    """Return what keeps a job that is due from being taken, in one sentence; None when it is held, over or not due."""
+    if job.state != JobState.PENDING or job.due_at > db.now(session):
+        return None
+    return f"it {_since(session, job)}"
+
+
+def _since(session: Session, job: JobRow) -> str:
     seconds = max(0, round((db.now(session) - job.due_at).total_seconds()))
-    return f"its {job.kind} job has waited {seconds} s for {_for_whom(session, job)}"
+    return f"has waited {seconds} s for {_for_whom(session, job)}"
 
 
 def doing(session: Session, release: ReleaseRow) -> str | None:
@@ -58,6 +69,9 @@ def _for_whom(session: Session, job: JobRow) -> str:
     ]
     if not machines:
         return f"a runner of class {job.runner_class}: none has been heard of for {runners.ALIVE_SECONDS} s"
+    alive = [runner for runner, _ in machines]
+    if (why := scheduling.lacking(job, alive) or scheduling.occupied(session, job, alive)) is not None:
+        return why
     if any(runner.slots is None or held < runner.slots - runners.kept_slots(runner) for runner, held in machines):
         return f"a runner of class {job.runner_class} to take it"
     taken, slots = sum(held for _, held in machines), sum(runner.slots or 0 for runner, _ in machines)

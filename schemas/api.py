@@ -378,6 +378,7 @@ class Run(Wire):
     created_at: Instant = Field(description="When it was created.")
     results: list[dict[str, object]] = Field(description="Gate results so far.")
     reference: str | None = Field(description="Reference it recorded.")
+    waits: str | None = Field(description="What it waits for while it is pending and due, in one sentence.")
 
 
 class RunnerDetail(Runner):

@@ -136,6 +136,12 @@ class Conflict(Problem):
     kind, title, status = "conflict", "Conflict", 409
 
 
+class NoRunnerFits(Problem):
+    """No runner of the class could ever run the bundle. `needs` says what it takes, `runners` what each lacks."""
+
+    kind, title, status = "no-runner-fits", "No runner fits", 409
+
+
 class OffsetMismatch(Problem):
     """The upload goes on at another offset than the request names, or another request writes to it just now."""
 
@@ -232,6 +238,7 @@ PROBLEMS: dict[str, type[Problem]] = {
         MethodNotAllowed,
         TransitionRefused,
         Conflict,
+        NoRunnerFits,
         OffsetMismatch,
         QuotaExceeded,
         KeyReused,

@@ -1,7 +1,7 @@
 """Runners, jobs and replicas: what the machines that run models say to the service and hear from it."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 from uuid import UUID
 
 from pydantic import Field, StringConstraints
@@ -45,12 +45,17 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
+LauncherName = Literal["process", "container", "kubernetes"]
+"""How a runner starts engines: what is installed on it, or images."""
+
+
 class Accelerator(Closed):
     """One accelerator as the driver reports it."""
 
     sku: ShortText = Field(description="Product name.")
     memory_bytes: Positive = Field(description="Memory in bytes.")
     mig: ShortText | None = Field(None, description="MIG profile.")
+    numa: Integer | None = Field(None, description="NUMA node that it is attached to.")
 
 
 class Fingerprint(Closed):
@@ -63,7 +68,9 @@ class Fingerprint(Closed):
     accelerators: list[Accelerator] = Field(description="Accelerators; empty on a CPU machine.")
     driver: ShortText | None = Field(None, description="Accelerator driver version.")
     cuda: ShortText | None = Field(None, description="CUDA version.")
-    links: ShortText | None = Field(None, description="Interconnect summary.")
+    links: ShortText | None = Field(
+        None, description="How accelerators are linked, beginning with the slowest kind between any two: nvlink, pcie."
+    )
     kernel: ShortText = Field(description="Operating system kernel.")
 
 
@@ -93,6 +100,10 @@ class RunnerRegistration(Closed):
     slots: Annotated[int, Field(ge=1, le=64, strict=True)] | None = Field(
         None, description="Jobs it holds at once; one of several is kept for bundles that are live or were."
     )
+    environments: Annotated[dict[ShortText, Digest], Field(max_length=32)] | None = Field(
+        None, description="Engine → digest of the environment that it is installed in here."
+    )
+    launcher: LauncherName | None = Field(None, description="How it starts engines; as processes when it does not say.")
 
 
 class Runner(Wire):
@@ -107,6 +118,8 @@ class Runner(Wire):
     is_alive: bool = Field(description="Whether the last heartbeat is younger than 30 s.")
     slots: int | None = Field(description="Jobs it holds at once; null when it did not say.")
     jobs: list[UUID] = Field(description="Jobs it holds now.")
+    environments: dict[str, str] = Field(description="Engine → digest of its environment, as far as it said so.")
+    launcher: LauncherName = Field(description="How it starts engines.")
 
 
 class Claim(Wire):
@@ -128,6 +141,7 @@ class Claim(Wire):
     accepted: str | None = Field(
         description="Bundle that the target's traffic would go back to; none when it has accepted no other."
     )
+    devices: list[int] = Field(description="Accelerators reserved for it, by their place in the runner's fingerprint.")
 
 
 class Renewal(Wire):

@@ -163,11 +163,13 @@ class Agent:
 
     def _register(self, site: Site) -> UUID | None:
         """Say who this runner is, however long the service needs to answer. None when this runner stops before."""
+        engines = installed_engines()
         body = RunnerRegistration(
             name=site.name,
             runner_class=self._settings.runner_class,
             fingerprint=site.fingerprint,
-            engines=installed_engines(),
+            engines=list(engines),
+            environments=engines,
             boot_id=boot_id(),
             slots=self._settings.slots,
         )
@@ -189,6 +191,8 @@ class Agent:
                 leases = list(self._held.values())
             if len(leases) >= self._settings.slots:
                 return
+            if any(lease.is_lost and lease.claim.devices for lease in leases):
+                return  # the service takes their accelerators for free, and an engine of ours still ends on them
             # After an outage our own leases come first: else we would claim our own jobs from ourselves.
             if not all(lease.renew() for lease in leases if lease.is_overdue and not lease.is_lost):
                 return

@@ -45,13 +45,12 @@ class IntegrityFailed(Problem):
     kind, title, status = "integrity-failed", "Integrity failed", 409
 
 
-def installed_engines() -> list[str]:
-    """Return the engines that this runner has, sorted."""
-    found = []
+def installed_engines() -> dict[str, str]:
+    """Return the engines that this runner has, sorted, each with the digest of the environment it is installed in."""
+    found = {}
     for name, driver in sorted(DRIVERS.items()):
         with contextlib.suppress(EnvironmentAltered, NotInstalled):
-            driver.identity()
-            found.append(name)
+            found[name] = driver.identity().digest
     return found
 
 

@@ -61,8 +61,8 @@ class Left(Closed):
     @field_validator("claim", mode="before")
     @classmethod
     def _of_before(cls, claim: object) -> object:
-        """Read files that were written before claims named what is accepted: live engines outlive an upgrade."""
-        return {"accepted": None, **claim} if isinstance(claim, dict) else claim
+        """Read files that were written before claims named all that they name now: live engines outlive an upgrade."""
+        return {"accepted": None, "devices": [], **claim} if isinstance(claim, dict) else claim
 
     @property
     def launched(self) -> Launched:

@@ -21,6 +21,7 @@ from schemas.problems import (
     Conflict,
     InvalidDocument,
     KeyReused,
+    NoRunnerFits,
     NotEligible,
     NotFound,
     ReferenceMissing,
@@ -37,7 +38,9 @@ ACT = declare(NotFound, InvalidDocument, TransitionRefused, StaleEdit)
 @router.post(
     "",
     status_code=201,
-    responses=declare(NotFound, InvalidDocument, ReferenceMissing, Conflict, KeyReused, StaleEdit, BundleQuarantined),
+    responses=declare(
+        NotFound, InvalidDocument, ReferenceMissing, Conflict, KeyReused, StaleEdit, BundleQuarantined, NoRunnerFits
+    ),
     operation_id="createRelease",
 )
 def create_release(

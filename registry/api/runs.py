@@ -12,7 +12,14 @@ from registry.api.problems import declare
 from registry.api.routes import Route
 from registry.auth import Actor
 from schemas.api import Page, RecordCreate, Run, RunCreate
-from schemas.problems import BundleQuarantined, InvalidDocument, KeyReused, NotFound, ReferenceMissing
+from schemas.problems import (
+    BundleQuarantined,
+    InvalidDocument,
+    KeyReused,
+    NoRunnerFits,
+    NotFound,
+    ReferenceMissing,
+)
 
 router = APIRouter(prefix="/v1", tags=["runs"], route_class=Route)
 
@@ -20,7 +27,7 @@ router = APIRouter(prefix="/v1", tags=["runs"], route_class=Route)
 @router.post(
     "/runs",
     status_code=201,
-    responses=declare(NotFound, InvalidDocument, ReferenceMissing, KeyReused, BundleQuarantined),
+    responses=declare(NotFound, InvalidDocument, ReferenceMissing, KeyReused, BundleQuarantined, NoRunnerFits),
     operation_id="createRun",
 )
 def create_run(
@@ -39,7 +46,7 @@ def create_run(
 @router.post(
     "/recordings",
     status_code=201,
-    responses=declare(NotFound, InvalidDocument, KeyReused, BundleQuarantined),
+    responses=declare(NotFound, InvalidDocument, KeyReused, BundleQuarantined, NoRunnerFits),
     operation_id="createRecording",
 )
 def create_recording(

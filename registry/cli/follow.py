@@ -123,12 +123,7 @@ class _Watch:
         if verdict is None and found.doing is not None and found.doing != self.doing:
             self.doing = found.doing
             self.output.note(f"  {found.doing}")
-        if found.waits is None:
-            self.has_told_waits = False
-        elif self.clock.seconds >= LOOK_SECONDS and not self.has_told_waits:
-            # What waits for a moment only is no news.
-            self.has_told_waits = True
-            self.output.note(found.waits, "warn")
+        self.has_told_waits = _has_told_waits(self.output, found.waits, self.clock, has_told=self.has_told_waits)
         return found, verdict
 
     def _patiently(self) -> tuple[ReleaseDetail, Decided | None]:
@@ -149,6 +144,15 @@ class _Watch:
         if not self.is_away:
             self.output.note(f"{problem.detail}; waiting for it", "warn")
         self.is_away = True
+
+
+def _has_told_waits(output: Output, waits: str | None, clock: Clock, *, has_told: bool) -> bool:
+    """Say what something waits for, once while it does. Returns whether that was said."""
+    # What waits for a moment only is no news.
+    if waits is not None and not has_told and clock.seconds >= LOOK_SECONDS:
+        output.note(waits, "warn")
+        return True
+    return has_told and waits is not None
 
 
 def _patiently(look: Callable[[], SeenT], note: Callable[[Unavailable], None], left: Callable[[], float]) -> SeenT:
@@ -202,9 +206,10 @@ def follow_run(client: Client, output: Output, run: Run, *, timeout_seconds: flo
     """Follow a run, print its progress and each gate's result, and end with the run. Returns the exit status."""
     clock, told = Clock(), set[str]()
     progress: str | None = None
+    has_told_waits = False
 
     def look() -> tuple[Run, Decided | None]:
-        nonlocal progress
+        nonlocal progress, has_told_waits
         found = client.runs.get(run.id)
         for result in found.results:
             gate = str(result.get("gate"))
@@ -215,6 +220,7 @@ def follow_run(client: Client, output: Output, run: Run, *, timeout_seconds: flo
         if found.progress and found.progress != progress and found.state == "claimed":
             progress = found.progress
             output.note(f"  {progress}")
+        has_told_waits = _has_told_waits(output, found.waits, clock, has_told=has_told_waits)
         return found, run_decided(found)
 
     def note(problem: Unavailable) -> None:

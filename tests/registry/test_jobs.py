@@ -326,13 +326,18 @@ def test_a_release_says_what_its_job_waits_for(service: Service, actor: Actor) -
             return made.id
 
     assert waits() is None
-    filler, mine = work("filler"), work("mine")
+    mine = work("mine")
     assert str(waits()).endswith("for a runner of class cpu: none has been heard of for 30 s")
     slots(service, actor, 2)
     assert str(waits()).endswith("for a runner of class cpu to take it")
+    with service.database.transaction() as session:
+        session.get_one(JobRow, mine).due_at += timedelta(seconds=600)
+    filler = work("filler")
     first = take(service, actor)
     assert first is not None
     assert first.job == filler
+    with service.database.transaction() as session:
+        session.get_one(JobRow, mine).due_at -= timedelta(seconds=600)
     assert str(waits()).endswith(
         "for a free slot: runners of class cpu hold 1 jobs in 2 slots; 1 is kept for what is live or was"
     )

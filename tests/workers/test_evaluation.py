@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from registry.storage.local import LocalBlobs
-from schemas.problems import BundleQuarantined
+from schemas.problems import BundleQuarantined, NoRunnerFits
 from tests.support.disk import small_disk
 from tests.support.outage import door
 from tests.support.runners import QUICK_GATES, is_running, result, until
@@ -161,9 +161,25 @@ def test_a_candidate_that_boots_too_slowly_fails_compatibility(bench):
     assert failed["findings"][0]["code"] in {"boot-timeout", "boot-slow"}
 
 
-def test_another_engine_than_the_bundle_names_is_a_problem_that_names_both_and_boots_nothing(bench):
+def test_another_engine_than_the_bundle_names_is_told_with_both_before_and_after_a_run_is_made(bench):
+    other, policy = "sha256:" + "1" * 64, bench.policy()
+    bundle = bench.bundle(environment=other)
+    run = bench.evaluate(bundle, policy)
+    bench.start()
+    waits = until(lambda: (said := bench.run(run).waits) and "r1: its llamacpp is" in said and said)
+    assert other in waits
+    assert LLAMACPP.identity().digest in waits
+    assert bench.row(run).state == "pending"
+    assert bench.entries(run) == []
+    with pytest.raises(NoRunnerFits) as refused:
+        bench.evaluate(bundle, policy)
+    assert LLAMACPP.identity().digest in refused.value.detail
+    assert [one["runner"] for one in refused.value.members["runners"]] == ["r1"]
+
+
+def test_an_engine_that_was_replaced_under_its_runner_is_a_problem_that_names_both_and_boots_nothing(bench):
     other = "sha256:" + "1" * 64
-    run = bench.evaluate(bench.bundle(environment=other), bench.policy())
+    run = bench.evaluate(bench.bundle(environment=other), bench.policy(), gates=["integrity"])
     bench.start()
     row = until(lambda: row if (row := bench.row(run)).problem else None)
     assert row.state == "pending"

@@ -1,0 +1,222 @@
+"""Whether a machine can run a bundle: what the bundle needs, what the machine has, and where the two do not meet.
+
+Pure, and the same for whoever asks: before a job is made, when a runner looks for one, and to say what one waits for.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from gates.static.rules import capability
+from schemas.bundle import Bundle, Role
+from schemas.common import Closed, Digest, Integer, Positive, ShortText
+from schemas.runner import Accelerator, Fingerprint, LauncherName
+
+BEFORE_BOOT = frozenset({"integrity", "static", "placement"})
+"""Gates that read files and start no engine: they run on any machine of the class."""
+SHARE_OF_MEMORY = 0.9
+"""Of a machine's memory that engines may take together."""
+_ARCHITECTURE = re.compile(r"(?:sm|compute|cuda)[-_ ]?[0-9]{2,3}[a-z]?|[0-9]{1,2}\.[0-9]")
+_HELD = frozenset({Role.WEIGHTS, Role.ADAPTER, Role.DRAFT})
+"""Roles of files that lie in memory while an engine runs."""
+
+
+class Needs(Closed):
+    """What one replica of a bundle takes, as far as its document says it."""
+
+    engine: ShortText
+    version: ShortText
+    image: ShortText | None = None
+    environment: Digest | None = None
+    accelerator: ShortText
+    count: Integer
+    memory_bytes: Positive | None = None
+    mig: ShortText | None = None
+    driver: ShortText | None = None
+    cuda: ShortText | None = None
+    interconnect: ShortText | None = None
+    nodes: Positive
+    held_bytes: Integer
+    """Bytes of the files that an engine keeps in memory: less, no layout and no setting can make it take."""
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Self:
+        """Return what a bundle needs; its layout may take more devices than its hardware row counts."""
+        hardware, layout = bundle.hardware, bundle.topology
+        # Experts may be spread over the devices of several attention groups, which data parallelism counts already.
+        group = layout.tensor_parallel * layout.context_parallel
+        devices = max(group * layout.data_parallel, layout.expert_parallel) * layout.pipeline_parallel
+        return cls(
+            engine=bundle.engine.name,
+            version=bundle.engine.version,
+            image=bundle.engine.image,
+            environment=bundle.engine.environment,
+            accelerator=hardware.accelerator,
+            count=0 if hardware.accelerator == "cpu" else max(hardware.count, devices),
+            memory_bytes=hardware.memory_bytes,
+            mig=hardware.mig,
+            driver=hardware.driver,
+            cuda=hardware.cuda,
+            interconnect=hardware.interconnect,
+            nodes=layout.nodes,
+            held_bytes=sum(file.size for file in bundle.files if file.role in _HELD),
+        )
+
+    @property
+    def machine_bytes(self) -> int:
+        """Bytes of the machine's own memory that a replica takes at least; with accelerators the weights lie there."""
+        return self.held_bytes if self.count == 0 else 0
+
+    def __str__(self) -> str:
+        parts = [self._devices()]
+        parts += [f"driver {self.driver}"] if self.driver else []
+        parts += [f"CUDA {self.cuda}"] if self.cuda else []
+        parts += [f"links by {self.interconnect}"] if self.interconnect and self.count > 1 else []
+        parts += [f"{self.nodes} machines"] if self.nodes > 1 else []
+        return ", ".join([*parts, self.served_by()])
+
+    def _devices(self) -> str:
+        if self.count == 0:
+            return "a processor" + (f" with {_size(self.memory_bytes)}" if self.memory_bytes else "")
+        each = f" of {_size(self.memory_bytes)}" if self.memory_bytes else ""
+        return f"{self.count} × {self.accelerator}{each}" + (f" as {self.mig}" if self.mig else "")
+
+    def served_by(self) -> str:
+        """Return the engine in words, with what names it exactly."""
+        return f"{self.engine} {self.version} in {self.image or self.environment}"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a machine has: its hardware, its engines, the digests of their environments, and how it starts them."""
+
+    fingerprint: Fingerprint
+    engines: Collection[str]
+    environments: Mapping[str, str] = field(default_factory=dict)
+    launcher: LauncherName = "process"
+
+    def __str__(self) -> str:
+        groups: dict[str, int] = {}
+        for one in self.fingerprint.accelerators:
+            name = f"{one.sku}{f' as {one.mig}' if one.mig else ''} of {_size(one.memory_bytes)}"
+            groups[name] = groups.get(name, 0) + 1
+        cards = [f"{count} × {name}" for name, count in groups.items()]
+        return ", ".join(cards) or f"no accelerator, {_size(self.fingerprint.memory_bytes)}"
+
+
+def obstacles(needs: Needs, offer: Offer) -> list[str]:
+    """Return why a machine can never run what needs this, each as one sentence; none when it can.
+
+    What cannot be read, such as a constraint on the driver that is none, is an obstacle too.
+    """
+    return [*_engine(needs, offer), *(_accelerators(needs, offer) if needs.count else _processor(needs, offer))]
+
+
+def positions(needs: Needs, fingerprint: Fingerprint, taken: Collection[int] = ()) -> list[int] | None:
+    """Return which accelerators a replica gets, by their place in the fingerprint; None when too few are free.
+
+    Those of one NUMA node come first, so that a replica that fits in one does not span two.
+    """
+    free = [place for place, one in enumerate(fingerprint.accelerators) if place not in taken and _is_asked(needs, one)]
+    if len(free) < needs.count:
+        return None
+    nodes = [fingerprint.accelerators[place].numa for place in free]
+    enough = {node for node in nodes if nodes.count(node) >= needs.count}
+    preferred = [place for place, node in zip(free, nodes, strict=True) if node in enough]
+    first = fingerprint.accelerators[preferred[0]].numa if preferred else None
+    near = [place for place in preferred if fingerprint.accelerators[place].numa == first]
+    return (near or free)[: needs.count]
+
+
+def has_memory(needs: Needs, fingerprint: Fingerprint, reserved_bytes: int) -> bool:
+    """Tell whether a machine has memory left for a replica beside what others reserved, in bytes."""
+    return reserved_bytes + needs.machine_bytes <= fingerprint.memory_bytes * SHARE_OF_MEMORY
+
+
+def _engine(needs: Needs, offer: Offer) -> Iterable[str]:
+    if needs.engine == "external":
+        if "external" not in offer.engines:
+            yield "it speaks to no endpoint outside"
+        return
+    if needs.image is not None:
+        if offer.launcher == "process":
+            yield f"it starts engines as processes, and the bundle names the image {needs.image}"
+    elif offer.launcher != "process":
+        yield f"it starts engines from images, and the bundle names the environment {needs.environment}"
+    elif needs.engine not in offer.engines:
+        yield f"it has {', '.join(sorted(offer.engines)) or 'no engine'}, and not {needs.engine}"
+    elif (found := offer.environments.get(needs.engine)) is not None and found != needs.environment:
+        yield f"its {needs.engine} is {found}, and the bundle names {needs.version} in {needs.environment}"
+    if needs.nodes > 1 and offer.launcher != "kubernetes":
+        yield f"it is one machine, and a replica spans {needs.nodes}"
+
+
+def _processor(needs: Needs, offer: Offer) -> Iterable[str]:
+    memory = offer.fingerprint.memory_bytes
+    if needs.memory_bytes is not None and memory < needs.memory_bytes:
+        yield f"it has {_size(memory)} of memory, and the bundle asks for {_size(needs.memory_bytes)}"
+    elif not has_memory(needs, offer.fingerprint, 0):
+        yield f"it has {_size(memory)} of memory, and the weights alone take {_size(needs.held_bytes)}"
+
+
+def _accelerators(needs: Needs, offer: Offer) -> Iterable[str]:
+    machine = offer.fingerprint
+    fitting = [one for one in machine.accelerators if _is_asked(needs, one)]
+    if len(fitting) < needs.count:
+        yield f"it has {offer}"
+        return
+    least = min(one.memory_bytes for one in fitting)
+    if least * needs.count < needs.held_bytes:
+        yield f"its accelerators have {_size(least)} each, and {needs.count} of them hold {_size(needs.held_bytes)}"
+    for name, constraint, found in (("driver", needs.driver, machine.driver), ("CUDA", needs.cuda, machine.cuda)):
+        if constraint is not None and (why := _violated(name, constraint, found)) is not None:
+            yield why
+    if needs.interconnect is not None and needs.count > 1 and not _is_linked(needs.interconnect, machine.links):
+        yield f"its accelerators are linked by {machine.links or 'nobody knows what'}, not {needs.interconnect}"
+
+
+def _is_asked(needs: Needs, one: Accelerator) -> bool:
+    """Tell whether an accelerator is of the model, profile and size that is asked for."""
+    if one.mig != needs.mig or (needs.memory_bytes is not None and one.memory_bytes < needs.memory_bytes):
+        return False
+    if _ARCHITECTURE.fullmatch(needs.accelerator.lower().strip()):
+        wanted = capability(needs.accelerator)
+        return wanted is not None and capability(one.sku) == wanted
+    asked = _words(needs.accelerator)
+    return bool(asked) and asked <= _words(one.sku)
+
+
+def _words(name: str) -> set[str]:
+    """Return a product's name as words: the driver says `NVIDIA H100 80GB HBM3` where a bundle says `nvidia-h100`."""
+    return set(re.findall(r"[a-z0-9]+", name.lower())) - {"nvidia"}
+
+
+def _violated(name: str, constraint: str, found: str | None) -> str | None:
+    try:
+        wanted = SpecifierSet(constraint)
+    except InvalidSpecifier:
+        return f"the bundle's constraint on the {name}, {constraint!r}, cannot be read: write it as >=12.4"
+    if found is None:
+        return f"it does not say its {name}, and the bundle asks for {constraint}"
+    try:
+        is_met = wanted.contains(Version(found), prereleases=True)
+    except InvalidVersion:
+        is_met = False
+    return None if is_met else f"its {name} is {found}, and the bundle asks for {constraint}"
+
+
+def _is_linked(wanted: str, links: str | None) -> bool:
+    """Tell whether all pairs are linked as asked; `links` begins with the slowest kind of link between any two."""
+    found = (links or "").lower().split()
+    asked = wanted.lower().strip()
+    if asked in {"pcie", "none"}:
+        return True
+    return bool(found) and found[0] == ("nvlink" if asked in {"nvlink", "nvswitch"} else asked)
+
+
+def _size(count: int | None) -> str:
+    return f"{(count or 0) / 1e9:,.1f} GB"

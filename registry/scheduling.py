@@ -1,0 +1,207 @@
+"""Which job goes to which runner: what fits, what is free, who comes first.
+
+A job is matched when a runner asks for one, never before: what a runner has and what is free on it may have changed.
+What a job holds of a machine is said by its row, and counts while its lease lasts, on the database's clock. So a
+reservation needs nobody to give it back.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, and_, case, func, or_, select, true
+from sqlalchemy.orm import Session, aliased
+
+from gates import fitting
+from gates.fitting import Needs, Offer
+from registry import db, documents, runners
+from registry.tables import JobRow, ReleaseRow, RunnerRow
+from schemas.problems import NoRunnerFits
+from schemas.release import Phase
+from schemas.runner import Fingerprint, JobKind, JobState
+
+OPEN = (JobState.PENDING, JobState.CLAIMED)
+AGE_SECONDS = 600.0
+"""A gate or recording that has waited so long goes as if it were of the next higher kind, up to a release's gates."""
+GATES = 3
+"""Rank of a release's gates; what is before it is for traffic, and nothing that waits gets there."""
+MOST_NAMED = 4
+"""Runners that are named one by one in a sentence; the rest is counted."""
+
+
+def needed(session: Session, project: UUID, bundle: str, kind: JobKind, gates: Collection[str] = ()) -> Needs | None:
+    """Return what a job takes of a machine; None where it starts no engine. Raises NotFound."""
+    if kind is JobKind.EVALUATE and fitting.BEFORE_BOOT.issuperset(gates):
+        return None
+    return Needs.of(documents.load_bundle(session, project, bundle, or_deleted=True))
+
+
+def offer(runner: RunnerRow) -> Offer:
+    """Return what a runner has, as it said."""
+    return Offer(
+        Fingerprint.model_validate(runner.fingerprint),
+        engines=tuple(runner.engines),
+        environments=runner.environments or {},
+        launcher=runners.launcher(runner),
+    )
+
+
+def require_fit(session: Session, project: UUID, runner_class: str, needs: Needs | None) -> None:
+    """Return when a runner of the class could run this, or none of the class was ever heard of.
+
+    Raises:
+        NoRunnerFits: each of them lacks something, whatever else it does.
+    """
+    known = _of_class(session, project, runner_class)
+    lacks = {} if needs is None else {one.name: fitting.obstacles(needs, offer(one)) for one in known}
+    if not lacks or not all(lacks.values()):
+        return
+    raise NoRunnerFits(
+        f"no runner of class {runner_class} has {needs}: {_told(lacks)}",
+        needs=str(needs),
+        runners=[{"runner": name, "lacks": why} for name, why in sorted(lacks.items())],
+    )
+
+
+def lacking(job: JobRow, among: Sequence[RunnerRow]) -> str | None:
+    """Return what none of some runners has for a job, in one sentence; None when one has it all."""
+    if job.needs is None or not among:
+        return None
+    needs = Needs.model_validate(job.needs)
+    lacks = {one.name: fitting.obstacles(needs, offer(one)) for one in among}
+    return f"a runner that has {needs}: {_told(lacks)}" if all(lacks.values()) else None
+
+
+def occupied(session: Session, job: JobRow, among: Sequence[RunnerRow]) -> str | None:
+    """Return which devices or memory a job waits for on runners that fit it, in one sentence; None for none."""
+    if job.needs is None:
+        return None
+    needs, at = Needs.model_validate(job.needs), db.now(session)
+    told = []
+    for one in among:
+        if fitting.obstacles(needs, offer(one)):
+            continue
+        held = reserved(session, one, at)
+        if held.has_room(needs) is not None:
+            return None
+        told.append(f"{one.name} has reserved {held}")
+    return f"room for {needs}: {'; '.join(told[:MOST_NAMED])}" if told else None
+
+
+def _of_class(session: Session, project: UUID, runner_class: str) -> list[RunnerRow]:
+    query = select(RunnerRow).where(RunnerRow.project_id == project, RunnerRow.runner_class == runner_class)
+    return list(session.scalars(query.order_by(RunnerRow.name)))
+
+
+def _told(lacks: dict[str, list[str]]) -> str:
+    named = [f"{name}: {'; '.join(why)}" for name, why in sorted(lacks.items())[:MOST_NAMED]]
+    rest = len(lacks) - len(named)
+    return ". ".join([*named, *([f"{rest} more lack something too"] if rest else [])])
+
+
+# ------------------------------------------------------------------------------------------------- what is free
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What the jobs that a runner holds have reserved of it."""
+
+    fingerprint: Fingerprint
+    devices: frozenset[int]
+    memory_bytes: int
+
+    def has_room(self, needs: Needs) -> list[int] | None:
+        """Return the accelerators that a replica gets, none of them on a processor; None when there is no room."""
+        if not fitting.has_memory(needs, self.fingerprint, self.memory_bytes):
+            return None
+        return fitting.positions(needs, self.fingerprint, self.devices)
+
+    def __str__(self) -> str:
+        if self.fingerprint.accelerators:
+            return f"{len(self.devices)} of {len(self.fingerprint.accelerators)} accelerators"
+        return f"{self.memory_bytes / 1e9:,.1f} of {self.fingerprint.memory_bytes / 1e9:,.1f} GB"
+
+
+def reserved(session: Session, runner: RunnerRow, at: datetime) -> Reserved:
+    """Return what is reserved of a runner by jobs whose lease has not run out."""
+    held = session.execute(
+        select(JobRow.needs, JobRow.devices).where(
+            JobRow.runner_id == runner.id, JobRow.state == JobState.CLAIMED, JobRow.lease_until >= at
+        )
+    ).all()
+    memory = sum(Needs.model_validate(needs).machine_bytes for needs, _ in held if needs is not None)
+    devices = frozenset(place for _, places in held for place in places or ())
+    return Reserved(Fingerprint.model_validate(runner.fingerprint), devices, memory)
+
+
+# ------------------------------------------------------------------------------------------------ who comes first
+
+
+def next_job(session: Session, runner: RunnerRow, at: datetime) -> tuple[JobRow, list[int]] | None:
+    """Return the job that a runner should take now, locked, with the accelerators that it gets; None for none.
+
+    First what is live, then what traffic goes back to, then a candidate's replica; then the gates of releases, gates
+    that somebody asked for, and recordings. Within a kind, whose turn was longest ago comes first.
+    """
+    session.get(RunnerRow, runner.id, with_for_update=True)  # of two claims, the second sees what the first reserved
+    asked = (
+        JobRow.project_id == runner.project_id,
+        JobRow.runner_class == runner.runner_class,
+        JobRow.state.in_(OPEN),
+        or_(
+            and_(JobRow.state == JobState.PENDING, JobRow.due_at <= at),
+            and_(JobRow.state == JobState.CLAIMED, JobRow.lease_until < at),
+        ),
+    )
+    held, machine = reserved(session, runner, at), offer(runner)
+    fitting_ones = []
+    for needs in session.scalars(select(JobRow.needs).where(*asked, JobRow.needs.is_not(None)).distinct()):
+        wanted = Needs.model_validate(needs)
+        if held.has_room(wanted) is not None and not fitting.obstacles(wanted, machine):
+            fitting_ones.append(needs)
+    other = aliased(JobRow)
+    turn = (
+        select(func.max(other.claimed_at))
+        .where(
+            other.project_id == JobRow.project_id,
+            other.runner_class == JobRow.runner_class,
+            other.queue == JobRow.queue,
+        )
+        .scalar_subquery()
+    )
+    job = session.scalar(
+        select(JobRow)
+        .join(ReleaseRow, ReleaseRow.id == JobRow.release_id, isouter=True)
+        .where(*asked, _may_take(session, runner), or_(JobRow.needs.is_(None), JobRow.needs.in_(fitting_ones)))
+        .order_by(_rank(at), turn.nulls_first(), JobRow.due_at)
+        .limit(1)
+        .with_for_update(skip_locked=True, of=JobRow)
+        .execution_options(populate_existing=True)
+    )
+    if job is None:
+        return None
+    devices = [] if job.needs is None else held.has_room(Needs.model_validate(job.needs))
+    return job, devices or []
+
+
+def _rank(at: datetime) -> ColumnElement[int]:
+    is_serve = JobRow.kind == JobKind.SERVE
+    kind = case(
+        (and_(is_serve, ReleaseRow.phase == Phase.PROMOTED), 0),
+        (and_(is_serve, ReleaseRow.phase == Phase.SUPERSEDED), 1),
+        (is_serve, GATES - 1),
+        (JobRow.kind == JobKind.RECORD, GATES + 2),
+        (JobRow.release_id.is_(None), GATES + 1),
+        else_=GATES,
+    )
+    older = func.floor(func.extract("epoch", at - JobRow.created_at) / AGE_SECONDS)
+    return case((is_serve, kind), else_=func.greatest(GATES, kind - older))
+
+
+def _may_take(session: Session, runner: RunnerRow) -> ColumnElement[bool]:
+    """The last slot of a runner is for what is live or was: a rollback must not wait for a gate to end."""
+    if not runners.has_only_kept_slots(session, runner):
+        return true()
+    accepted = select(ReleaseRow.id).where(ReleaseRow.phase.in_([Phase.PROMOTED, Phase.SUPERSEDED]))
+    return and_(JobRow.kind == JobKind.SERVE, JobRow.release_id.in_(accepted))

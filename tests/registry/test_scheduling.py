@@ -1,0 +1,223 @@
+"""Which job goes to which runner: what fits, what is free, who comes first, and what is said where nothing does."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import update
+
+from registry import db, jobs, releases, runners, runs
+from registry.auth import Actor
+from registry.service import Service
+from registry.tables import JobRow, ReleaseRow
+from schemas.api import Complete, RecordCreate, ReleaseCreate, Run, RunCreate
+from schemas.problems import NoRunnerFits
+from schemas.runner import Claim, JobKind, RunnerRegistration
+from tests.support import factories
+from tests.support.world import FINGERPRINT
+
+H100 = {"sku": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_520_809_984}
+WITH_ENGINE = ("integrity", "compatibility")
+
+
+def register(service: Service, actor: Actor, name: str, *cards: dict[str, Any], **changes: Any) -> UUID:
+    """Have a runner of class cpu say what it has. Returns its identity."""
+    body = {
+        "name": name, "runner_class": "cpu", "engines": ["llamacpp"], "boot_id": "b", "slots": 8,
+        "fingerprint": FINGERPRINT | {"accelerators": list(cards)} | changes.pop("fingerprint", {}),
+    }  # fmt: skip
+    with service.database.transaction() as session:
+        return runners.register(session, actor.project_id, RunnerRegistration.model_validate(body | changes)).id
+
+
+def bundle(service: Service, actor: Actor, name: str = "one", count: int = 0, **changes: Any) -> str:
+    """Register a bundle that takes so many H100. Returns its digest."""
+    row = {"accelerator": "nvidia-h100" if count else "cpu", "count": count}
+    return factories.registered_bundle(service, actor, name, name.encode(), hardware=row, **changes).digest
+
+
+def ask(service: Service, actor: Actor, digest: str, kind: JobKind = JobKind.EVALUATE, **changes: Any) -> UUID:
+    """Make a job of a bundle."""
+    with service.database.transaction() as session:
+        said = {"gates": WITH_ENGINE, "runner_class": "cpu", "created_by": "maria", "now": db.now(session)} | changes
+        return jobs.create(session, actor.project_id, kind, bundle=digest, **said).id
+
+
+def claim(service: Service, actor: Actor, runner: UUID) -> Claim | None:
+    with service.database.transaction() as session:
+        return jobs.claim(session, service, runners.get(session, actor.project_id, runner))
+
+
+def claimed(service: Service, actor: Actor, runner: UUID, count: int) -> list[UUID]:
+    """Return the jobs that a runner gets, one after another."""
+    found = [claim(service, actor, runner) for _ in range(count)]
+    return [one.job for one in found if one is not None]
+
+
+def end(service: Service, actor: Actor, held: Claim) -> None:
+    with service.database.transaction() as session:
+        jobs.complete(session, service, actor.project_id, held.job, Complete(fencing_token=held.fencing_token))
+
+
+def change(service: Service, job: UUID, **values: Any) -> None:
+    with service.database.transaction() as session:
+        session.execute(update(JobRow).where(JobRow.id == job).values(**values))
+
+
+def before(service: Service, seconds: float) -> Any:
+    with service.database.transaction() as session:
+        return db.now(session) - timedelta(seconds=seconds)
+
+
+def shown(service: Service, actor: Actor, job: UUID) -> Run:
+    with service.database.transaction() as session:
+        return jobs.wire(session, jobs.get(session, actor.project_id, job))
+
+
+def test_a_job_goes_only_to_a_runner_that_has_what_its_bundle_needs(service: Service, actor: Actor) -> None:
+    made = ask(service, actor, bundle(service, actor, count=2))
+    small, large = register(service, actor, "small", H100), register(service, actor, "large", H100, H100)
+    assert claim(service, actor, small) is None
+    held = claim(service, actor, large)
+    assert held is not None
+    assert (held.job, held.devices) == (made, [0, 1])
+
+
+def test_what_does_not_fit_keeps_nobody_behind_it_waiting(service: Service, actor: Actor) -> None:
+    large, small = bundle(service, actor, "large", 2), bundle(service, actor, "small", 1)
+    runner = register(service, actor, "r1", H100)
+    ask(service, actor, large)
+    second = ask(service, actor, small)
+    files = ask(service, actor, large, gates=["integrity", "static"])
+    # Gates that read files run anywhere.
+    assert claimed(service, actor, runner, 3) == [second, files]
+
+
+def test_accelerators_are_reserved_until_the_job_ends_or_its_lease_does(service: Service, actor: Actor) -> None:
+    one = bundle(service, actor, count=1)
+    first, second, third = (ask(service, actor, one) for _ in range(3))
+    runner, other = register(service, actor, "r1", H100, H100), register(service, actor, "r2", H100)
+    held = [claim(service, actor, runner) for _ in range(3)]
+    assert [(each.job, each.devices) if each else None for each in held] == [(first, [0]), (second, [1]), None]
+    assert str(shown(service, actor, third).waits).endswith("to take it")  # by r2
+    with service.database.transaction() as session:
+        session.execute(update(JobRow).where(JobRow.id == second).values(lease_until=db.now(session)))
+    # Somebody else takes it, and what it had here is free.
+    taken = claim(service, actor, other)
+    assert taken is not None
+    assert (taken.job, taken.devices) == (second, [0])
+    assert held[0] is not None
+    end(service, actor, held[0])
+    last = claim(service, actor, runner)
+    assert last is not None
+    assert (last.job, last.devices) == (third, [0])
+
+
+def test_a_job_that_waits_for_accelerators_says_so(service: Service, actor: Actor) -> None:
+    one = bundle(service, actor, count=1)
+    runner = register(service, actor, "r1", H100)
+    ask(service, actor, one)
+    waiting = ask(service, actor, one)
+    assert claim(service, actor, runner) is not None
+    said = str(shown(service, actor, waiting).waits)
+    assert "for room for 1 × nvidia-h100, llamacpp test in" in said
+    assert said.endswith("r1 has reserved 1 of 1 accelerators")
+
+
+def test_memory_of_a_processor_is_reserved_too(service: Service, actor: Actor) -> None:
+    runner = register(service, actor, "r1", fingerprint={"memory_bytes": 10 * 10**9})
+    made = []
+    for name in ("one", "two", "three"):
+        job = ask(service, actor, bundle(service, actor, name))
+        needs = shown_needs(service, job) | {"held_bytes": 4 * 10**9}
+        change(service, job, needs=needs)
+        made.append(job)
+    assert claimed(service, actor, runner, 3) == made[:2]
+    assert str(shown(service, actor, made[2]).waits).endswith("r1 has reserved 8.0 of 10.0 GB")
+
+
+def shown_needs(service: Service, job: UUID) -> dict[str, Any]:
+    with service.database.transaction() as session:
+        return dict(session.get_one(JobRow, job).needs or {})
+
+
+def test_nothing_begins_that_no_runner_of_the_class_could_ever_run(service: Service, actor: Actor) -> None:
+    manager = Actor(project_id=actor.project_id, project="default", name="mia", role="manager")
+    four, policy = bundle(service, actor, count=4), factories.registered_policy(service, actor).digest
+    suite = factories.registered_golden(service, actor).digest
+    factories.created_target(service, actor)
+    run = RunCreate(bundle=four, policy=policy, runner_class="cpu")
+    release = ReleaseCreate(target="chat@prod", bundle=four, policy=policy, reason="a test")
+    record = RecordCreate(suite=suite, bundle=four, target="chat@prod", reason="a test")
+
+    def told(call: Any) -> NoRunnerFits:
+        with pytest.raises(NoRunnerFits) as refused, service.database.transaction() as session:
+            call(session)
+        return refused.value
+
+    with service.database.transaction() as session:
+        made = runs.create(session, actor, run).id  # nobody has come yet: one that fits may
+    register(service, actor, "a", H100)
+    register(service, actor, "b", slots=1)
+    for call in (
+        lambda session: runs.create(session, actor, run),
+        lambda session: runs.record(session, manager, record),
+        lambda session: releases.create(session, service, actor, release),
+    ):
+        problem = told(call)
+        assert problem.detail.startswith("no runner of class cpu has 4 × nvidia-h100, llamacpp test in sha256:")
+        assert problem.detail.endswith(
+            "a: it has 1 × NVIDIA H100 80GB HBM3 of 85.5 GB. b: it has no accelerator, 1.1 GB"
+        )
+        assert [one["runner"] for one in problem.members["runners"]] == ["a", "b"]
+    assert "a: it has 1 × NVIDIA H100 80GB HBM3 of 85.5 GB. b: it has no" in str(shown(service, actor, made).waits)
+    with service.database.transaction() as session:
+        # What only reads files needs no accelerator.
+        runs.create(session, actor, run.model_copy(update={"gates": ["integrity"]}))
+    register(service, actor, "c", *[H100] * 4)
+    with service.database.transaction() as session:
+        assert releases.create(session, service, actor, release).bundle == four
+    assert str(shown(service, actor, made).waits).endswith("to take it")
+
+
+def test_traffic_comes_first_then_gates_of_releases_then_what_was_asked_for(service: Service, actor: Actor) -> None:
+    release = factories.started_release(service, actor)
+    with service.database.transaction() as session:
+        row = session.get_one(ReleaseRow, release)
+        of_release, target = row.bundle, row.target_id
+    record = ask(service, actor, bundle(service, actor, "three"), JobKind.RECORD)
+    run = ask(service, actor, bundle(service, actor, "two"))
+    gates = ask(service, actor, of_release, release=release)
+    candidate = ask(service, actor, bundle(service, actor, "four"), JobKind.SERVE, target=target)
+    serve = ask(service, actor, of_release, JobKind.SERVE, release=release, target=target)
+    runner = register(service, actor, "r1")
+
+    def order(phase: str) -> list[UUID]:
+        with service.database.transaction() as session:
+            session.execute(update(ReleaseRow).where(ReleaseRow.id == release).values({"phase": phase}))
+        found = claimed(service, actor, runner, 5)
+        for one in found:
+            change(service, one, state="pending", runner_id=None, claimed_at=None)
+        return found
+
+    assert order("canary") == [candidate, serve, gates, run, record]
+    assert order("superseded") == [serve, candidate, gates, run, record]
+    # Whoever has waited for long is no longer behind a release's gates, and still behind traffic.
+    change(service, record, created_at=before(service, 3 * 600.0), due_at=before(service, 1700.0))
+    assert order("promoted") == [serve, candidate, record, gates, run]
+
+
+def test_those_for_whom_runners_work_take_turns(service: Service, actor: Actor) -> None:
+    one = bundle(service, actor)
+    greedy = [ask(service, actor, one, created_by="greedy") for _ in range(3)]
+    modest = [ask(service, actor, one, created_by="modest") for _ in range(2)]
+    runner = register(service, actor, "r1")
+    assert claimed(service, actor, runner, 5) == [greedy[0], modest[0], greedy[1], modest[1], greedy[2]]
+
+
+@pytest.mark.parametrize("gates", [("integrity",), ("integrity", "static", "placement")])
+def test_a_job_that_starts_no_engine_needs_nothing(service: Service, actor: Actor, gates: Sequence[str]) -> None:
+    made = ask(service, actor, bundle(service, actor, count=2), gates=gates)
+    assert shown_needs(service, made) == {}

@@ -20,7 +20,7 @@ from registry.client import Client
 from registry.settings import RunnerSettings
 from schemas.problems import NotFound, Problem, TransitionRefused
 from schemas.runner import Claim, JobKind, RunnerRegistration
-from workers import evaluation, fingerprint, live, recording
+from workers import evaluation, fingerprint, live, nvml, recording
 from workers.boot import installed_engines
 from workers.launchers.process import ProcessLauncher, boot_id, strays
 from workers.lease import Ending, JobEnded, Lease, log
@@ -150,11 +150,12 @@ class Agent:
         return False
 
     def _site(self) -> Site:
-        settings = self._settings
+        settings, found = self._settings, nvml.read()
         return Site(
             name=settings.name,
             data_dir=settings.data_dir,
-            fingerprint=fingerprint.fingerprint(),
+            fingerprint=fingerprint.fingerprint(found),
+            identifiers=found.identifiers,
             hardware=settings.runner_class,
             staging=Staging(settings.data_dir, settings.store_dir),
             launcher=self._launcher,

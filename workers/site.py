@@ -37,6 +37,16 @@ class Site:
     staging: Staging
     launcher: ProcessLauncher
     client: Client
+    identifiers: tuple[str, ...] = ()
+    """What the driver calls the accelerators of the fingerprint, in the same order."""
+
+    def devices(self, lease: Lease) -> tuple[str, ...]:
+        """Return the accelerators that are reserved for a job, as the driver names them.
+
+        Raises:
+            IndexError: the service knows of more than there are here now; this runner has to register again.
+        """
+        return tuple(self.identifiers[place] for place in lease.claim.devices)
 
     # ------------------------------------------------------------------------------------------ documents
 

@@ -1,0 +1,242 @@
+"""An API server of a cluster on loopback, as far as running engines needs one: real HTTP, objects checked strictly.
+
+It knows pods, leader-worker sets and pods' logs. It wants the token, refuses fields that the API does not have, answers
+a name that is taken with 409, and honours the preconditions of a delete. Nothing is scheduled or run: what becomes of a
+pod is what the test writes into its status.
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+TOKEN = "token-of-the-service-account"
+_TEXT, _ANY = "text", "any"
+_PROBE = {"httpGet": {"path": _TEXT, "port": _TEXT}, "timeoutSeconds": 0, "periodSeconds": 0, "failureThreshold": 0}
+_METADATA = {
+    "name": _TEXT,
+    "labels": _ANY,
+    "annotations": _ANY,
+    "ownerReferences": [
+        {
+            "apiVersion": _TEXT,
+            "kind": _TEXT,
+            "name": _TEXT,
+            "uid": _TEXT,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ],
+}
+_CONTAINER = {
+    "name": _TEXT,
+    "image": _TEXT,
+    "imagePullPolicy": _TEXT,
+    "command": [_TEXT],
+    "env": [{"name": _TEXT, "value": _TEXT}],
+    "resources": {"limits": _ANY, "requests": _ANY},
+    "securityContext": {
+        "allowPrivilegeEscalation": True,
+        "capabilities": {"drop": [_TEXT]},
+        "privileged": True,
+        "readOnlyRootFilesystem": True,
+    },
+    "volumeMounts": [{"name": _TEXT, "mountPath": _TEXT, "subPath": _TEXT, "readOnly": True}],
+    "ports": [{"containerPort": 0, "name": _TEXT}],
+    **{f"{kind}Probe": _PROBE for kind in ("startup", "readiness", "liveness")},
+}
+_TERM = {"matchExpressions": [{"key": _TEXT, "operator": _TEXT, "values": [_TEXT]}]}
+_POD_SPEC = {
+    "automountServiceAccountToken": True,
+    "enableServiceLinks": True,
+    "terminationGracePeriodSeconds": 0,
+    "restartPolicy": _TEXT,
+    "securityContext": {"runAsNonRoot": True, "runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": _TEXT}},
+    "containers": [_CONTAINER],
+    "volumes": [
+        {
+            "name": _TEXT,
+            "persistentVolumeClaim": {"claimName": _TEXT, "readOnly": True},
+            "emptyDir": {"medium": _TEXT, "sizeLimit": _TEXT},
+        }
+    ],
+    "nodeSelector": _ANY,
+    "tolerations": [{"key": _TEXT, "operator": _TEXT, "effect": _TEXT}],
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_TERM]}}},
+    "imagePullSecrets": [{"name": _TEXT}],
+    "serviceAccountName": _TEXT,
+}
+_TEMPLATE = {"metadata": _METADATA, "spec": _POD_SPEC}
+_SCHEMAS: dict[str, dict[str, Any]] = {
+    "pods": {"apiVersion": _TEXT, "kind": _TEXT, "metadata": _METADATA, "spec": _POD_SPEC},
+    "leaderworkersets": {
+        "apiVersion": _TEXT,
+        "kind": _TEXT,
+        "metadata": _METADATA,
+        "spec": {
+            "replicas": 0,
+            "startupPolicy": _TEXT,
+            "leaderWorkerTemplate": {
+                "size": 0,
+                "restartPolicy": _TEXT,
+                "leaderTemplate": _TEMPLATE,
+                "workerTemplate": _TEMPLATE,
+            },
+        },
+    },
+}
+KINDS = {
+    "pods": ("/api/v1", "Pod", "v1"),
+    "leaderworkersets": (
+        "/apis/leaderworkerset.x-k8s.io/v1",
+        "LeaderWorkerSet",
+        "leaderworkerset.x-k8s.io/v1",
+    ),
+}
+
+
+def faults(value: object, schema: object, place: str = "") -> list[str]:
+    """Return what a strict API server would refuse in an object."""
+    if schema == _ANY:
+        flat = isinstance(value, dict) and all(isinstance(one, str) for pair in value.items() for one in pair)
+        return [] if flat else [f"{place} is no map of strings"]
+    if isinstance(schema, dict):
+        if not isinstance(value, dict):
+            return [f"{place} is no object"]
+        unknown = [f'unknown field "{place}{key}"' for key in value if key not in schema]
+        return unknown + [
+            one for key in value if key in schema for one in faults(value[key], schema[key], f"{place}{key}.")
+        ]
+    if isinstance(schema, list):
+        if not isinstance(value, list):
+            return [f"{place} is no list"]
+        return [one for number, item in enumerate(value) for one in faults(item, schema[0], f"{place}{number}.")]
+    kind = {str: str, bool: bool, int: int}[type(schema)]
+    return [] if type(value) is kind else [f"{place} is no {kind.__name__}"]
+
+
+class ScriptedKube:
+    """The server. `objects` is what there is, by collection and name; `asked` every request; `answer_lost` cuts one."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.asked: list[tuple[str, str, dict[str, str], Any]] = []
+        self.log = "loading\nready\n"
+        self.refusal: tuple[int, str, str] | None = None
+        self.answer_lost = False
+        self.keeps = False
+        self._uid = 0
+        kube = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                kube.handle(self)
+
+            do_POST = do_GET  # noqa: N815 - http.server names them
+            do_DELETE = do_GET  # noqa: N815 - as above
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def add(self, collection: str, body: dict[str, Any], **status: Any) -> dict[str, Any]:
+        """Put an object there, as a create or a controller would."""
+        self._uid += 1
+        metadata = {**body["metadata"], "uid": f"uid-{self._uid}", "creationTimestamp": "2026-11-30T04:00:00Z"}
+        made = {**body, "metadata": metadata, "status": status}
+        self.objects[collection, metadata["name"]] = made
+        return made
+
+    def become(self, name: str, **status: Any) -> None:
+        """Give a pod a status."""
+        self.objects["pods", name]["status"] = status
+
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer one request."""
+        url = urlsplit(request.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        length = int(request.headers.get("content-length") or 0)
+        body = json.loads(request.rfile.read(length)) if length else None
+        self.asked.append((request.command, url.path, query, body))
+        status, answer = self._answer(request, url.path, query, body)
+        if self.answer_lost:
+            self.answer_lost = False
+            request.close_connection = True
+            request.connection.close()
+            return
+        data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+        request.send_response(status)
+        request.send_header("content-type", "text/plain" if isinstance(answer, str) else "application/json")
+        request.send_header("content-length", str(len(data)))
+        request.end_headers()
+        request.wfile.write(data)
+
+    def _answer(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            return _refused(401, "Unauthorized", "Unauthorized")
+        if self.refusal is not None:
+            return _refused(*self.refusal)
+        for collection, (base, kind, version) in KINDS.items():
+            place = f"{base}/namespaces/engines/{collection}"
+            if path == place and request.command == "POST":
+                return self._create(collection, kind, version, query, body)
+            if path == place:
+                wanted = dict(one.split("=", 1) for one in query.get("labelSelector", "").split(",") if one)
+                return 200, {"items": [one for one in self._all(collection) if wanted.items() <= _labels(one).items()]}
+            if path.startswith(f"{place}/"):
+                return self._one(request.command, collection, path.removeprefix(f"{place}/"), query, body)
+        return _refused(404, "NotFound", "the server could not find the requested resource")
+
+    def _all(self, collection: str) -> list[dict[str, Any]]:
+        return [one for (kept, _), one in self.objects.items() if kept == collection]
+
+    def _create(self, collection: str, kind: str, version: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        if query != {"fieldManager": "sluicegate", "fieldValidation": "Strict"}:
+            return _refused(400, "BadRequest", f"not asked as it should be: {query}")
+        found = faults(body, _SCHEMAS[collection])
+        if found or (body["kind"], body["apiVersion"]) != (kind, version):
+            return _refused(400, "BadRequest", f"strict decoding error: {', '.join(found) or 'another kind'}")
+        name = body["metadata"]["name"]
+        if (collection, name) in self.objects:
+            return _refused(409, "AlreadyExists", f'{collection} "{name}" already exists')
+        return 201, self.add(collection, body, phase="Pending")
+
+    def _one(self, method: str, collection: str, rest: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        name, _, sub = rest.partition("/")
+        found = self.objects.get((collection, name))
+        if found is None:
+            return _refused(404, "NotFound", f'{collection} "{name}" not found')
+        if sub == "log":
+            return 200, "".join(self.log.splitlines(keepends=True)[-int(query["tailLines"]) :])
+        if method == "DELETE":
+            if body["preconditions"]["uid"] != found["metadata"]["uid"]:
+                return _refused(409, "Conflict", "the UID in the precondition does not match")
+            if self.keeps:
+                found["metadata"]["deletionTimestamp"] = "2026-11-30T05:00:00Z"
+            else:
+                del self.objects[collection, name]
+        return 200, found
+
+
+def _labels(found: dict[str, Any]) -> dict[str, str]:
+    return dict(found["metadata"].get("labels") or {})
+
+
+def _refused(status: int, reason: str, message: str) -> tuple[int, Any]:
+    return status, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": message}

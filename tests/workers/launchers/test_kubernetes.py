@@ -1,0 +1,432 @@
+"""The Kubernetes launcher against an API server of our own on loopback: no cluster runs here."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from schemas.bundle import Bundle
+from tests.support.factories import bundle_body
+from tests.support.scripted_kube import TOKEN, ScriptedKube, faults
+from workers.engines.base import Command
+from workers.launchers.base import Condition, LaunchFailed, Limits, Order
+from workers.launchers.kube_client import Cluster, KubeClient
+from workers.launchers.kube_objects import Pods, build, label
+from workers.launchers.kube_state import UNSCHEDULABLE_SECONDS, read
+from workers.launchers.kubernetes import KubernetesLauncher, owner_of
+
+IMAGE = "registry.example/engines/vllm@sha256:" + "a" * 64
+JOB = "0197a1b2-0000-7000-8000-000000000001"
+NAME = f"sg-{JOB}-7"
+COMMAND = Command(("python3", "-m", "engine", "/bundle", "--port", "8000"), variables={"VLLM_NO_USAGE_STATS": "1"})
+GPU = {"accelerator": "NVIDIA H200", "count": 8, "memory_bytes": 150_000_000_000}
+TOPOLOGY = {f"{kind}_parallel": 1 for kind in ("tensor", "pipeline", "expert", "data", "context")}
+OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "runner-0", "uid": "uid-runner", "blockOwnerDeletion": False}
+
+
+def bundle(*, engine="llamacpp", nodes=1, **changes):
+    named = {"name": engine, "version": "test", "image": IMAGE, "arguments": []}
+    return Bundle.model_validate(bundle_body(engine=named, topology={**TOPOLOGY, "nodes": nodes}, **changes))
+
+
+@pytest.fixture
+def kube():
+    with ScriptedKube() as server:
+        yield server
+
+
+@pytest.fixture
+def pods(tmp_path):
+    return Pods(runner="r1", data=str(tmp_path), claim="engines", owner=OWNER)
+
+
+@pytest.fixture
+def launcher(kube, pods, tmp_path):
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    return KubernetesLauncher(KubeClient(Cluster(kube.url, "engines", tmp_path / "token")), pods, look_seconds=0.0)
+
+
+@pytest.fixture
+def order(tmp_path):
+    return Order(bundle(), tmp_path / "staged" / "abc", job=JOB, fencing_token=7)
+
+
+@pytest.fixture
+def start(launcher, order, tmp_path):
+    def begin(launcher=launcher, **changes):
+        workdir = tmp_path / "engines" / JOB
+        workdir.mkdir(parents=True, exist_ok=True)
+        made = replace(order, **changes)
+        launcher.place(made, workdir, drain_seconds=2.0, parent_pid=1)
+        return launcher.start(COMMAND, workdir=workdir, log_path=workdir / "engine.log", order=made)
+
+    return begin
+
+
+# ---------------------------------------------------------------------------------------------- the object
+
+
+def test_a_pod_confines_the_engine_probes_it_cheaply_and_says_whose_it_is(pods, order):
+    collection, made = build(pods, COMMAND, replace(order, bundle=bundle(hardware=GPU)), JOB, is_live=False)
+    spec = made["spec"]
+    (container,) = spec["containers"]
+    assert (collection, made["kind"], made["metadata"]["name"]) == ("pods", "Pod", NAME)
+    assert made["metadata"]["labels"] == {
+        "app.kubernetes.io/managed-by": "sluicegate",
+        "sluicegate.dev/runner": "r1",
+        "sluicegate.dev/data": label(pods.data),
+        "sluicegate.dev/folder": JOB,
+        "sluicegate.dev/job": JOB,
+        "sluicegate.dev/token": "7",
+    }
+    assert made["metadata"]["ownerReferences"] == [OWNER]
+    assert container["image"] == IMAGE
+    assert container["command"] == list(COMMAND.argv)
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "privileged": False,
+        "readOnlyRootFilesystem": True,
+    }
+    assert container["volumeMounts"][0] == {
+        "name": "bundle",
+        "mountPath": "/bundle",
+        "subPath": "staged/abc",
+        "readOnly": True,
+    }
+    assert spec["volumes"][0]["persistentVolumeClaim"] == {"claimName": "engines", "readOnly": True}
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H200"}
+    assert spec["tolerations"][0]["key"] == "nvidia.com/gpu"
+    node = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    # 150,000,000,000 bytes are 143,051.1 MiB: no node with 143,051 will do.
+    assert node[0]["matchExpressions"] == [{"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["143051"]}]
+    assert spec["restartPolicy"] == "Never"
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    asked = {container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
+    assert asked == {"/health"}
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 3600
+
+
+def test_what_serves_outlives_its_runner_and_so_has_no_owner(pods, order):
+    assert "ownerReferences" not in build(pods, COMMAND, order, JOB, is_live=True)[1]["metadata"]
+
+
+def test_what_is_made_for_gates_goes_with_the_pod_that_the_runner_is(kube, pods, order, tmp_path):
+    (tmp_path / "token").write_text(TOKEN)
+    client = KubeClient(Cluster(kube.url, "engines", tmp_path / "token"))
+    with pytest.raises(LaunchFailed, match="has no pod runner-0 in engines"):
+        owner_of(client, "runner-0")
+    kube.add("pods", {"metadata": {"name": "runner-0"}}, phase="Running")
+    owner = owner_of(client, "runner-0")
+    assert owner == {**OWNER, "uid": "uid-1"}
+    made = build(replace(pods, owner=owner), COMMAND, order, JOB, is_live=False)[1]
+    assert made["metadata"]["ownerReferences"] == [owner]
+    kube.refusal = (403, "Forbidden", "no")
+    with pytest.raises(LaunchFailed, match="does not say who this runner is: Forbidden: no"):
+        owner_of(client, "runner-0")
+
+
+def test_a_bundle_for_a_processor_asks_for_its_memory_and_no_accelerator(pods, order):
+    made = replace(order, bundle=bundle(hardware={"accelerator": "cpu", "count": 0, "memory_bytes": 2**34}))
+    spec = build(replace(pods, limits=Limits(memory_bytes=2**35)), COMMAND, made, JOB, is_live=False)[1]["spec"]
+    assert spec["containers"][0]["resources"] == {"limits": {"memory": str(2**35)}, "requests": {"memory": str(2**34)}}
+    assert not {"nodeSelector", "affinity", "tolerations"} & spec.keys()
+
+
+def test_a_mig_profile_is_asked_for_by_its_own_resource(pods, order):
+    made = replace(order, bundle=bundle(hardware={"accelerator": "NVIDIA H200", "count": 1, "mig": "1g.18gb"}))
+    spec = build(pods, COMMAND, made, JOB, is_live=False)[1]["spec"]
+    assert spec["containers"][0]["resources"] == {"limits": {"nvidia.com/mig-1g.18gb": "1"}}
+
+
+@pytest.mark.parametrize(("engine", "others"), [("sglang", [])])
+def test_a_replica_of_several_nodes_is_a_group_whose_ranks_know_each_other(pods, order, engine, others):
+    made = replace(order, bundle=bundle(engine=engine, nodes=2, hardware={**GPU, "count": 16}))
+    collection, group = build(pods, COMMAND, made, JOB, is_live=False)
+    template = group["spec"]["leaderWorkerTemplate"]
+    leader, worker = (template[f"{kind}Template"]["spec"]["containers"][0] for kind in ("leader", "worker"))
+    assert (collection, template["size"], group["spec"]["replicas"]) == ("leaderworkersets", 2, 1)
+    told = leader["command"][len(COMMAND.argv) :]
+    assert told[:4] == ["--nnodes", "2", "--node-rank", "$(LWS_WORKER_INDEX)"]
+    assert told[5].startswith("$(LWS_LEADER_ADDRESS)")
+    assert worker["command"] == leader["command"] + others
+    # The other ranks answer no requests, so nobody asks them.
+    assert "readinessProbe" in leader
+    assert not {"ports", "readinessProbe", "livenessProbe", "startupProbe"} & worker.keys()
+    assert leader["resources"] == worker["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bundle": Bundle.model_validate(bundle_body())}, "a cluster runs images"),
+        ({"bundle": bundle(nodes=2)}, "llamacpp is not spread over 2 nodes"),
+        ({"files": Path("/elsewhere/abc")}, "/elsewhere/abc is not in the data folder"),
+    ],
+)
+def test_what_no_cluster_can_be_asked_for_is_said_before_it_is_asked(kube, start, changes, words):
+    with pytest.raises(LaunchFailed, match=words):
+        start(**changes)
+    assert kube.asked == []
+
+
+def test_labels_stay_within_what_is_allowed_and_apart():
+    assert label("r1") == "r1"
+    long = [label(f"/srv/{'x' * 80}/{n}") for n in range(2)]
+    assert len(set(long)) == 2
+    assert all(len(one) <= 63 and one[0].isalnum() and one[-1].isalnum() for one in long)
+    assert label("a_") != label("a-")
+
+
+def test_the_server_of_these_tests_refuses_a_field_that_it_does_not_know():
+    assert faults({"a": "1", "b": 2}, {"a": "text"}) == ['unknown field "b"']
+    assert faults({"a": True}, {"a": 0}) == ["a. is no int"]
+
+
+# ---------------------------------------------------------------------------------------------- its life
+
+
+def test_a_pod_is_created_reached_stopped_and_deleted_with_its_log_kept(kube, launcher, start, tmp_path):
+    launched = start()
+    assert (launched.pid, launched.start_time, launched.handle) == (0, "uid-1", f"pods/engines/{NAME}/uid-1/1")
+    assert launcher.state(launched).condition is Condition.RUNNING
+    assert launcher.listening(launched, None) == launched
+    kube.become(NAME, phase="Running", podIP="10.1.2.3", containerStatuses=[{"state": {"running": {}}}])
+    found = launcher.listening(launched, None)
+    assert (found.host, found.port) == ("10.1.2.3", 8000)
+    assert launcher.logs(launched, tmp_path / "none", 1) == ["ready"]
+    assert launcher.stop(launched, grace_seconds=12.4).condition is Condition.EXITED
+    (deleted,) = [body for method, _, _, body in kube.asked if method == "DELETE"]
+    assert (deleted["gracePeriodSeconds"], deleted["preconditions"]) == (12, {"uid": "uid-1"})
+    assert kube.objects == {}
+    log = tmp_path / "engines" / JOB / "engine.log"
+    assert launcher.logs(launched, log, 2) == ["loading", "ready"]
+    assert launcher.stop(launched, grace_seconds=1) == launcher.state(launched)
+
+
+def test_a_create_whose_answer_was_lost_makes_no_second_pod(kube, start):
+    kube.answer_lost = True
+    assert start().start_time == "uid-1"
+    assert len(kube.objects) == 1
+    assert [method for method, *_ in kube.asked] == ["POST", "POST", "GET"]
+
+
+def test_a_second_pod_of_one_job_and_token_is_not_made_and_the_first_is_left(kube, launcher, start):
+    launched = start()
+    with pytest.raises(LaunchFailed, match="AlreadyExists"):
+        start()
+    assert launcher.state(launched).condition is Condition.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (
+            (403, "Forbidden", 'pods is forbidden: User "x" cannot create resource "pods"'),
+            "Forbidden: pods is forbidden",
+        ),
+        ((403, "Forbidden", "exceeded quota: gpus, requested: 8, used: 8, limited: 8"), "exceeded quota"),
+        ((422, "Invalid", "Pod is invalid: spec.containers[0].image"), "Invalid: Pod is invalid"),
+    ],
+)
+def test_what_the_cluster_refuses_is_said_in_its_words(kube, start, refusal, words):
+    kube.refusal = refusal
+    with pytest.raises(LaunchFailed, match=words):
+        start()
+    assert len(kube.asked) == 1
+
+
+def test_a_token_is_read_anew_for_each_request_and_a_wrong_one_is_said(kube, launcher, start, tmp_path):
+    (tmp_path / "token").write_text("old")
+    with pytest.raises(LaunchFailed, match="Unauthorized"):
+        start()
+    (tmp_path / "token").write_text(TOKEN)
+    assert launcher.state(start()).condition is Condition.RUNNING
+
+
+def test_while_the_cluster_does_not_answer_nothing_is_known_and_nothing_called_ended(kube, launcher, start):
+    launched = start()
+    kube.refusal = (503, "ServiceUnavailable", "etcdserver: leader changed")
+    for state in (launcher.state(launched), launcher.kill(launched)):
+        assert state.condition is Condition.UNKNOWN
+        assert "503" in state.reason
+    kube.refusal = None
+    assert launcher.kill(launched).condition is Condition.EXITED
+
+
+def test_another_object_of_the_same_name_is_neither_believed_nor_deleted(kube, launcher, start):
+    launched = start()
+    kube.objects["pods", NAME]["metadata"]["uid"] = "uid-of-another"
+    assert launcher.state(launched).reason == "it was deleted, and another one has its name"
+    assert launcher.kill(launched).condition is Condition.EXITED
+    assert ("pods", NAME) in kube.objects
+
+
+# ---------------------------------------------------------------------------------------------- its state
+
+NOW = datetime(2026, 11, 30, 4, 0, tzinfo=UTC)
+
+
+def waiting(reason, message):
+    return {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": reason, "message": message}}}]}
+
+
+def ended(**facts):
+    return {"phase": "Failed", "containerStatuses": [{"state": {"terminated": facts}}]}
+
+
+def unscheduled(reason="Unschedulable"):
+    message = "0/5 nodes are available: 5 Insufficient nvidia.com/gpu."
+    return {
+        "phase": "Pending",
+        "conditions": [{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "cause"),
+    [
+        ({"phase": "Pending"}, "running (its pod is pending)", None),
+        ({"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}, "running", None),
+        (waiting("ContainerCreating", ""), "running (its pod is pending)", None),
+        *(
+            (waiting(reason, "manifest unknown"), f"exited ({reason}: manifest unknown)", "image_unavailable")
+            for reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+        ),
+        (
+            waiting("CreateContainerConfigError", 'secret "x" not found'),
+            'exited (CreateContainerConfigError: secret "x" not found)',
+            "not_started",
+        ),
+        (
+            ended(reason="OOMKilled", exitCode=137),
+            "ended by signal 9 (out of its memory limit)",
+            "out_of_memory",
+        ),
+        (ended(reason="Error", exitCode=1, message="no kernel"), "exited with status 1 (no kernel)", None),
+        (ended(reason="StartError", exitCode=128, message="no such file"), None, "not_started"),
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
+            "exited (Evicted: The node was low on resource: memory.)",
+            "evicted",
+        ),
+        (
+            {
+                **ended(reason="Error", exitCode=143),
+                "conditions": [
+                    {
+                        "type": "DisruptionTarget",
+                        "status": "True",
+                        "reason": "PreemptionByScheduler",
+                        "message": "default-scheduler: preempting to accommodate a higher priority pod",
+                    }
+                ],
+            },
+            "exited (PreemptionByScheduler: default-scheduler: preempting to accommodate a higher priority pod)",
+            "evicted",
+        ),
+        ({"phase": "Succeeded"}, "exited", None),
+        ({"phase": "Unknown"}, "unknown (the phase of its pod is Unknown)", None),
+        ({}, "unknown (the phase of its pod is not told)", None),
+    ],
+)
+def test_the_status_of_a_pod_is_read_and_its_end_has_a_cause(status, words, cause):
+    state = read({"metadata": {"creationTimestamp": NOW.isoformat()}, "status": status}, NOW)
+    assert words is None or str(state) == words
+    assert state.cause == cause
+
+
+def test_a_pod_that_no_node_takes_is_waited_for_as_long_as_a_new_node_needs_and_then_named():
+    pod = {"metadata": {"creationTimestamp": "2026-11-30T04:00:00Z"}, "status": unscheduled()}
+    early, late = (read(pod, NOW + timedelta(seconds=UNSCHEDULABLE_SECONDS + more)) for more in (-1, 0))
+    assert early.condition is Condition.RUNNING
+    assert late.condition is Condition.EXITED
+    assert early.reason == late.reason == "Unschedulable: 0/5 nodes are available: 5 Insufficient nvidia.com/gpu."
+    assert (early.cause, late.cause) == (None, "unschedulable")
+    gated = {**pod, "status": unscheduled("SchedulingGated")}
+    assert read(gated, NOW + timedelta(days=1)).condition is Condition.RUNNING
+
+
+# ---------------------------------------------------------------------------------- several nodes
+
+
+@pytest.fixture
+def group(kube, launcher, start):
+    launched = start(bundle=bundle(engine="sglang", nodes=2, hardware={**GPU, "count": 16}))
+    labels = kube.objects["leaderworkersets", NAME]["metadata"]["labels"]
+    running = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [{"state": {"running": {}}}]}
+    owner = {"kind": "StatefulSet", "controller": True}
+
+    def add(suffix):
+        body = {"metadata": {"name": f"{NAME}-{suffix}", "labels": labels, "ownerReferences": [owner]}}
+        kube.add("pods", body, **running)
+
+    assert launcher.state(launched).reason == "0 of 2 pods are there"
+    add("0")
+    assert launcher.state(launched).reason == "1 of 2 pods are there"
+    add("0-1")
+    assert str(launcher.state(launched)) == "running"
+    return launched
+
+
+def test_a_group_is_reached_by_its_first_pod_and_ended_as_one(kube, launcher, group, tmp_path):
+    assert launcher.listening(group, None).host == "10.0.0.1"
+    assert launcher.strays(tmp_path / "engines" / JOB) == [group]
+    launcher.kill(group)
+    assert ("leaderworkersets", NAME) not in kube.objects
+
+
+@pytest.mark.parametrize("loss", ["gone", "replaced", "restarted", "ended", "evicted"])
+def test_one_lost_rank_takes_the_whole_replica_out(kube, launcher, group, loss):
+    rank = f"{NAME}-0-1"
+    if loss == "gone":
+        del kube.objects["pods", rank]
+    elif loss == "replaced":
+        kube.objects["pods", rank]["metadata"]["uid"] = "uid-new"
+    elif loss == "restarted":
+        last = {"terminated": {"exitCode": 1, "reason": "Error"}}
+        kube.become(rank, phase="Running", containerStatuses=[{"state": {"running": {}}, "lastState": last}])
+    elif loss == "ended":
+        kube.become(rank, **ended(exitCode=1, reason="Error"))
+    else:
+        kube.become(rank, phase="Failed", reason="Evicted", message="low on memory")
+    state = launcher.state(group)
+    assert state.condition is Condition.EXITED
+    assert state.cause == ("evicted" if loss == "evicted" else "rank_lost")
+    assert rank in state.reason
+
+
+# ------------------------------------------------------------------------------------------ found again
+
+
+def test_a_pod_is_adopted_by_another_worker_only_while_it_is_provably_that_one(kube, launcher, start):
+    launched = start()
+    identity = {"pid": 0, "start_time_ticks": launched.start_time, "boot": launched.boot_id}
+    assert launcher.adopt(**identity, handle=launched.handle) == launched
+    for change in ({"pid": 1}, {"start_time_ticks": "uid-2"}, {"boot": "another namespace"}):
+        assert launcher.adopt(**identity | change, handle=launched.handle) is None
+    assert launcher.adopt(**identity, handle="pods/engines/x") is None
+    assert launcher.adopt(**identity, handle=None) is None
+    kube.objects["pods", NAME]["metadata"]["labels"]["sluicegate.dev/runner"] = "r2"
+    assert launcher.adopt(**identity, handle=launched.handle) is None
+
+
+def test_a_pod_that_is_being_deleted_is_not_adopted(kube, launcher, start):
+    launched = start()
+    kube.objects["pods", NAME]["metadata"]["deletionTimestamp"] = "2026-11-30T05:00:00Z"
+    assert launcher.adopt(0, launched.start_time, launched.boot_id, launched.handle) is None
+
+
+def test_what_a_dead_worker_left_is_found_by_its_labels_and_nobody_else_s(kube, launcher, pods, start, tmp_path):
+    launched = start()
+    workdir = tmp_path / "engines" / JOB
+    assert launcher.strays(workdir) == [launched]
+    assert launcher.strays(tmp_path / "engines" / "other") == []
+    for foreign in (replace(pods, runner="r2"), replace(pods, data="/elsewhere")):
+        other = KubernetesLauncher(KubeClient(Cluster(kube.url, "engines", tmp_path / "token")), foreign)
+        assert other.strays(workdir) == []

@@ -1,0 +1,249 @@
+"""The objects that a cluster is given, as data: a Pod for a replica on one node, a LeaderWorkerSet for one on several.
+
+Sources: the Kubernetes API reference for v1 Pod; labels of NVIDIA's GPU feature discovery (`nvidia.com/gpu.product`,
+dashes for spaces, `nvidia.com/gpu.memory` in MiB), its device plugin's resources; leaderworkerset.x-k8s.io/v1.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from gates.dialects.table import dialect_of
+from schemas.bundle import Bundle, Hardware
+from workers.engines.base import Command
+from workers.launchers.base import LaunchFailed, Limits, Order
+
+ROOT = "/bundle"
+PORT = 8000
+CONTAINER = "engine"
+GROUP = "sluicegate.dev"
+USER = 65534
+"""Nobody: the staged files are readable for all, and nothing else is there to be read."""
+STARTUP_SECONDS = 3600
+"""Weights are read and kernels compiled before anything answers; the runner's own deadline is what decides."""
+GRACE_SECONDS = 60
+MEBIBYTE = 2**20
+GIBIBYTE = 2**30
+_LABEL = re.compile(r"[^A-Za-z0-9_.-]")
+_NODES: dict[str, tuple[list[str], list[str]]] = {
+    "vllm": (["--nnodes", "{nodes}", "--node-rank", "$(LWS_WORKER_INDEX)", "--master-addr", "$(LWS_LEADER_ADDRESS)"],
+             ["--headless"]),
+    "sglang": (["--nnodes", "{nodes}", "--node-rank", "$(LWS_WORKER_INDEX)",
+                "--dist-init-addr", "$(LWS_LEADER_ADDRESS):20000"], []),
+}  # fmt: skip
+"""Engine → what every node is told, and what the others than the first are told beside. Engines with no row span none.
+
+The variables are LeaderWorkerSet's; Kubernetes puts their values in. Source: both engines' guides to several nodes.
+"""
+
+
+@dataclass(frozen=True)
+class Pods:
+    """How this runner's pods are made.
+
+    `claim` is the PersistentVolumeClaim that holds the runner's data folder, readable from every node. `owner` is the
+    object with which everything goes that is made for gates; `pull_secret` and `account` are names in the namespace.
+    """
+
+    runner: str
+    data: str
+    claim: str
+    limits: Limits = field(default_factory=Limits)
+    owner: dict[str, Any] | None = None
+    pull_secret: str | None = None
+    account: str | None = None
+
+
+def label(text: str) -> str:
+    """Return a text as a label's value: at most 63 characters of few kinds; what is changed gets a digest."""
+    plain = _LABEL.sub("-", text)
+    if plain == text and len(text) <= 63 and text[:1].isalnum() and text[-1:].isalnum():
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return f"{plain.strip('-_.')[:48]}-{digest}".lstrip("-")
+
+
+def name(order: Order, folder: str) -> str:
+    """Return the object's name, which one job has under one token only: a second one of it is refused."""
+    return f"sg-{label(folder).lower().replace('_', '-').replace('.', '-')[:45]}-{order.fencing_token}"
+
+
+def marks(pods: Pods, order: Order, folder: str) -> dict[str, str]:
+    """Return the labels by which an object is provably ours, and whose it is."""
+    return {
+        "app.kubernetes.io/managed-by": "sluicegate",
+        **owner_marks(pods),
+        f"{GROUP}/folder": label(folder),
+        f"{GROUP}/job": label(order.job or "none"),
+        f"{GROUP}/token": str(order.fencing_token),
+    }
+
+
+def owner_marks(pods: Pods) -> dict[str, str]:
+    """Return the labels that everything of this runner has, and of no other one."""
+    return {f"{GROUP}/runner": label(pods.runner), f"{GROUP}/data": label(pods.data)}
+
+
+def build(pods: Pods, command: Command, order: Order, folder: str, *, is_live: bool) -> tuple[str, dict[str, Any]]:
+    """Return the collection, such as `pods`, and the object to create in it for one replica.
+
+    Args:
+        pods: how this runner makes them.
+        command: what the driver wants run inside.
+        order: the replica; its bundle names an image by digest.
+        folder: the name of the replica's folder, which only marks it.
+        is_live: it outlives its runner; else it goes with the runner's own pod.
+
+    Raises:
+        LaunchFailed: the bundle names no image, or asks for what no cluster can be asked for.
+    """
+    nodes = order.bundle.topology.nodes
+    metadata: dict[str, Any] = {
+        "name": name(order, folder),
+        "labels": marks(pods, order, folder),
+        "annotations": {f"{GROUP}/bundle": order.bundle.digest, f"{GROUP}/files": str(order.files)},
+    }
+    if pods.owner is not None and not is_live:
+        metadata["ownerReferences"] = [pods.owner]
+    if nodes == 1:
+        spec = {**_pod_spec(pods, list(command.argv), command, order), "restartPolicy": "Never"}
+        return "pods", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    return "leaderworkersets", _group(pods, command, order, metadata)
+
+
+def _group(pods: Pods, command: Command, order: Order, metadata: dict[str, Any]) -> dict[str, Any]:
+    nodes, engine = order.bundle.topology.nodes, order.bundle.engine.name
+    if engine not in _NODES:
+        raise LaunchFailed(f"{engine} is not spread over {nodes} nodes by this launcher")
+    every, others = _NODES[engine]
+    argv = [*command.argv, *(word.format(nodes=nodes) for word in every)]
+    template = {"metadata": {"labels": metadata["labels"]}}
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": metadata,
+        "spec": {
+            "replicas": 1,
+            "startupPolicy": "LeaderCreated",
+            "leaderWorkerTemplate": {
+                "size": nodes,
+                # What restarts is another replica: this one is taken out when it is seen, and ended.
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": {**template, "spec": _pod_spec(pods, argv, command, order)},
+                "workerTemplate": {**template, "spec": _pod_spec(pods, [*argv, *others], command, order, leads=False)},
+            },
+        },
+    }
+
+
+def _pod_spec(pods: Pods, argv: list[str], command: Command, order: Order, *, leads: bool = True) -> dict[str, Any]:
+    hardware = order.bundle.hardware
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(pods, argv, command, order, leads=leads)],
+        "volumes": [
+            {"name": "bundle", "persistentVolumeClaim": {"claimName": pods.claim, "readOnly": True}},
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{max(1, 2 * hardware.count)}Gi"}},
+        ],
+        **_where(hardware),
+    }
+    if pods.pull_secret is not None:
+        spec["imagePullSecrets"] = [{"name": pods.pull_secret}]
+    if pods.account is not None:
+        spec["serviceAccountName"] = pods.account
+    return spec
+
+
+def _container(pods: Pods, argv: list[str], command: Command, order: Order, *, leads: bool) -> dict[str, Any]:
+    image = order.bundle.engine.image
+    if image is None:
+        raise LaunchFailed("the bundle names an environment of a machine, and a cluster runs images")
+    variables = {**command.variables, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - a volume of its own
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": argv,
+        "env": [{"name": key, "value": value} for key, value in sorted(variables.items())],
+        "resources": _resources(pods, order.bundle),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "privileged": False,
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [
+            {"name": "bundle", "mountPath": ROOT, "subPath": _below(pods, order), "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - as above
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where ranks exchange tensors
+        ],
+    }
+    if leads:
+        container |= {"ports": [{"containerPort": PORT, "name": "http"}], **_probes(order.bundle)}
+    return container
+
+
+def _probes(bundle: Bundle) -> dict[str, Any]:
+    """Return probes that ask the health route only: a generation in a probe that often would be load, or an outage."""
+    asked = {"httpGet": {"path": dialect_of(bundle.engine).health_path, "port": "http"}, "timeoutSeconds": 5}
+    return {
+        "startupProbe": {**asked, "periodSeconds": 10, "failureThreshold": STARTUP_SECONDS // 10},
+        "readinessProbe": {**asked, "periodSeconds": 5, "failureThreshold": 3},
+        "livenessProbe": {**asked, "periodSeconds": 10, "failureThreshold": 6},
+    }
+
+
+def _resources(pods: Pods, bundle: Bundle) -> dict[str, dict[str, str]]:
+    hardware, limits, requests = bundle.hardware, {}, {}
+    if hardware.count > 0:
+        kind = f"nvidia.com/mig-{hardware.mig}" if hardware.mig is not None else "nvidia.com/gpu"
+        # Each node has an equal share of the accelerators that the replica takes.
+        limits[kind] = str(-(-hardware.count // bundle.topology.nodes))
+    elif hardware.memory_bytes is not None:
+        requests["memory"] = str(hardware.memory_bytes)
+    if pods.limits.memory_bytes is not None:
+        limits["memory"] = str(pods.limits.memory_bytes)
+        requests["memory"] = str(min(pods.limits.memory_bytes, int(requests.get("memory", pods.limits.memory_bytes))))
+    return {key: value for key, value in (("limits", limits), ("requests", requests)) if value}
+
+
+def _where(hardware: Hardware) -> dict[str, Any]:
+    """Return which nodes may be taken, out of the bundle's hardware row."""
+    if hardware.count == 0:
+        return {}
+    found: dict[str, Any] = {
+        "nodeSelector": {"nvidia.com/gpu.product": hardware.accelerator.strip().replace(" ", "-")},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    }
+    if hardware.memory_bytes is not None:
+        # "Gt" is all that there is for numbers, and the label counts whole MiB.
+        least = {
+            "key": "nvidia.com/gpu.memory",
+            "operator": "Gt",
+            "values": [str(-(-hardware.memory_bytes // MEBIBYTE) - 1)],
+        }
+        terms = [{"matchExpressions": [least]}]
+        found["affinity"] = {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        }
+    return found
+
+
+def _below(pods: Pods, order: Order) -> str:
+    """Return where the files are on the volume. Raises LaunchFailed when they are not on it."""
+    try:
+        return order.files.relative_to(pods.data).as_posix()
+    except ValueError:
+        raise LaunchFailed(
+            f"{order.files} is not in the data folder {pods.data}, which is what pods can read"
+        ) from None

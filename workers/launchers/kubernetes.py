@@ -1,0 +1,323 @@
+"""Runs engines as pods of a cluster: a Pod for a replica on one node, a LeaderWorkerSet for one that spans several.
+
+What runs is asked for, not watched: a watch that broke in silence would go on saying that an engine is well.
+"""
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from workers.engines.base import Command, Launch
+from workers.launchers import kube_state
+from workers.launchers.base import Condition, Launched, LaunchFailed, Order, ProcessState
+from workers.launchers.kube_client import ClusterRefused, ClusterUnreachable, KubeClient
+from workers.launchers.kube_objects import (
+    CONTAINER,
+    GROUP,
+    PORT,
+    ROOT,
+    Pods,
+    build,
+    label,
+    owner_marks,
+)
+from workers.launchers.logs import tail
+from workers.launchers.process import refused_variables
+
+LOOK_SECONDS = 1.0
+POLL_SECONDS = 0.2
+GONE_SECONDS = 60.0
+"""How long the cluster may take to end what was killed."""
+_TRIES = 3
+KEPT_LINES = 5000
+_BASES = {"pods": "/api/v1", "leaderworkersets": "/apis/leaderworkerset.x-k8s.io/v1"}
+
+
+@dataclass(frozen=True)
+class _Handle:
+    """One object as its handle names it: `pods/NAMESPACE/NAME/UID/SIZE`."""
+
+    collection: str
+    namespace: str
+    name: str
+    uid: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.collection}/{self.namespace}/{self.name}/{self.uid}/{self.size}"
+
+    @classmethod
+    def read(cls, text: str | None) -> "_Handle | None":
+        parts = (text or "").split("/")
+        if len(parts) != 5 or parts[0] not in _BASES or not all(parts) or not parts[4].isdigit():
+            return None
+        return cls(parts[0], parts[1], parts[2], parts[3], int(parts[4]))
+
+    @property
+    def path(self) -> str:
+        return f"{_place(self.namespace, self.collection)}/{self.name}"
+
+    @property
+    def pod_path(self) -> str:
+        """The pod that answers: the only one, or the first of the group's."""
+        own = self.name if self.collection == "pods" else f"{self.name}-0"
+        return f"{_place(self.namespace, 'pods')}/{own}"
+
+
+def owner_of(client: KubeClient, pod: str) -> dict[str, Any]:
+    """Return the reference by which what is made for gates goes with the runner's own pod.
+
+    Raises LaunchFailed when there is no such pod, or the cluster does not say.
+    """
+    try:
+        found = client.get(f"{_place(client.namespace, 'pods')}/{pod}")
+    except (ClusterRefused, ClusterUnreachable) as error:
+        raise LaunchFailed(f"the cluster does not say who this runner is: {error}") from error
+    if found is None:
+        raise LaunchFailed(f"the cluster has no pod {pod} in {client.namespace}, which this runner is said to be")
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": pod,
+        "uid": str(found["metadata"]["uid"]),
+        "blockOwnerDeletion": False,
+    }
+
+
+class KubernetesLauncher:
+    """Starts, watches and stops replicas in one namespace. Safe to call from several threads for different ones."""
+
+    name = "kubernetes"
+    runs_images = True
+
+    def __init__(self, client: KubeClient, pods: Pods, *, look_seconds: float = LOOK_SECONDS) -> None:
+        """Use a cluster, and make pods in this way. What was seen is told again until it is `look_seconds` old."""
+        self._look_seconds = look_seconds
+        self._client = client
+        self._pods = pods
+        self._seen: dict[str, tuple[float, ProcessState]] = {}
+        self._members: dict[str, dict[str, str]] = {}
+        self._ended: dict[str, ProcessState] = {}
+        self._logs: dict[str, Path] = {}
+        self._live: set[Path] = set()
+        self._lock = threading.Lock()
+
+    def place(self, order: Order, workdir: Path, *, drain_seconds: float, parent_pid: int | None) -> Launch:
+        """Return where the engine will find itself: in a pod. One that need not end with this process is live."""
+        del order
+        with self._lock:
+            (self._live.discard if parent_pid is not None else self._live.add)(workdir)
+        return Launch(
+            root=Path(ROOT),
+            port_file=Path("/tmp/port.json"),  # noqa: S108 - inside
+            host="0.0.0.0",  # noqa: S104 - inside
+            port=PORT,
+            drain_seconds=drain_seconds,
+        )
+
+    def start(self, command: Command, *, workdir: Path, log_path: Path, order: Order) -> Launched:
+        """Create a replica's object and return at once. One that an earlier, unanswered try made is taken for it.
+
+        Raises:
+            LaunchFailed: the cluster refused it and said why, has another one under this job and token, or did not
+                answer; or the bundle cannot be run in a pod.
+        """
+        if refused := refused_variables(command.variables):
+            raise LaunchFailed(f"no engine is given the variables {', '.join(refused)}")
+        with self._lock:
+            is_live = workdir in self._live
+        collection, body = build(self._pods, command, order, workdir.name, is_live=is_live)
+        try:
+            made = self._create(collection, body)
+        except (ClusterRefused, ClusterUnreachable) as error:
+            raise LaunchFailed(f"the cluster did not take {collection} {body['metadata']['name']}: {error}") from error
+        launched = self._launched(collection, made)
+        with self._lock:
+            self._logs[str(launched.handle)] = log_path
+        return launched
+
+    def _create(self, collection: str, body: dict[str, Any]) -> dict[str, Any]:
+        path, last = _place(self._client.namespace, collection), ClusterUnreachable("it was not asked")
+        for attempt in range(_TRIES):
+            try:
+                return self._client.create(path, body)
+            except ClusterUnreachable as error:
+                last = error
+                time.sleep(POLL_SECONDS)
+            except ClusterRefused as refused:
+                if refused.reason != "AlreadyExists":
+                    raise
+                found = self._client.get(f"{path}/{body['metadata']['name']}")
+                # Ours only when we have just asked for it: else it runs for another boot of the same job.
+                if attempt > 0 and found is not None and _labels(found) == body["metadata"]["labels"]:
+                    return found
+                raise
+        raise last
+
+    def adopt(self, pid: int, start_time_ticks: str, boot: str, handle: str | None = None) -> Launched | None:
+        """Return the identity of a replica created earlier, or None when it is not provably that object of ours."""
+        place = _Handle.read(handle)
+        if place is None or pid != 0 or place.uid != start_time_ticks or boot != place.namespace:
+            return None
+        try:
+            found = self._client.get(place.path)
+        except (ClusterRefused, ClusterUnreachable):
+            return None
+        if found is None or found["metadata"].get("uid") != place.uid or not self._is_ours(found):
+            return None
+        if found["metadata"].get("deletionTimestamp"):
+            return None
+        return Launched(pid=0, start_time=place.uid, boot_id=place.namespace, handle=handle)
+
+    def listening(self, launched: Launched, _port_file: Path | None) -> Launched:
+        """Return the identity with the pod's address once the engine's container has been started."""
+        place = _Handle.read(launched.handle)
+        if place is None or launched.port is not None:
+            return launched
+        try:
+            pod = self._client.get(place.pod_path)
+        except (ClusterRefused, ClusterUnreachable):
+            return launched
+        if pod is None or not self._is_ours(pod) or not kube_state.is_running(pod):
+            return launched
+        address = (pod.get("status") or {}).get("podIP")
+        return replace(launched, port=PORT, host=address) if isinstance(address, str) and address else launched
+
+    def state(self, launched: Launched) -> ProcessState:
+        """Tell whether a replica runs; unknown, with the reason, while the cluster does not say."""
+        place = _Handle.read(launched.handle)
+        if place is None:
+            return ProcessState(Condition.UNKNOWN, reason="it is nothing of a cluster")
+        with self._lock:
+            ended, seen = self._ended.get(str(place)), self._seen.get(str(place))
+        if ended is not None:
+            return ended
+        if seen is not None and time.monotonic() - seen[0] < self._look_seconds:
+            return seen[1]
+        return self._look(place)
+
+    def logs(self, launched: Launched | None, log_path: Path, lines: int) -> list[str]:
+        """Return the last lines that the pod that answers wrote; of one that is gone, those that were kept."""
+        place = None if launched is None else _Handle.read(launched.handle)
+        if place is None:
+            return tail(log_path, lines)
+        try:
+            return self._client.logs(place.pod_path, container=CONTAINER, lines=lines) or tail(log_path, lines)
+        except ClusterUnreachable:
+            return tail(log_path, lines)
+
+    def stop(self, launched: Launched, *, grace_seconds: float) -> ProcessState:
+        """Delete a replica if it is still that object, with so long to drain, and wait until it is gone."""
+        place = _Handle.read(launched.handle)
+        if place is None:
+            return ProcessState(Condition.UNKNOWN, reason="it is nothing of a cluster")
+        with self._lock:
+            ended = self._ended.get(str(place))
+        if ended is not None:
+            return ended
+        last = self._look(place)
+        try:
+            self._keep_logs(place)
+            self._client.delete(place.path, uid=place.uid, grace_seconds=round(grace_seconds))
+            deadline = time.monotonic() + grace_seconds + GONE_SECONDS
+            while not self._is_gone(place):
+                if time.monotonic() >= deadline:
+                    return ProcessState(Condition.UNKNOWN, reason="the cluster has not ended it yet")
+                time.sleep(POLL_SECONDS)
+        except (ClusterRefused, ClusterUnreachable) as error:
+            return ProcessState(Condition.UNKNOWN, reason=str(error))
+        state = last if last.condition is Condition.EXITED else ProcessState(Condition.EXITED)
+        with self._lock:
+            self._ended[str(place)] = state
+            self._seen.pop(str(place), None)
+        return state
+
+    def kill(self, launched: Launched) -> ProcessState:
+        """Delete a replica without any grace."""
+        return self.stop(launched, grace_seconds=0.0)
+
+    def crash(self, launched: Launched) -> ProcessState:
+        """Delete a replica without any grace: nothing in a pod can be killed from outside in another way."""
+        return self.kill(launched)
+
+    def strays(self, workdir: Path) -> list[Launched]:
+        """Find the objects of a replica's folder, by the labels that only this runner gives them."""
+        labels = {**owner_marks(self._pods), f"{GROUP}/folder": label(workdir.name)}
+        found: list[Launched] = []
+        for collection in _BASES:
+            try:
+                items = self._client.listed(_place(self._client.namespace, collection), labels)
+            except (ClusterRefused, ClusterUnreachable):
+                continue  # a cluster without that kind of object, or none that answers: the next look will tell
+            # A group's pods have its labels, and end with it.
+            found += [self._launched(collection, one) for one in items if not _is_member(one) and not _is_ending(one)]
+        return found
+
+    def reap(self) -> None:
+        """Do nothing: the cluster collects what ends in a pod."""
+
+    # ------------------------------------------------------------------------------------------- plumbing
+
+    def _look(self, place: _Handle) -> ProcessState:
+        try:
+            found = self._client.get(place.path)
+            if found is None:
+                state = ProcessState(Condition.EXITED, reason="it was deleted")
+            elif found["metadata"].get("uid") != place.uid:
+                state = ProcessState(Condition.EXITED, reason="it was deleted, and another one has its name")
+            elif place.collection == "pods":
+                state = kube_state.read(found)
+            else:
+                state = self._look_at_group(place, found)
+        except (ClusterRefused, ClusterUnreachable) as error:
+            return ProcessState(Condition.UNKNOWN, reason=str(error))
+        with self._lock:
+            self._seen[str(place)] = (time.monotonic(), state)
+        return state
+
+    def _look_at_group(self, place: _Handle, found: dict[str, Any]) -> ProcessState:
+        labels = {key: value for key, value in _labels(found).items() if key.startswith(GROUP)}
+        pods = self._client.listed(_place(place.namespace, "pods"), labels)
+        with self._lock:
+            members = self._members.setdefault(str(place), {})
+            return kube_state.read_group(pods, place.size, members)
+
+    def _is_gone(self, place: _Handle) -> bool:
+        found = self._client.get(place.path)
+        return found is None or found["metadata"].get("uid") != place.uid
+
+    def _keep_logs(self, place: _Handle) -> None:
+        with self._lock:
+            log_path = self._logs.pop(str(place), None)
+        if log_path is None or not log_path.parent.is_dir():
+            return
+        lines = self._client.logs(place.pod_path, container=CONTAINER, lines=KEPT_LINES)
+        log_path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def _is_ours(self, found: dict[str, Any]) -> bool:
+        return owner_marks(self._pods).items() <= _labels(found).items()
+
+    def _launched(self, collection: str, made: dict[str, Any]) -> Launched:
+        metadata = made["metadata"]
+        size = 1 if collection == "pods" else int(made["spec"]["leaderWorkerTemplate"]["size"])
+        place = _Handle(collection, self._client.namespace, metadata["name"], metadata["uid"], size)
+        return Launched(pid=0, start_time=place.uid, boot_id=place.namespace, handle=str(place))
+
+
+def _place(namespace: str, collection: str) -> str:
+    return f"{_BASES[collection]}/namespaces/{namespace}/{collection}"
+
+
+def _labels(found: dict[str, Any]) -> dict[str, str]:
+    return dict((found.get("metadata") or {}).get("labels") or {})
+
+
+def _is_member(found: dict[str, Any]) -> bool:
+    owners = (found.get("metadata") or {}).get("ownerReferences") or []
+    return any(one.get("kind") in {"StatefulSet", "LeaderWorkerSet"} for one in owners if one.get("controller"))
+
+
+def _is_ending(found: dict[str, Any]) -> bool:
+    return bool(found["metadata"].get("deletionTimestamp"))

@@ -18,12 +18,14 @@ import aiohttp
 from gates.answers import CUT, DETAIL_CHARACTERS, Answer, Outcome, Stream, read_plain
 from gates.dialects.base import (
     GREEDY,
+    Capability,
     Dialect,
     Malformed,
     Message,
     Request,
     Sampling,
     ServedModel,
+    Token,
     error_message,
     parse_metrics,
 )
@@ -92,6 +94,7 @@ class Endpoint:
         self.headers = dict(headers or {})
         self._reuse_connections = reuse_connections
         self._session: aiohttp.ClientSession | None = None
+        self._texts: dict[int, str] = {}
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -265,7 +268,7 @@ class Endpoint:
         self, messages: Sequence[Message], template_arguments: Mapping[str, object] | None = None
     ) -> str:
         """Return the text that the engine's template makes of a conversation. Raises EndpointError, Malformed."""
-        return self.dialect.read_prompt(await self.call(self.dialect.render(messages, template_arguments)))
+        return (await self.rendered(messages, template_arguments))[0]
 
     async def render_prompt_ids(
         self, messages: Sequence[Message], template_arguments: Mapping[str, object] | None = None
@@ -274,7 +277,39 @@ class Endpoint:
 
         Raises EndpointError, Malformed.
         """
-        return await self.tokenize(await self.render_prompt(messages, template_arguments))
+        return (await self.rendered(messages, template_arguments))[1]
+
+    async def rendered(
+        self, messages: Sequence[Message], template_arguments: Mapping[str, object] | None = None
+    ) -> tuple[str, list[int]]:
+        """Return the text that the engine's template makes of a conversation, and its token ids.
+
+        Raises EndpointError, Malformed.
+        """
+        told = await self.call(self.dialect.render(messages, template_arguments))
+        if self.dialect.renders_ids:
+            tokens = self.dialect.read_tokens(told, "a prompt")
+            return await self.detokenize(tokens), tokens
+        text = self.dialect.read_prompt(told)
+        return text, await self.tokenize(text)
+
+    async def with_texts(self, tokens: Sequence[Token]) -> tuple[Token, ...]:
+        """Return tokens with the texts that the engine left out of its answer, where it can be asked for them."""
+        return tuple([await self._with_text(token) for token in tokens])
+
+    async def _with_text(self, token: Token) -> Token:
+        top = tuple([replace(one, text=one.text or await self._text_of(one.id)) for one in token.top])
+        return replace(token, text=token.text or await self._text_of(token.id), top=top)
+
+    async def _text_of(self, token: int | None) -> str:
+        if token is None or Capability.TOKENIZE not in self.dialect.capabilities:
+            return ""
+        if token not in self._texts:
+            try:
+                self._texts[token] = await self.detokenize([token])
+            except (EndpointError, Malformed):
+                self._texts[token] = ""
+        return self._texts[token]
 
     async def _send(
         self,

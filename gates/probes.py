@@ -109,9 +109,7 @@ async def _probe(context: GateContext, endpoint: Endpoint) -> tuple[dict[str, Re
 async def _complete(endpoint: Endpoint, *, is_stream: bool) -> Records:
     dialect = endpoint.dialect
     body: dict[str, object] = {"model": endpoint.model, "prompt": _PROMPT, "max_tokens": MAX_TOKENS}
-    body |= {"temperature": 0, "stream": is_stream}
-    if dialect.cache_field is not None:
-        body[dialect.cache_field] = False
+    body |= {"temperature": 0, "stream": is_stream, **dialect.cache_fields(use_cache=False)}
     return await _exchange(endpoint, dialect.completions_path, json.dumps(body).encode())
 
 

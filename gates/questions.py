@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gates.answers import Answer, Outcome
@@ -59,8 +60,8 @@ async def _ask(endpoint: Endpoint, prompt: Prompt, top: int, expected_ids: Seque
     record: Records = {"prompt": prompt.id, "problem": None, "rendered": None, "prompt_ids": [], "texts": {}}
     messages = [message.model_dump(mode="json") for message in prompt.messages]
     try:
-        rendered = await endpoint.render_prompt(messages)
-        record |= {"rendered": clip(rendered, 20_000), "prompt_ids": await endpoint.tokenize(rendered)}
+        rendered, prompt_ids = await endpoint.rendered(messages)
+        record |= {"rendered": clip(rendered, 20_000), "prompt_ids": prompt_ids}
     except (EndpointError, Malformed) as error:
         outcome = error.outcome if isinstance(error, EndpointError) else Outcome.MALFORMED
         return record | {"problem": _problem(outcome, f"the prompt cannot be rendered ({error})")}
@@ -68,7 +69,8 @@ async def _ask(endpoint: Endpoint, prompt: Prompt, top: int, expected_ids: Seque
         # An answer to another prompt says nothing, so none is asked for.
         return record | {"texts": await _texts(endpoint, record["prompt_ids"], expected_ids)}
     request = greedy(endpoint, messages, max_tokens=prompt.max_tokens, top=top)
-    return record | _read(await endpoint.generate(request, timeout_seconds=REQUEST_SECONDS))
+    answer = await endpoint.generate(request, timeout_seconds=REQUEST_SECONDS)
+    return record | _read(replace(answer, tokens=await endpoint.with_texts(answer.tokens)))
 
 
 def greedy(endpoint: Endpoint, messages: Sequence[dict[str, Any]], *, max_tokens: int, top: int | None) -> Request:

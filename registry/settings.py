@@ -112,6 +112,11 @@ class RunnerSettings(BaseSettings):
     store_dir: Path | None = Field(
         None, description="The blob store, when it is on this machine: files are linked, not fetched."
     )
+    engines: dict[str, Path] = Field(
+        {},
+        description="Python environments of engines that have one of their own, by engine; otherwise `.venv-<engine>` "
+        "beside this program's.",
+    )
     slots: int = Field(
         16,
         description="Jobs held at once; each live replica holds one. One of several is kept for bundles that are live "

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from uuid import UUID
 
+from gates.environment import place_engines
 from registry.client import Client
 from registry.settings import RunnerSettings
 from schemas.problems import NotFound, Problem, TransitionRefused
@@ -46,6 +47,7 @@ class Agent:
 
     def __init__(self, settings: RunnerSettings, client: Client) -> None:
         """Use these settings. Nothing is read, started or claimed before `start`."""
+        place_engines(settings.engines)
         self._settings = settings
         self._client = client
         self._launcher = ProcessLauncher()

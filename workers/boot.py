@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gates import integrity
 from gates.dialects.table import dialect_of
 from gates.endpoint import Endpoint
-from gates.environment import EnvironmentAltered, NotInstalled
+from gates.environment import OWN_ENVIRONMENTS, EnvironmentAltered, NotInstalled, engine_environment
 from gates.gate import JudgeInput
 from schemas.bundle import Bundle
 from schemas.evidence import EngineBooted, Kind
@@ -50,7 +50,9 @@ def installed_engines() -> dict[str, str]:
     found = {}
     for name, driver in sorted(DRIVERS.items()):
         with contextlib.suppress(EnvironmentAltered, NotInstalled):
-            found[name] = driver.identity().digest
+            # Gigabytes of an environment of its own are looked at where something is booted.
+            is_own = name in OWN_ENVIRONMENTS
+            found[name] = (engine_environment(name, is_certain=False) if is_own else driver.identity()).digest
     return found
 
 

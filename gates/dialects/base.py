@@ -1,18 +1,20 @@
-"""What every dialect is made of: requests in an engine's own spelling, and what its answers mean. Pure.
+"""What every dialect is made of: requests in an engine's own spelling, and what its answers mean. Asks nobody.
 
 Every request names every sampling field, since engines take defaults from their files, and engines ignore fields
 that they do not know: an answer of 200 never means that a field was understood.
 """
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from schemas.common import sha256_digest
 
-# An engine writes the least float for a token of probability zero; no real log-probability comes near it.
-_IMPOSSIBLE = -1e30
+# An engine writes the least float, or this number, for a token of probability zero; no real one comes near it.
+_IMPOSSIBLE = -9999.0
+_TOKEN_ID = "token_id:"  # noqa: S105 - a token of text
 
 Message = Mapping[str, object]
 
@@ -152,9 +154,11 @@ class Dialect:
     """How to speak to one kind of engine, as a table and what follows from it.
 
     `sampling_fields` maps fields of `Sampling` to the engine's spelling, and `every_candidate` is what it takes for
-    the `top_k` that keeps all. `finish_words` maps its own words for how an answer ended to those of OpenAI, or to
-    None when they mean that it has not. `has_done` is False for an engine whose streams end without [DONE]: their end
-    is then the connection's.
+    the `top_k` that keeps all. A prompt's cache is left alone by `cache_field` false, or where there is no such field
+    by a `salt_field` that no request had before. `logprob_fields` go with a request for log-probabilities. An engine
+    that `renders_ids` tells the token ids of a conversation, and another one its text. `finish_words` maps its own
+    words for how an answer ended to those of OpenAI, or to None when they mean that it has not. `has_done` is False
+    for an engine whose streams end without [DONE]: their end is then the connection's.
     """
 
     name: str
@@ -163,22 +167,25 @@ class Dialect:
     metrics: MetricNames
     sampling_fields: Mapping[str, str]
     reasoning_fields: tuple[str, ...]
-    cache_field: str | None
+    cache_field: str | None = None
+    salt_field: str | None = None
+    logprob_fields: Mapping[str, object] = field(default_factory=dict)
     health_path: str = "/health"
     models_path: str = "/v1/models"
     metrics_path: str = "/metrics"
     chat_path: str = "/v1/chat/completions"
     completions_path: str = "/v1/completions"
     render_path: str = "/apply-template"
+    renders_ids: bool = False
     tokenize_path: str = "/tokenize"
     tokenize_field: str = "content"
     tokenize_flags: Mapping[str, bool] = field(default_factory=dict)
     detokenize_path: str = "/detokenize"
+    detokenize_field: str = "content"
     context_pointer: tuple[str, ...] = ()
     facts_path: str | None = None
     facts_fields: tuple[str, ...] = ()
     every_candidate: int = 0
-    detokenize_field: str = "content"
     render_field: str = "prompt"
     has_done: bool = True
     finish_words: Mapping[str, str | None] = field(default_factory=dict)
@@ -214,7 +221,7 @@ class Dialect:
         body: dict[str, object] = {"model": model, "messages": list(messages)}
         body |= self._generation(max_tokens=max_tokens, stream=stream, sampling=sampling, use_cache=use_cache)
         if top_logprobs is not None:
-            body |= {"logprobs": True, "top_logprobs": top_logprobs}
+            body |= {"logprobs": True, "top_logprobs": top_logprobs, **self.logprob_fields}
         if template_arguments is not None:
             body["chat_template_kwargs"] = dict(template_arguments)
         return Request(self.chat_path, body | dict(extra or {}))
@@ -248,7 +255,7 @@ class Dialect:
         body: dict[str, object] = {"model": model, "prompt": text}
         body |= self._generation(max_tokens=max_tokens, stream=stream, sampling=sampling, use_cache=use_cache)
         if top_logprobs is not None:
-            body["logprobs"] = top_logprobs
+            body |= {"logprobs": top_logprobs, **self.logprob_fields}
         return Request(self.completions_path, body | dict(extra or {}))
 
     def _generation(self, *, max_tokens: int, stream: bool, sampling: Sampling, use_cache: bool) -> dict[str, object]:
@@ -256,9 +263,13 @@ class Dialect:
         if stream:
             body["stream_options"] = {"include_usage": True}
         body |= {spelling: self._spelled(sampling, name) for name, spelling in self.sampling_fields.items()}
+        return body | self.cache_fields(use_cache=use_cache)
+
+    def cache_fields(self, *, use_cache: bool) -> dict[str, object]:
+        """Return the fields that let a prompt's prefix be reused from an earlier request, or that keep it from that."""
         if self.cache_field is not None:
-            body[self.cache_field] = use_cache
-        return body
+            return {self.cache_field: use_cache}
+        return {} if use_cache or self.salt_field is None else {self.salt_field: secrets.token_hex(8)}
 
     def _spelled(self, sampling: Sampling, name: str) -> object:
         value = getattr(sampling, name)
@@ -274,7 +285,7 @@ class Dialect:
         return {"logit_bias": {str(token): value for token, value in bias.items()}} if bias else {}
 
     def render(self, messages: Sequence[Message], template_arguments: Mapping[str, object] | None = None) -> Request:
-        """Build the request that turns a conversation into the prompt's text, without generating."""
+        """Build the request that turns a conversation into the prompt's text or token ids, without generating."""
         body: dict[str, object] = {"messages": list(messages)}
         if template_arguments is not None:
             body["chat_template_kwargs"] = dict(template_arguments)
@@ -409,19 +420,39 @@ def _alternative(entry: Mapping[str, Any]) -> Alternative:
     logprob = entry.get("logprob")
     if not isinstance(logprob, int | float):
         raise Malformed("a token without log-probability")
-    identity = entry.get("id")
-    return Alternative(identity if type(identity) is int else None, _text(entry, "token"), float(logprob))
+    text, identity = _text(entry, "token"), entry.get("id")
+    if type(identity) is int:
+        return Alternative(identity, text, float(logprob))
+    # Asked for ids, some engines write them in place of the text, which alone does not tell a token of bytes.
+    number = text.removeprefix(_TOKEN_ID)
+    if number != text and number.isdecimal():
+        return Alternative(int(number), "", float(logprob))
+    return Alternative(None, text, float(logprob))
 
 
 def _read_logprobs(body: object) -> tuple[Token, ...]:
-    content = body.get("content") if isinstance(body, Mapping) else None
+    if not isinstance(body, Mapping):
+        return ()
+    content = body.get("content") or list(_listed(body))
     tokens = []
-    for entry in content or ():
+    for entry in content:
         chosen = _alternative(_mapping(entry))
         top = [_alternative(_mapping(other)) for other in entry.get("top_logprobs") or ()]
-        likely = tuple(other for other in top if other.logprob > _IMPOSSIBLE)
-        tokens.append(Token(chosen.id, chosen.text, chosen.logprob, likely))
+        # Some put the token that came first, whatever its rank.
+        likely = sorted((one for one in top if one.logprob > _IMPOSSIBLE), key=lambda one: -one.logprob)
+        tokens.append(Token(chosen.id, chosen.text, chosen.logprob, tuple(likely)))
     return tuple(tokens)
+
+
+def _listed(body: Mapping[str, Any]) -> Iterator[dict[str, object]]:
+    """Yield entries from the older form of completions: lists of tokens, of numbers, and of maps of alternatives."""
+    tokens, numbers = body.get("tokens") or (), body.get("token_logprobs") or ()
+    if len(tokens) != len(numbers):
+        raise Malformed(f"{len(tokens)} tokens with {len(numbers)} log-probabilities")
+    tops = body.get("top_logprobs") or [None] * len(tokens)
+    for token, number, top in zip(tokens, numbers, tops, strict=False):
+        others = [{"token": text, "logprob": value} for text, value in (top or {}).items()]
+        yield {"token": token, "logprob": number, "top_logprobs": others}
 
 
 def error_message(body: object) -> str | None:

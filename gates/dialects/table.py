@@ -4,9 +4,10 @@ from gates.dialects import releases
 from gates.dialects.base import Dialect
 from gates.dialects.llamacpp import LLAMACPP
 from gates.dialects.sglang import SGLANG
+from gates.dialects.vllm import VLLM
 from schemas.bundle import Engine
 
-DIALECTS: dict[str, Dialect] = {one.name: one for one in (LLAMACPP, SGLANG)}
+DIALECTS: dict[str, Dialect] = {one.name: one for one in (LLAMACPP, SGLANG, VLLM)}
 """Engine name in a bundle → its dialect, whatever its version."""
 
 

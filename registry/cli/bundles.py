@@ -300,16 +300,16 @@ def _describe(asked: _Asked, gathered: Gathered) -> Bundle:
 
 
 def _installed(engine: EngineChoice) -> EngineChoice:
+    # Only where it is asked for: it brings in what reads requirements, and takes a moment.
+    from gates.environment import OWN_ENVIRONMENTS, EnvironmentAltered, NotInstalled, engine_environment, environment
+
     distribution = _DISTRIBUTIONS.get(engine.name)
-    if distribution is None:
+    if distribution is None and engine.name not in OWN_ENVIRONMENTS:
         raise Usage(
             f"name the {engine.name} that shall serve: --engine-image, or --engine-environment and --engine-version"
         )
-    # Only where it is asked for: it brings in what reads requirements, and takes a moment.
-    from gates.environment import EnvironmentAltered, NotInstalled, environment
-
     try:
-        found = environment(distribution)
+        found = engine_environment(engine.name) if distribution is None else environment(distribution)
     except (NotInstalled, EnvironmentAltered) as error:
         advice = "name what shall serve with --engine-environment and --engine-version"
         raise Usage(f"the engine {engine.name} here cannot be named: {error}; {advice}") from None

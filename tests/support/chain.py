@@ -76,7 +76,8 @@ def head_matrix(chain: Mapping[int, int], runners_up: Mapping[tuple[int, int], f
     return head
 
 
-def _tensors(embedding: Matrix, head: Matrix | None) -> dict[str, Matrix]:
+def tensors(embedding: Matrix, head: Matrix | None) -> dict[str, Matrix]:
+    """Return all tensors of the model, by their names in a GGUF file; without a head when it is None."""
     queries, keys = HEADS * HEAD_DIMENSION, KEY_VALUE_HEADS * HEAD_DIMENSION
     shapes = {
         "blk.0.attn_q": (queries, HIDDEN),
@@ -87,18 +88,18 @@ def _tensors(embedding: Matrix, head: Matrix | None) -> dict[str, Matrix]:
         "blk.0.ffn_up": (INTERMEDIATE, HIDDEN),
         "blk.0.ffn_down": (HIDDEN, INTERMEDIATE),
     }
-    tensors: dict[str, Matrix] = {"token_embd": embedding}
-    tensors |= {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    made: dict[str, Matrix] = {"token_embd": embedding}
+    made |= {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
-        tensors[name] = np.ones((HIDDEN,), np.float32)
+        made[name] = np.ones((HIDDEN,), np.float32)
     if head is not None:
-        tensors["output"] = head
-    return tensors
+        made["output"] = head
+    return made
 
 
 def _write(
     path: Path,
-    tensors: Mapping[str, Matrix],
+    matrices: Mapping[str, Matrix],
     *,
     template: str | None,
     context_length: int,
@@ -140,8 +141,8 @@ def _write(
             writer.add_float32(key, value)
         else:
             writer.add_int32(key, value)
-    for name, tensor in tensors.items():
-        writer.add_tensor(f"{name}.weight", tensor)
+    for name, matrix in matrices.items():
+        writer.add_tensor(f"{name}.weight", matrix)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -178,7 +179,7 @@ def write_chain(
     head = None if headless else head_matrix(transitions(extra), runners_up)
     _write(
         path,
-        _tensors(embedding, head),
+        tensors(embedding, head),
         template=template,
         context_length=context_length,
         add_bos=add_bos,
@@ -188,17 +189,22 @@ def write_chain(
     return path
 
 
-def write_bias(path: Path, ranking: Mapping[int, float], *, template: str = TEMPLATE) -> Path:
-    """Write BIAS as a GGUF file: the same ranking of next tokens, in logits, after every token."""
+def bias_matrices(ranking: Mapping[int, float]) -> tuple[Matrix, Matrix]:
+    """Return embedding and head with which the same ranking of next tokens, in logits, follows every token."""
     embedding = np.zeros((VOCABULARY_SIZE, HIDDEN), np.float32)
     embedding[:, 0] = 1
     head = np.zeros((VOCABULARY_SIZE, HIDDEN), np.float32)
     # The final norm scales the unit vector to length sqrt(HIDDEN); undo it, so that the ranking is in logits.
     for identity, value in ranking.items():
         head[identity, 0] = value / np.sqrt(HIDDEN)
+    return embedding, head
+
+
+def write_bias(path: Path, ranking: Mapping[int, float], *, template: str = TEMPLATE) -> Path:
+    """Write BIAS as a GGUF file: the same ranking of next tokens, in logits, after every token."""
     _write(
         path,
-        _tensors(embedding, head),
+        tensors(*bias_matrices(ranking)),
         template=template,
         context_length=2048,
         add_bos=False,

@@ -3,6 +3,7 @@
 from workers.engines.base import Driver
 from workers.engines.llamacpp import LLAMACPP
 from workers.engines.sglang import SGLANG
+from workers.engines.vllm import VLLM
 
-DRIVERS: dict[str, Driver] = {one.name: one for one in (LLAMACPP, SGLANG)}
+DRIVERS: dict[str, Driver] = {one.name: one for one in (LLAMACPP, SGLANG, VLLM)}
 """Engine name in a bundle → its driver."""

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import consistency
-from registry import db, evidence, quarantine, scheduling, targets, waits
+from registry import db, evidence, failures, quarantine, scheduling, targets, waits
 from registry.service import Service
 from registry.tables import EntryRow, JobRow, ReleaseRow, RunnerRow, TargetRow
 from schemas.api import Complete, Progress, Run
@@ -21,9 +21,6 @@ from schemas.release import TERMINAL, Phase
 from schemas.result import GateResult, Verdict
 from schemas.runner import Claim, JobKind, JobState, Renewal, ReplicaReport, ReplicaState, Report
 
-MAX_ATTEMPTS = 3
-"""Times a job is tried before it ends with its problem."""
-BACKOFF_SECONDS = 5.0
 REPORTED = frozenset({Kind.STAGED, Kind.ENGINE_BOOTED, Kind.GATE_RECORDED, Kind.REPLICA_CHANGED})
 """What a runner may put in evidence."""
 OPEN = scheduling.OPEN
@@ -105,14 +102,17 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
         return None
     job, devices = found
     if not _may_run(session, job):
-        if job.release_id is None:
+        if job.release_id is None or not job.is_wanted:
+            # Nobody waits for it. Should an engine of it have outlived its runner, the next process there asks for its
+            # lease, is refused, and ends the engine.
             _finish(session, service, job, problem=QUARANTINED, at=at)
         else:
             # What becomes of it, its release says; others do not wait for that.
-            job.due_at, job.state, job.lease_until = at + timedelta(seconds=BACKOFF_SECONDS), JobState.PENDING, None
+            job.state, job.lease_until = JobState.PENDING, None
+            job.due_at = at + timedelta(seconds=failures.BACKOFF_SECONDS)
             session.flush()
         return None
-    if job.kind != JobKind.SERVE and job.attempt >= MAX_ATTEMPTS:
+    if job.kind != JobKind.SERVE and job.attempt >= failures.MAX_ATTEMPTS:
         _finish(session, service, job, problem="attempts-exhausted", at=at)
         return None
     job.state = JobState.CLAIMED
@@ -292,48 +292,34 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
     if said.problem is None:
         _finish(session, service, row, problem=None, at=at)
         return
-    is_last = row.kind != JobKind.SERVE and row.attempt >= MAX_ATTEMPTS
-    failures = row.attempt
-    if row.kind == JobKind.SERVE and row.release_id:
-        # An engine that served for a month and died is not at its tenth failure because its runner was replaced nine
-        # times; nor does a new job begin at its first.
-        failures = failed_boots(evidence.read(session, evidence.release_stream(row.release_id)))[0] + 1
-    wait = backoff(failures)
-    _attempt_errored(session, service, row, said, at=at, retry_in=None if is_last else wait)
+    follows = _next_try(session, row, said, at=at)
+    said = said.model_copy(update={"detail": failures.told(said.detail or "", follows.cause, said.cause) or None})
+    said = said.model_copy(update={"cause": follows.cause})
+    _attempt_errored(session, service, row, said, at=at, retry_in=follows.wait_seconds)
     problem = f"{said.problem}: {said.detail or ''}"[:2000]
-    if is_last:
+    if follows.wait_seconds is None:
         _finish(session, service, row, problem=problem, at=at)
         return
     row.state = JobState.PENDING
-    row.due_at = at + timedelta(seconds=wait)
+    row.due_at = at + timedelta(seconds=follows.wait_seconds)
     row.lease_until = None
     row.problem = problem
     row.progress = "waiting to be tried again"
     session.flush()
 
 
-def backoff(failures: int) -> float:
-    """Return the seconds before the next try after so many failures in a row."""
-    return BACKOFF_SECONDS * min(2 ** max(0, failures - 1), 12) if failures else 0.0
-
-
-def failed_boots(log: Sequence[EntryRow]) -> tuple[int, str]:
-    """Return how often a release's live replica failed in a row, in whatever jobs, and why the last time.
-
-    A replica that was ready, an approval, and a person who lets the release go on begin a new count.
-    """
-    count, why = 0, ""
-    for row in log:
-        if row.kind in {Kind.APPROVED, Kind.RESUMED, Kind.REINSTATED}:
-            count = 0
-        elif row.kind == Kind.REPLICA_CHANGED:
-            body = evidence.claim_of(row.envelope)["body"]
-            if body["purpose"] == "live" and body["replica"]["state"] == ReplicaState.READY:
-                count = 0
-        elif row.kind == Kind.ATTEMPT_ERRORED and row.act.startswith("job:"):
-            body = evidence.claim_of(row.envelope)["body"]
-            count, why = count + 1, f"{body['problem']}: {body['detail']}"
-    return count, why
+def _next_try(session: Session, row: JobRow, said: Complete, *, at: datetime) -> failures.Next:
+    """Say what follows on a failed attempt."""
+    if row.kind != JobKind.SERVE:
+        return failures.after(row.attempt, said.cause)
+    release = session.get(ReleaseRow, row.release_id) if row.release_id else None
+    if release is None or Phase(release.phase) in TERMINAL:
+        # Its log is closed. It is the way back of another release, which says so when it does not become ready.
+        return failures.Next(failures.backoff(row.attempt), said.cause)
+    # An engine that served for a month and died is not at its tenth failure because its runner was replaced nine
+    # times; nor does a new job begin at its first.
+    seen = failures.history(evidence.read(session, evidence.release_stream(release.id)))
+    return failures.after_live(seen, said.cause, at)
 
 
 def _attempt_errored(
@@ -353,6 +339,7 @@ def _attempt_errored(
         Attempt(
             problem=said.problem or "unknown",
             detail=said.detail or "no detail was given",
+            cause=said.cause,
             attempt=row.attempt,
             retry_in_seconds=retry_in,
         ),
@@ -483,6 +470,7 @@ def wire(session: Session, row: JobRow) -> Run:
         results=[result.model_dump(mode="json", exclude_none=True) for result in results(session, row)],
         reference=row.reference,
         waits=waits.of_job(session, row),
+        replica=targets.replica_of(row),
     )
 
 

@@ -288,6 +288,8 @@ def replica_of(job: JobRow) -> Replica | None:
         since=report["since"],
         address=report.get("address"),
         cause=report["cause"],
+        failure=report.get("failure"),
+        log_tail=report.get("log_tail"),
     )
 
 

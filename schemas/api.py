@@ -7,6 +7,8 @@ from pydantic import Field
 
 from schemas.common import Closed, Digest, Instant, Integer, Name, ShortText, Text, Wire
 from schemas.evidence import Entry, QuarantineCause
+from schemas.failures import Cause
+from schemas.release import Replica
 from schemas.runner import Runner
 
 TARGET_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?@[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
@@ -379,6 +381,7 @@ class Run(Wire):
     results: list[dict[str, object]] = Field(description="Gate results so far.")
     reference: str | None = Field(description="Reference it recorded.")
     waits: str | None = Field(description="What it waits for while it is pending and due, in one sentence.")
+    replica: Replica | None = Field(description="Its engine as last reported; null while it has started none.")
 
 
 class RunnerDetail(Runner):
@@ -394,6 +397,7 @@ class Complete(Closed):
     fencing_token: int = Field(description="From the claim.", ge=0)
     problem: ShortText | None = Field(None, description="Problem kind when it ended in a technical error.")
     detail: Text | None = Field(None, description="What happened.")
+    cause: Cause | None = Field(None, description="Class, where an engine failed.")
 
 
 class Progress(Closed):

@@ -15,6 +15,7 @@ from uuid import UUID
 from pydantic import Field
 
 from schemas.common import BasisPoints, Closed, Digest, Instant, Integer, Positive, ShortText, Text, Wire
+from schemas.failures import Cause
 from schemas.lock import Locks
 from schemas.result import Finding, GateResult, Measurement, Verdict
 from schemas.runner import EngineIdentity, Fingerprint, ReplicaReport
@@ -193,6 +194,7 @@ class Attempt(Closed):
 
     problem: ShortText = Field(description="Problem kind.")
     detail: Text = Field(description="What happened.")
+    cause: Cause | None = Field(None, description="Class, where an engine failed.")
     attempt: Positive = Field(description="Which attempt.")
     retry_in_seconds: float | None = Field(None, description="When it is tried again; absent when it is not.", ge=0)
 

@@ -81,6 +81,8 @@ class Replica(Wire):
     since: Instant = Field(description="Since when.")
     address: str | None = Field(description="host:port.")
     cause: str = Field(description="Why it is in this state.")
+    failure: str | None = Field(description="Class of its failure; null unless it failed.")
+    log_tail: list[str] | None = Field(description="Last lines of its log, after a failure.")
 
 
 class Target(Wire):

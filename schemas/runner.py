@@ -7,6 +7,7 @@ from uuid import UUID
 from pydantic import Field, StringConstraints
 
 from schemas.common import Closed, Digest, Instant, Integer, Name, Positive, ShortText, Text, Wire
+from schemas.failures import Cause
 
 
 class ReplicaState(StrEnum):
@@ -167,6 +168,7 @@ class ReplicaReport(Closed):
 
     state: ReplicaState = Field(description="New state.")
     cause: Text = Field(description="Why, in one sentence.")
+    failure: Cause | None = Field(None, description="Class of a failure.")
     address: ShortText | None = Field(None, description="host:port once it listens.")
     pid: Integer | None = Field(None, description="Process id on the runner.")
     start_time: ShortText | None = Field(None, description="Process start time, with pid and boot id its identity.")

@@ -5,6 +5,7 @@ from typing import Any
 
 from schemas.evidence import Entry, Kind
 from schemas.release import Phase, Release
+from schemas.runner import ReplicaState
 
 Body = dict[str, Any]
 
@@ -110,4 +111,6 @@ def tell(entry: Entry) -> tuple[str, str]:
     if entry.kind is Kind.GATE_RECORDED:
         return TONES[entry.body["verdict"]], f"{entry.body['gate']} {entry.body['verdict']}: {entry.body['summary']}"
     tone, story = STORIES[entry.kind]
+    if entry.kind is Kind.REPLICA_CHANGED and entry.body["replica"]["state"] == ReplicaState.FAILED:
+        tone = "bad"
     return tone, story(entry.body)

@@ -18,6 +18,7 @@ from registry.cli.yaml_files import read_yaml
 from registry.lifecycle import BEFORE_TRAFFIC, NEXT
 from registry.settings import RunnerSettings, Settings
 from schemas.api import RoleName
+from schemas.failures import FAILURES
 from schemas.problems import PROBLEMS
 from schemas.release import Phase
 from schemas.result import Verdict
@@ -141,3 +142,12 @@ def test_the_declaration_of_the_readme_is_read_whole() -> None:
     empty = Declared()
     unread = {name for name in Declared.__slots__ if getattr(declared, name) == getattr(empty, name)}
     assert unread == untold | {"variables", "template_arguments", "code"}
+
+
+def test_the_classes_of_failures_are_the_code_s() -> None:
+    (told,) = rows_of("When an engine fails")
+    again = {(True, False): "yes", (False, True): "none", (False, False): "live only"}
+    assert told == [
+        [cause, one.meaning.replace("`", ""), again[one.is_transient, one.is_final], one.advice.replace("`", "")]
+        for cause, one in FAILURES.items()
+    ]

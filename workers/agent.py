@@ -244,6 +244,7 @@ class Agent:
     def _do(self, site: Site, lease: Lease) -> None:
         problem: str | None = None
         detail: str | None = None
+        cause: str | None = None
         try:
             JOBS[lease.claim.kind](site, lease)
         except JobEnded:
@@ -253,7 +254,7 @@ class Agent:
             # The release has gone another way meanwhile, such as rejected: nobody waits for this job.
             log.warning("report_refused", job=str(lease.job), detail=refused.detail)
         except Problem as failed:
-            problem, detail = failed.kind, failed.detail
+            problem, detail, cause = failed.kind, failed.detail, failed.members.get("cause")
         except OSError as failed:
             problem, detail = "runner-failed", f"{type(failed).__name__}: {failed}"
             log.exception("job_failed", job=str(lease.job))
@@ -265,7 +266,7 @@ class Agent:
         if problem is not None:
             log.warning("job_ended_with_problem", job=str(lease.job), problem=problem, detail=detail)
         try:
-            lease.complete(problem, detail)
+            lease.complete(problem, detail, cause=cause)
         except JobEnded as ended:
             log.warning("job_not_completed", job=str(lease.job), why=ended.ending)
         except Problem as refused:

@@ -19,18 +19,13 @@ from schemas.runner import ReplicaState
 from workers.engines.base import Launch
 from workers.engines.table import DRIVERS
 from workers.lease import JobEnded, Lease, log
-from workers.serving import Cause, NotWanted, Ready, Replica
+from workers.serving import NotWanted, Ready, Replica
 from workers.site import Site
 from workers.staging import Place
 
 DRAIN_SECONDS = 2.0
 """What running requests get when the engine of a gate is ended: there should be none."""
 STOP_SECONDS = 5.0
-
-NOT_THE_BUNDLES = frozenset(
-    {Cause.ENVIRONMENT_DIFFERS, Cause.NOT_STARTED, Cause.PORT_IN_USE, Cause.OUT_OF_MEMORY, Cause.KILLED}
-)
-"""Causes of a failed boot that say nothing about the bundle: the machine may have been full, or busy."""
 
 
 class EngineMismatch(Problem):
@@ -180,7 +175,9 @@ def gate_replica(
         else:
             lease.progress(f"{beside} replica {state}: {cause}")
 
-    replica = Replica(bundle, launch, workdir=workdir, launcher=site.launcher, on_transition=tell)
+    replica = Replica(
+        bundle, launch, workdir=workdir, launcher=site.launcher, on_transition=tell, on_progress=lease.progress
+    )
     transitions.replica = replica
     try:
         with lease.on_end(lambda: _kill(replica)):

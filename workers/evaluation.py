@@ -13,6 +13,7 @@ from gates.placement import gate as placement
 from gates.static import gate as static
 from schemas.bundle import Bundle
 from schemas.evidence import Kind
+from schemas.failures import Cause, is_transient
 from schemas.policy import CompatibilityRule, GoldenRule, Policy, SuiteRule
 from schemas.problems import EngineFailed, InvalidDocument
 from schemas.reference import Reference
@@ -20,7 +21,6 @@ from schemas.result import GateResult, Verdict
 from schemas.suite import AnySuite
 from workers import rehearsal
 from workers.boot import (
-    NOT_THE_BUNDLES,
     booted,
     endpoint_of,
     gate_replica,
@@ -28,7 +28,7 @@ from workers.boot import (
     start_and_wait,
 )
 from workers.lease import Lease
-from workers.serving import Cause, Ready, Replica
+from workers.serving import Ready, Replica
 from workers.site import Site
 from workers.staging import Place
 
@@ -119,7 +119,7 @@ class _Evaluation:
         try:
             ready = start_and_wait(self.lease, replica, boot_seconds)
         except EngineFailed as failure:
-            if Cause(failure.members["cause"]) in NOT_THE_BUNDLES:
+            if is_transient(failure.members["cause"]):
                 raise
             self._record_failed_boot(gates, failure)
             return
@@ -139,7 +139,9 @@ class _Evaluation:
                 return
             if replica.process_id() is None:
                 detail = replica.probe(1.0).detail
-                raise EngineFailed(f"the engine died during the gate {gate}: {detail}", cause=str(Cause.EXITED))
+                raise EngineFailed(
+                    f"the engine died during the gate {gate}: {detail}", cause=str(replica.failure or Cause.EXITED)
+                )
 
     def _record_failed_boot(self, gates: list[str], failure: EngineFailed) -> None:
         """A candidate that does not boot fails compatibility. Where that is not asked, nothing can be measured."""

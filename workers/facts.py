@@ -7,12 +7,12 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Arm, cluster_name
-from registry import db, documents, evidence, jobs, releases, targets
+from registry import db, documents, evidence, failures, jobs, releases, targets
 from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.common import sha256_digest
 from schemas.evidence import Kind
 from schemas.policy import Policy
-from schemas.release import Phase
+from schemas.release import TERMINAL, Phase
 from schemas.runner import JobKind, ReplicaState
 from workers import quarantines
 from workers.control import Control, Held
@@ -122,8 +122,11 @@ def live_of(job: JobRow) -> Live | None:
     return Live(job.id, job.bundle, report["address"], identity)
 
 
-def serve(control: Control, session: Session, target: TargetRow, release: ReleaseRow) -> JobRow:
-    """Return the open serve job of a bundle on a target, made if there is none."""
+def serve(control: Control, session: Session, target: TargetRow, release: ReleaseRow) -> JobRow | None:
+    """Return the open serve job of a bundle on a target, made if there is none.
+
+    None when its replica failed for good: it is not tried again before a person lets the release go on.
+    """
     for job in jobs.serving(session, target.id):
         if job.bundle == release.bundle and job.is_wanted:
             return job
@@ -131,7 +134,11 @@ def serve(control: Control, session: Session, target: TargetRow, release: Releas
         if job.bundle == release.bundle:
             # It is being stopped, and a bundle has one open serve job on a target: wait for it to end.
             return job
-    failures, _ = jobs.failed_boots(releases.log(session, release.id))
+    # The log of an ended release is closed: it tells nothing of how its replica fares as a way back.
+    is_ended = Phase(release.phase) in TERMINAL
+    seen = failures.History() if is_ended else failures.history(releases.log(session, release.id))
+    if seen.is_over:
+        return None
     job = jobs.create(
         session,
         release.project_id,
@@ -142,7 +149,7 @@ def serve(control: Control, session: Session, target: TargetRow, release: Releas
         release=release.id,
         target=target.id,
         created_by="controller",
-        now=db.now(session) + timedelta(seconds=jobs.backoff(failures)),
+        now=db.now(session) + timedelta(seconds=failures.backoff(seen.failures)),
     )
     db.after_commit(session, lambda: control.ring(target.runner_class))
     return job

@@ -20,7 +20,8 @@ from registry.client import Client
 from schemas.api import Complete, Progress
 from schemas.common import Closed
 from schemas.evidence import Kind
-from schemas.problems import LeaseLost, NotFound, Problem
+from schemas.failures import Cause
+from schemas.problems import EngineFailed, LeaseLost, NotFound, Problem
 from schemas.runner import Claim, Report
 
 RENEWALS_PER_LEASE = 3
@@ -226,12 +227,15 @@ class Lease:
             lambda token: self._client.jobs.report(self.job, Report(fencing_token=token, act=act, kind=kind, body=said))
         )
 
-    def complete(self, problem: str | None = None, detail: str | None = None) -> None:
-        """End the job, or with a problem put it back for another try. Raises as `report`."""
+    def complete(self, problem: str | None = None, detail: str | None = None, *, cause: str | None = None) -> None:
+        """End the job, or with a problem put it back for another try, as its `cause` allows. Raises as `report`."""
         text = None if detail is None else (detail or "no detail")[:MAX_TEXT]
         kind = None if problem is None else problem[:256]
+        why = Cause(cause) if problem == EngineFailed.kind and cause is not None else None
         self.patiently(
-            lambda token: self._client.jobs.complete(self.job, Complete(fencing_token=token, problem=kind, detail=text))
+            lambda token: self._client.jobs.complete(
+                self.job, Complete(fencing_token=token, problem=kind, detail=text, cause=why)
+            )
         )
 
     def patiently(self, call: Callable[[int], ResultT]) -> ResultT:

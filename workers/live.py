@@ -16,11 +16,9 @@ hears of the engine. Who may end it, and when:
 import os
 import shutil
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 from pydantic import Field, ValidationError, field_validator
 
 from schemas.bundle import Bundle
@@ -29,10 +27,11 @@ from schemas.problems import EngineFailed, Problem
 from schemas.runner import Claim, ReplicaState
 from workers.boot import Transitions, booted, require_engine, require_integrity, start_and_wait
 from workers.engines.base import Launch
-from workers.launchers.process import Launched, ProcessLauncher, strays
+from workers.launchers.process import Launched, ProcessLauncher, strays, trim
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.serving import NotWanted, Replica
 from workers.site import Site
+from workers.vitals import DEAD_SECONDS, Watcher
 
 BOOT_SECONDS = 600.0
 ADOPT_SECONDS = 60.0
@@ -40,12 +39,8 @@ ADOPT_SECONDS = 60.0
 DRAIN_SECONDS = 30.0
 KILL_SECONDS = 5.0
 """Given on top of the drain before an engine is killed."""
-LOOK_SECONDS = 2.0
-PROBE_SECONDS = 10.0
-ANSWER_SECONDS = 10.0
-"""Longest wait for a probe's completion; an engine that is busy with others counts as alive."""
-MISSES = 3
-"""Real completions in a row that must fail before an engine that runs counts as dead."""
+LOOK_SECONDS = 1.0
+"""Between two looks at an engine that serves; what is dead is found within `DEAD_SECONDS` and a few looks."""
 
 
 class Left(Closed):
@@ -192,6 +187,7 @@ class _Live:
             workdir=workdir,
             launcher=self.site.launcher,
             on_transition=lambda state, cause: self._changed(replica, state, cause),
+            on_progress=self.lease.progress,
         )
         self.transitions.replica = replica
         return replica
@@ -271,27 +267,11 @@ class _Live:
 
     def _watch(self, replica: Replica) -> None:
         """Look until the job ends. Raises EngineFailed when the engine is dead."""
-        held, misses, probed = self.lease.token, 0, time.monotonic()
+        held, watcher = self.lease.token, Watcher(replica, dead_seconds=DEAD_SECONDS)
         while not self.lease.ended.wait(LOOK_SECONDS):
             if self.lease.token != held:
                 held = self.lease.token
                 self._keep(replica)
-            is_due = time.monotonic() - probed >= PROBE_SECONDS
-            if not is_due and replica.process_id() is not None and _is_healthy(replica):
-                continue
-            probe = replica.probe(ANSWER_SECONDS)
-            probed = time.monotonic()
-            misses = 0 if probe.is_alive else misses + 1
-            if replica.state is ReplicaState.FAILED:
-                raise EngineFailed(probe.detail)
-            if misses >= MISSES:
-                raise replica.fail(f"{MISSES} real completions in a row did not end; the last: {probe.detail}")
-            if probe.is_alive:
-                self.lease.progress(f"ready; a completion took {probe.latency_ms:.0f} ms")
-
-
-def _is_healthy(replica: Replica) -> bool:
-    try:
-        return httpx.get(replica.base_url + replica.dialect.health_path, timeout=5.0, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
+            if (line := watcher.look()) is not None:
+                self.lease.progress(line)
+            trim(replica.log_path)

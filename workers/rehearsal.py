@@ -15,11 +15,11 @@ from gates.gate import GateContext, Records
 from gates.rollback_judgement import no_way_back
 from gates.stage import NotTakenBack, Side
 from schemas.bundle import Bundle
+from schemas.failures import Cause, is_transient
 from schemas.problems import DigestMismatch, EngineFailed, NotFound
 from schemas.result import GateResult
 from workers import drill
 from workers.boot import (
-    NOT_THE_BUNDLES,
     STOP_SECONDS,
     EngineMismatch,
     IntegrityFailed,
@@ -30,7 +30,7 @@ from workers.boot import (
     start_and_wait,
 )
 from workers.lease import Lease
-from workers.serving import Cause, Replica
+from workers.serving import Replica
 from workers.site import Site
 
 GATE = rollback.GATE.name
@@ -153,7 +153,7 @@ class _Engines:
         try:
             start_and_wait(lease, replica, self.boot_seconds)
         except EngineFailed as failure:
-            if Cause(failure.members["cause"]) in NOT_THE_BUNDLES:
+            if is_transient(failure.members["cause"]):
                 raise InstrumentError(
                     f"This runner could not hold the accepted bundle beside the candidate: {failure.detail}"
                 ) from failure

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from gates.canary import StepJudgement, StepOutcome
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Split
-from registry import db, documents, evidence, jobs, quarantine, releases, targets
+from registry import db, documents, evidence, failures, jobs, quarantine, releases, targets
 from registry.tables import ReleaseRow, TargetRow
 from registry.targets import way_back
 from schemas.evidence import Attempt, Judgement, Kind, Note, Replaced, SplitEntry, Traffic
@@ -100,7 +100,7 @@ def _first_step(control: Control, session: Session, release: ReleaseRow) -> tupl
     if release.held:
         return None, None
     job = serve(control, session, target, release)
-    if live_of(job) is None:
+    if job is None or live_of(job) is None:
         _hold_after_failures(control, session, release)
         return None, None
     if stable is None:
@@ -291,6 +291,8 @@ def _wake_stable(control: Control, held: Held) -> float | None:
             return None
         _unwant_passed_by(session, release, before)
         job = serve(control, session, session.get_one(TargetRow, release.target_id), before)
+        if job is None:
+            return WAIT_SECONDS
         is_failing = job.attempt >= SERVE_ATTEMPTS and job.problem and not release.held
         act = f"held:way_back:{job.id}:{job.attempt}"
         reason = f"bundle {before.bundle} does not become ready again, in {job.attempt} attempts: {job.problem}"
@@ -321,9 +323,11 @@ def _hold_without_way_back(control: Control, session: Session, release: ReleaseR
 def _hold_after_failures(control: Control, session: Session, release: ReleaseRow) -> None:
     """Hold, and say why, when a release's replica failed several times in a row, in however many jobs."""
     log = releases.log(session, release.id)
-    count, why = jobs.failed_boots(log)
-    if count >= SERVE_ATTEMPTS and not release.held:
-        reason = f"the replica did not become ready in {count} attempts: {why}"
+    seen = failures.history(log)
+    if (seen.is_over or seen.failures >= SERVE_ATTEMPTS) and not release.held:
+        reason = f"the replica did not become ready in {seen.failures} attempts: {seen.why}"
+        if seen.is_over:
+            reason = f"the replica is not tried again before this is resumed: {seen.why}"
         control.hold(session, release, f"held:replica:{log[-1].entry_digest[7:19]}", [reason], "replica_failed")
 
 

@@ -4,12 +4,12 @@ Ready means three things at once: the health route answers 200, the model list h
 completion of 8 tokens ended with a finish reason. An exit that nobody asked for is a failure whatever its status.
 """
 
+import os
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import httpx
@@ -19,8 +19,10 @@ from gates.dialects.base import Dialect, Malformed, Request, parse_metrics
 from gates.dialects.table import dialect_of
 from gates.environment import EnvironmentAltered, NotInstalled
 from schemas.bundle import Bundle, Feature
+from schemas.failures import Cause
 from schemas.problems import EngineFailed
 from schemas.runner import EngineIdentity, ReplicaReport, ReplicaState
+from workers.diagnosis import LoadProgress, classify, memory_kills
 from workers.engines.base import Command, Driver, Launch
 from workers.engines.table import DRIVERS
 from workers.launchers.process import (
@@ -34,12 +36,16 @@ from workers.launchers.process import (
     tail,
     trim,
 )
+from workers.vitals import Member, lost, ranks
 
 PROBE_TOKENS = 8
 PROBE_TEXT = "ping"
 POLL_SECONDS = 0.05
 _LOG_LINES = 20
 _CLASSIFIED_LINES = 400
+_CLASSIFIED_LINES_ONCE_READY = 60
+"""What a request made the engine write long ago is not why it died."""
+_PROGRESS_SECONDS = 0.5
 
 NEXT: dict[ReplicaState, frozenset[ReplicaState]] = {
     ReplicaState.STAGED: frozenset({ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.STOPPED}),
@@ -51,31 +57,6 @@ NEXT: dict[ReplicaState, frozenset[ReplicaState]] = {
     ReplicaState.FAILED: frozenset(),
 }
 """State → states that may follow."""
-
-
-class Cause(StrEnum):
-    """Why a replica failed. Values that a driver's `failure_patterns` name are members too."""
-
-    UNSUPPORTED = "unsupported"
-    """The driver cannot run this bundle."""
-    ENVIRONMENT_DIFFERS = "environment_differs"
-    """What is installed here is not the environment that the bundle names."""
-    NOT_STARTED = "not_started"
-    BAD_ARGUMENT = "bad_argument"
-    PORT_IN_USE = "port_in_use"
-    OUT_OF_MEMORY = "out_of_memory"
-    WEIGHTS_UNREADABLE = "weights_unreadable"
-    TEMPLATE_UNREADABLE = "template_unreadable"
-    KILLED = "killed"
-    """Ended by SIGKILL that we did not send, as the kernel does when memory runs out."""
-    EXITED = "exited"
-    """Ended by itself, whatever the status."""
-    TIMEOUT = "timeout"
-    """Not ready in time."""
-    WRONG_MODEL = "wrong_model"
-    """It serves, but not under the bundle's name."""
-    NO_ANSWER = "no_answer"
-    """It listens, but a real completion does not end."""
 
 
 class NotWanted(RuntimeError):
@@ -111,7 +92,8 @@ class Replica:
     """One engine instance on this machine.
 
     Methods may be called from several threads. `on_transition` is called after every change of state, with the
-    new state and one sentence; it must not call back into the replica's methods that change state.
+    new state and one sentence; it must not call back into the replica's methods that change state. `on_progress` is
+    called with one line for people while it loads, where the engine's log tells how far it is.
     """
 
     def __init__(
@@ -122,6 +104,7 @@ class Replica:
         workdir: Path,
         launcher: ProcessLauncher,
         on_transition: Callable[[ReplicaState, str], None] = lambda _state, _cause: None,
+        on_progress: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.bundle = bundle
         self.driver: Driver = DRIVERS[bundle.engine.name]
@@ -130,9 +113,14 @@ class Replica:
         self.log_path = workdir / "engine.log"
         self.state = ReplicaState.STAGED
         self.launched: Launched | None = None
+        self.failure: Cause | None = None
+        self.ranks: list[Member] = []
         self._launch = launch
         self._launcher = launcher
         self._on_transition = on_transition
+        self._on_progress = on_progress
+        self._memory_kills: int | None = None
+        self._load = LoadProgress(self.log_path, self.driver.progress_patterns)
         self._command: Command | None = None
         self._started: float | None = None
         self._is_stopping = False
@@ -151,6 +139,7 @@ class Replica:
                 self.launched = self._launcher.start(self._command, workdir=self.workdir, log_path=self.log_path)
             except LaunchFailed as error:
                 raise self._failed(Cause.NOT_STARTED, str(error)) from error
+            self._memory_kills = memory_kills(self.launched.pid)
             self._move(ReplicaState.LOADING, f"process {self.launched.pid} started")
             return self.launched
 
@@ -165,6 +154,7 @@ class Replica:
                 return False
             self._command = self.driver.command(self.bundle, self._launch)
             self.launched = Launched(pid, start_time, boot_id, port)
+            self._memory_kills = memory_kills(pid)
             self._move(ReplicaState.LOADING, f"process {pid} adopted")
             return True
 
@@ -187,9 +177,9 @@ class Replica:
         identity = self.identity()
         if self.bundle.serving.served_name not in identity.model_ids:
             raise self._failed(Cause.WRONG_MODEL, f"it serves {', '.join(identity.model_ids) or 'nothing'}")
-        answer = self._complete(max(1.0, deadline - time.monotonic()))
+        answer = self.ask(max(1.0, deadline - time.monotonic()), max_tokens=PROBE_TOKENS)
         if answer.finish_reason not in FINISHED:
-            self._fail_when_ended()
+            self.fail_when_ended()
             raise self._failed(Cause.NO_ANSWER, f"a completion of {PROBE_TOKENS} tokens: {answer.detail}")
         ready = Ready(
             identity=identity,
@@ -198,6 +188,8 @@ class Replica:
             ready_ms=self._elapsed_ms(),
             peak_memory_bytes=self.peak_memory_bytes(),
         )
+        if self.launched is not None:
+            self.ranks = ranks(self.launched.pid, self.driver.rank_pattern)
         took = "after adoption" if ready.ready_ms is None else f"after {ready.ready_ms} ms"
         self._move(ReplicaState.READY, f"a real completion ended {took}")
         return ready
@@ -216,13 +208,22 @@ class Replica:
     def _wait(
         self, condition: Callable[[], bool], deadline: float, is_wanted: Callable[[], bool], missing: str
     ) -> None:
+        told = 0.0
         while not condition():
-            self._fail_when_ended()
+            self.fail_when_ended()
+            if time.monotonic() - told >= _PROGRESS_SECONDS:
+                told = time.monotonic()
+                self._tell_progress()
             if not is_wanted():
                 raise NotWanted(f"no longer wanted while {missing}")
             if time.monotonic() >= deadline:
                 raise self._failed(Cause.TIMEOUT, missing)
             time.sleep(POLL_SECONDS)
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        if (percent := self._load.percent()) is not None:
+            self._on_progress(f"loading: {percent} %")
 
     # -------------------------------------------------------------------------------------------- watching
 
@@ -253,7 +254,7 @@ class Replica:
             response = httpx.get(self.base_url + self.dialect.models_path, timeout=10.0, trust_env=False)
             models = self.dialect.read_models(response.json())
         except (httpx.HTTPError, Malformed, ValueError) as error:
-            self._fail_when_ended()
+            self.fail_when_ended()
             raise self._failed(Cause.NO_ANSWER, f"{self.dialect.models_path}: {error}") from error
         served = [model for model in models if model.id == self.bundle.serving.served_name]
         contexts = [model.context_tokens for model in served if model.context_tokens is not None]
@@ -275,8 +276,8 @@ class Replica:
         trim(self.log_path)
         started = time.monotonic()
         patience_seconds = min(2.0, timeout_seconds)
-        before = self._progress(patience_seconds)
-        answer = self._complete(timeout_seconds)
+        before = self.progress(patience_seconds)
+        answer = self.ask(timeout_seconds, max_tokens=PROBE_TOKENS)
         latency_ms = (time.monotonic() - started) * 1000
         if answer.finish_reason in FINISHED:
             return Probe(is_alive=True, is_busy=False, detail="answered", latency_ms=latency_ms)
@@ -286,14 +287,27 @@ class Replica:
                 if not self._is_stopping and self.state not in {ReplicaState.FAILED, ReplicaState.STOPPED}:
                     self._failed(self._exit_cause(state), f"the engine {state}")
             return Probe(is_alive=False, is_busy=False, detail=f"the engine {state}", latency_ms=latency_ms)
-        after = self._progress(patience_seconds)
+        after = self.progress(patience_seconds)
         is_busy = answer.outcome is Outcome.TIMEOUT and before is not None and after is not None and after > before
         detail = f"{answer.outcome}: {answer.detail}"
         return Probe(is_alive=is_busy, is_busy=is_busy, detail=detail, latency_ms=latency_ms)
 
-    def fail(self, detail: str) -> EngineFailed:
-        """End an engine that runs but no longer answers, and return the problem to raise."""
-        return self._failed(Cause.NO_ANSWER, detail)
+    def fail(self, cause: Cause, detail: str) -> EngineFailed:
+        """End an engine that runs but is of no use any more, and return the problem to raise."""
+        return self._failed(cause, detail)
+
+    def fail_when_ended(self) -> None:
+        """Return while the engine's process runs. Raises EngineFailed, or NotWanted where it was asked to stop."""
+        state = self._process_state()
+        if state.condition is Condition.RUNNING:
+            return
+        if self._is_stopping:
+            raise NotWanted("it was stopped while it was awaited")
+        raise self._failed(self._exit_cause(state), f"the engine {state}")
+
+    def lost_rank(self) -> Member | None:
+        """Return a process that the engine cannot do without and that has ended, while the engine's own runs on."""
+        return lost(self.ranks)
 
     def crash(self, detail: str) -> None:
         """Kill the engine without any warning, as a crash would, and return when it is gone."""
@@ -318,6 +332,7 @@ class Replica:
         return ReplicaReport(
             state=self.state,
             cause=cause[:4096],
+            failure=self.failure if self.state is ReplicaState.FAILED else None,
             address=self.address if launched and launched.port else None,
             pid=launched.pid if launched else None,
             start_time=launched.start_time if launched else None,
@@ -367,6 +382,7 @@ class Replica:
                 self._end_strays()
             log_tail = tail(self.log_path, _LOG_LINES)
             if ReplicaState.FAILED in NEXT[self.state]:
+                self.failure = cause
                 self._move(ReplicaState.FAILED, f"{cause}: {detail}")
         return EngineFailed(f"{cause}: {detail}", cause=str(cause), log_tail=log_tail)
 
@@ -380,21 +396,12 @@ class Replica:
             return ProcessState(Condition.UNKNOWN)
         return self._launcher.state(self.launched)
 
-    def _fail_when_ended(self) -> None:
-        state = self._process_state()
-        if state.condition is Condition.RUNNING:
-            return
-        if self._is_stopping:
-            raise NotWanted("it was stopped while it was awaited")
-        raise self._failed(self._exit_cause(state), f"the engine {state}")
-
     def _exit_cause(self, state: ProcessState) -> Cause:
-        log = "\n".join(tail(self.log_path, _CLASSIFIED_LINES))
-        if self.state in {ReplicaState.LOADING, ReplicaState.WARMING}:
-            for pattern, cause in self.driver.failure_patterns:
-                if re.search(pattern, log):
-                    return Cause(cause)
-        return Cause.KILLED if state.code == -9 else Cause.EXITED
+        is_ready = self.state not in {ReplicaState.LOADING, ReplicaState.WARMING}
+        log = tail(self.log_path, _CLASSIFIED_LINES_ONCE_READY if is_ready else _CLASSIFIED_LINES)
+        kills = memory_kills(os.getpid()) if self._memory_kills is not None else None
+        was_short = kills is not None and self._memory_kills is not None and kills > self._memory_kills
+        return classify(state, log, self.driver.failure_patterns, was_short_of_memory=was_short)
 
     def _is_listening(self) -> bool:
         if self.launched is None or self._command is None:
@@ -412,7 +419,8 @@ class Replica:
     def _elapsed_ms(self) -> int | None:
         return None if self._started is None else round((time.monotonic() - self._started) * 1000)
 
-    def _progress(self, timeout_seconds: float) -> float | None:
+    def progress(self, timeout_seconds: float) -> float | None:
+        """Return the engine's counter that moves while it works for anybody; None when it cannot be read in time."""
         try:
             url = self.base_url + self.dialect.metrics_path
             page = httpx.get(url, timeout=timeout_seconds, trust_env=False).text
@@ -420,13 +428,14 @@ class Replica:
         except (httpx.HTTPError, Malformed):
             return None
 
-    def _complete(self, timeout_seconds: float) -> Answer:
+    def ask(self, timeout_seconds: float, *, max_tokens: int = 1) -> Answer:
+        """Ask for a real completion, at most so long."""
         model = self.bundle.serving.served_name
         if Feature.CHAT in self.bundle.serving.features:
             messages: list[Mapping[str, object]] = [{"role": "user", "content": PROBE_TEXT}]
-            request = self.dialect.chat(model, messages, max_tokens=PROBE_TOKENS)
+            request = self.dialect.chat(model, messages, max_tokens=max_tokens)
         else:
-            request = self.dialect.completion(model, PROBE_TEXT, max_tokens=PROBE_TOKENS)
+            request = self.dialect.completion(model, PROBE_TEXT, max_tokens=max_tokens)
         return self._post(request, timeout_seconds)
 
     def _post(self, request: Request, timeout_seconds: float) -> Answer:

@@ -1,7 +1,7 @@
 """`sluicegate release`: start one, follow it, and what people do to it."""
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import typer
@@ -13,9 +13,12 @@ from registry.cli.follow import follow_release, told
 from registry.cli.options import IfMatch, Json, Key, Limit, Reason, ReleaseId, Timeout, Until, Wait, examples, group
 from registry.cli.output import Output, lasted, percent
 from registry.cli.profile import connect
+from registry.cli.replicas import failed_replica
 from registry.client import Client
 from schemas.api import ReleaseCreate
+from schemas.evidence import Kind
 from schemas.release import TERMINAL, Phase, Release, ReleaseDetail
+from schemas.runner import ReplicaState
 from schemas.stories import TONES, replaces
 
 app = group("Releases: one attempt to take a bundle live on a target under a policy.")
@@ -139,6 +142,8 @@ def _show(out: Output, release: ReleaseDetail) -> None:
         step = "" if release.step is None else f", step {release.step + 1}"
         out.say(f"split: {percent(release.weight_bp)} on this release{step}")
     _findings(out, release)
+    if (last := _last_failure(release)) is not None:
+        failed_replica(out, last["state"], last.get("failure"), last["cause"], last.get("log_tail"))
     out.say("")
     out.table(
         ["AT", "AFTER", "WHAT"],
@@ -151,6 +156,18 @@ def _show(out: Output, release: ReleaseDetail) -> None:
             for before, entry in zip([None, *release.log], release.log, strict=False)
         ),
     )
+
+
+def _last_failure(release: ReleaseDetail) -> dict[str, Any] | None:
+    """Return the last report of a replica that failed, unless another one was ready since."""
+    for entry in reversed(release.log):
+        if entry.kind is Kind.REPLICA_CHANGED:
+            report: dict[str, Any] = entry.body["replica"]
+            if report["state"] == ReplicaState.FAILED:
+                return report
+            if report["state"] == ReplicaState.READY:
+                return None
+    return None
 
 
 def _findings(out: Output, release: ReleaseDetail) -> None:

@@ -8,7 +8,11 @@ from registry.cli.failures import Exit
 from registry.cli.options import Json, Limit, examples, group
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
-from schemas.runner import Runner
+from registry.cli.replicas import failed_replica
+from schemas.runner import ReplicaState, Runner
+
+MOST_FAILURES = 5
+"""Newest runs of a runner of which a failed engine is told in full."""
 
 app = group("Runners: workers that boot replicas.")
 
@@ -93,6 +97,11 @@ def show(
                 ),
                 spare=("CREATED", "OUTCOME"),
             )
+        for one in found.runs[:MOST_FAILURES]:
+            if (last := one.replica) is not None and last.state == ReplicaState.FAILED:
+                out.say("")
+                out.say(f"run {one.id}")
+                failed_replica(out, last.state, last.failure, last.cause, last.log_tail)
 
     output.result(found, human)
     return Exit.DONE

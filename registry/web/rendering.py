@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from gates.difference import shown
 from gates.files.refusal import shown as printable
 from registry.api.routes import Route
+from schemas.failures import FAILURES
 from schemas.problems import NotFound, Problem
 from schemas.release import Phase
 
@@ -119,6 +120,7 @@ templates.filters.update(
 )
 
 
+templates.globals["failures"] = FAILURES
 templates.tests["words"] = lambda value: isinstance(value, list)
 
 

@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from registry import db, jobs, releases, runners
+from registry import db, failures, jobs, releases, runners
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow, ReleaseRow, RunnerRow
@@ -397,18 +397,19 @@ def test_failures_of_a_live_replica_are_counted_over_jobs_until_it_is_ready(serv
             jobs.unwant(session, session.get_one(JobRow, made.id), now=db.now(session))
         return bounds
 
-    def failures() -> tuple[int, str]:
+    def seen() -> tuple[int, str]:
         with service.database.transaction() as session:
-            return jobs.failed_boots(releases.log(session, release))
+            found = failures.history(releases.log(session, release))
+            return found.failures, found.why
 
-    assert failures() == (0, "")
+    assert seen() == (0, "")
     for count, wait in ((1, 5), (2, 20)):
         least, most = attempt(count)
         assert least <= wait <= most
-    assert failures() == (3, "engine-failed: as scripted")
-    assert [jobs.backoff(count) for count in (0, 1, 3, 9)] == [0, 5, 20, 60]
+    assert seen() == (3, "engine-failed: as scripted")
+    assert [failures.backoff(count) for count in (0, 1, 3, 9)] == [0, 5, 20, 60]
     with service.database.transaction() as session:
         releases.pause(session, service, actor, release, Act(reason="lunch"))
     with service.database.transaction() as session:
         releases.resume(session, service, actor, release, Act(reason="a new driver is installed"))
-    assert failures()[0] == 0
+    assert seen()[0] == 0

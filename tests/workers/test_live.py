@@ -118,13 +118,20 @@ def test_an_engine_that_dies_is_told_as_failed_and_booted_again(bench):
 
 
 def test_an_engine_that_runs_but_no_longer_answers_is_ended_and_told_as_failed(bench, monkeypatch):
-    for name, seconds in {"LOOK_SECONDS": 0.1, "PROBE_SECONDS": 0.1, "ANSWER_SECONDS": 0.5}.items():
-        monkeypatch.setattr(live, name, seconds)
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(live, "DEAD_SECONDS", 1.0)
     job, _, replica = serving(bench)
     os.kill(replica["pid"], signal.SIGSTOP)
     until(lambda: bench.replica(job)["state"] == "failed", seconds=60, what="the failure")
-    assert "3 real completions" in bench.replica(job)["cause"]
+    told = bench.replica(job)
+    assert told["failure"] == "engine_dead"
+    assert "no progress" in told["cause"]
+    assert told["log_tail"]
     assert not is_running(replica["pid"])
+    (errored,) = until(lambda: [one for one in bench.entries(job) if one.kind == "attempt_errored"])
+    assert errored.body["cause"] == "engine_dead"
+    shown = bench.run(job).replica
+    assert (shown.state, shown.failure, shown.log_tail) == ("failed", "engine_dead", told["log_tail"])
 
 
 def test_a_replica_serves_on_while_the_service_is_away_for_longer_than_a_lease(bench):

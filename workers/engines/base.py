@@ -46,8 +46,11 @@ class Driver:
 
     `command` builds the command line of a bundle that `check_bundle` has no problem with. `check_arguments` and
     `check_bundle` return problems, one sentence each, without starting anything. `identity` names what is
-    installed here. `failure_patterns` tells, by a regular expression on the log, why a start failed. `takes_port` says
-    that it has to be told a port by `--port`, instead of writing the one that it got into the port file.
+    installed here. `failure_patterns` tells, by a regular expression on the log, why a start failed, as one of
+    `schemas.failures.Cause`. `takes_port` says that it has to be told a port by `--port`, instead of writing the one
+    that it got into the port file. `progress_patterns` find in the log how far it has loaded: the group `percent`, or
+    `done` and `total`. `rank_pattern` is found in the titles of its child processes without which it cannot serve;
+    None when it has none.
     """
 
     name: str
@@ -57,6 +60,8 @@ class Driver:
     identity: Callable[[], Environment]
     failure_patterns: tuple[tuple[str, str], ...]
     takes_port: bool = False
+    progress_patterns: tuple[str, ...] = ()
+    rank_pattern: str | None = None
 
 
 def interpreter(bundle: Bundle) -> str:

@@ -34,8 +34,8 @@ def classify(
 ) -> Cause:
     """Return why an engine ended that nobody had asked to.
 
-    What runs it may know. A kill from outside is told by its signal alone, since what the log says was written before; an engine's own end
-    is told by its log first, in the order of `patterns`.
+    What runs it may know. A kill from outside is told by its signal alone, since what the log says was written before;
+    an engine's own end is told by its log first, in the order of `patterns`.
 
     Args:
         state: how the process ended.

@@ -27,7 +27,10 @@ from schemas.problems import EngineFailed, Problem
 from schemas.runner import Claim, ReplicaState
 from workers.boot import Transitions, booted, require_engine, require_integrity, start_and_wait
 from workers.engines.base import Launch
-from workers.launchers.process import Launched, ProcessLauncher, strays, trim
+from workers.launchers.base import Launched
+from workers.launchers.logs import trim
+from workers.launchers.proc import strays
+from workers.launchers.process import ProcessLauncher
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.serving import NotWanted, Replica
 from workers.site import Site

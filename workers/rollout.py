@@ -201,12 +201,7 @@ def soak(control: Control, held: Held) -> float | None:
     if gateway.take_notice() is not None:
         return controller_lost(control, held, facts, gateway)
     if facts.rollback_reason is not None:
-        if facts.stable_bundle is None and not facts.may_leave_nothing:
-            control.perform(held, lambda session, release: _hold_without_way_back(control, session, release))
-            return WAIT_SECONDS
-        if facts.stable_bundle is not None and facts.stable is None:
-            return _wake_stable(control, held)
-        return restore(control, held, facts, cause="requested", reasons=[facts.rollback_reason])
+        return _go_back(control, held, facts, facts.rollback_reason)
     if _is_other_moving(control, held):
         return None
     ends_at = facts.phase_since + timedelta(seconds=float(facts.policy.canary.soak_seconds))
@@ -219,12 +214,14 @@ def soak(control: Control, held: Held) -> float | None:
         return WAIT_SECONDS
     if facts.now >= ends_at or arm is None:
         return _finish_soak(control, held, facts, gateway, split)
-    if facts.quarantined and facts.stable is not None and not facts.is_way_back_quarantined:
-        return restore(control, held, facts, cause=quarantines.CAUSE, reasons=facts.quarantined)
-    if facts.candidate is None and facts.stable is not None:
-        reasons = ["the release's replica is not ready any more"]
-        return restore(control, held, facts, cause="replica_failed", reasons=reasons)
+    if (back := _why_back(facts)) is not None:
+        return restore(control, held, facts, cause=back[0], reasons=back[1])
     assert split is not None  # noqa: S101 - is_soaking
+    if facts.candidate is None:
+        # There is no other version: it boots again.
+        control.perform(held, lambda session, release: _serve_again(control, session, release))
+    elif not _is_as_wanted(split, facts, len(facts.policy.canary.steps) - 1):
+        return _republish(control, held, facts, gateway)
     judgement, breach_at = look(control, facts, gateway, split)
     if judgement.outcome is StepOutcome.FAILED:
         return restore(
@@ -232,6 +229,25 @@ def soak(control: Control, held: Held) -> float | None:
             judgement=judgement, breach_at=breach_at,
         )  # fmt: skip
     return TICK_SECONDS
+
+
+def _go_back(control: Control, held: Held, facts: Facts, reason: str) -> float | None:
+    """Take a live release's traffic back since a person asked for it, once there is somewhere to go."""
+    if facts.stable_bundle is None and not facts.may_leave_nothing:
+        control.perform(held, lambda session, release: _hold_without_way_back(control, session, release))
+        return WAIT_SECONDS
+    if facts.stable_bundle is not None and facts.stable is None:
+        return _wake_stable(control, held)
+    return restore(control, held, facts, cause="requested", reasons=[reason])
+
+
+def _why_back(facts: Facts) -> tuple[str, list[str]] | None:
+    """Return why a soaking release goes back without any traffic that says so: a cause and its reasons."""
+    if facts.stable is None:
+        return None
+    if facts.quarantined and not facts.is_way_back_quarantined:
+        return quarantines.CAUSE, facts.quarantined
+    return None if facts.candidate is not None else ("replica_failed", ["the release's replica is not ready any more"])
 
 
 def settle(control: Control, held: Held) -> float | None:
@@ -380,6 +396,26 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
         # the bundle: they were first.
         gateway.restore(facts.target)
         raise
+
+
+def _republish(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> float | None:
+    """While a release soaks, put a replica in force that took another one's place, at the weights that stand."""
+    last = len(facts.policy.canary.steps) - 1
+    gateway.prepare_rollback(
+        facts.target, arms_back(facts), silence_seconds=float(facts.policy.canary.dead_man_seconds)
+    )
+    applied = gateway.apply(next_split(gateway, facts.target, arms_at(facts, last)))
+    body = traffic(facts, applied, step=last, requested_at=facts.now, now=control.now())
+
+    def record(session: Session, release: ReleaseRow) -> None:
+        control.act(session, release, f"shift:{last}:r{applied.split.revision}", Kind.TRAFFIC_SHIFTED, body)
+        remember(session, release, body)
+
+    control.perform(held, record)
+    if facts.is_held:
+        reason = "its replica is ready again"
+        control.perform(held, lambda session, release: _recovered(control, session, release, reason))
+    return TICK_SECONDS
 
 
 def _refuse_more(control: Control, session: Session, release: ReleaseRow, step: int, applied: Applied) -> float:

@@ -12,10 +12,11 @@ from registry.service import Service
 from registry.tables import JobRow
 from schemas.api import Act
 from schemas.evidence import Kind
+from schemas.failures import Cause
 from schemas.release import Phase
 from tests.support.gateway import ask_many
 from tests.support.streams import stream_engine
-from tests.support.world import World, world
+from tests.support.world import QUICK_CANARY, World, world
 
 
 @pytest.fixture
@@ -111,3 +112,48 @@ def test_a_way_back_that_does_not_boot_is_told_to_who_asked_for_it_while_what_se
         here.until_phase(second, Phase.ROLLED_BACK)
         assert here.show(first).phase is Phase.PROMOTED
         assert set(ask_many(here.envoy.url(), 5).engines) == {"one"}
+
+
+def test_a_first_release_whose_engine_came_back_while_it_soaks_is_published_again_at_once(here: World) -> None:
+    policy = here.policy("long", canary={**QUICK_CANARY, "soak_seconds": "600"})
+    with stream_engine("one") as one, stream_engine("again") as again:
+        release = here.release(here.bundle("one", b"1" * 10), policy)
+        here.evaluate()
+        here.serve(one)
+        with here.traffic():
+            here.until_phase(release, Phase.PROMOTED)
+        (serving,) = here.serving_jobs()
+        here.replica_by_token(serving.id, serving.fencing_token, "failed", one, pid=1000)
+        here.complete_by_token(serving.id, serving.fencing_token)
+        due(here)
+        here.serve(again, pid=2000)
+        here.until(lambda: set(ask_many(here.envoy.url(), 5).engines) == {"again"})
+        shown = here.show(release)
+        assert shown.phase is Phase.PROMOTED
+        assert not here.is_settled()
+        shifts = [entry.body for entry in shown.log if entry.kind is Kind.TRAFFIC_SHIFTED]
+        assert [arm["weight_bp"] for arm in shifts[-1]["desired"]] == [10_000]
+        assert len({shift["revision"] for shift in shifts}) == len(shifts)
+
+
+def test_a_replica_that_fails_for_good_is_not_tried_again_before_a_person_lets_it(here: World) -> None:
+    with stream_engine("one") as one:
+        release = here.release(here.bundle("one", b"1" * 10), here.policy())
+        here.evaluate()
+        here.until_phase(release, Phase.APPROVED)
+        due(here)
+        claim = here.claim()
+        here.complete(claim, "engine-failed", cause=Cause.SHAPE_MISMATCH)
+        here.until(lambda: bool(here.show(release).held))
+        shown = here.show(release)
+        assert shown.held[0].startswith("the replica is not tried again before this is resumed: engine-failed")
+        (errored,) = [entry.body for entry in shown.log if entry.kind is Kind.ATTEMPT_ERRORED]
+        assert (errored["cause"], errored.get("retry_in_seconds")) == ("shape_mismatch", None)
+        for _ in range(3):
+            here.turn()
+        assert here.serving_jobs() == []
+        with here.service.database.transaction() as session:
+            releases.resume(session, here.service, here.actor, release, Act(reason="other weights are in place"))
+        here.serve(one)
+        with here.traffic():
+            here.until_phase(release, Phase.PROMOTED)

@@ -96,7 +96,7 @@ class _Web(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:  # type: ignore[override] # takes whatever comes
+    def log_message(self, *_: object) -> None:
         """Say nothing."""
 
 

@@ -18,6 +18,7 @@ from registry.settings import Gateway
 from registry.tables import JobRow
 from schemas.api import Complete, Progress, ReleaseCreate, TargetCreate
 from schemas.bundle import Bundle
+from schemas.failures import Cause
 from schemas.policy import Policy
 from schemas.release import Phase, ReleaseDetail
 from schemas.runner import Claim, Report, RunnerRegistration
@@ -135,8 +136,9 @@ class World:
         with self.service.database.transaction() as session:
             jobs.report(session, self.service, self.actor.project_id, claim.job, said)
 
-    def complete(self, claim: Claim, problem: str | None = None) -> None:
-        said = Complete(fencing_token=claim.fencing_token, problem=problem, detail="as scripted" if problem else None)
+    def complete(self, claim: Claim, problem: str | None = None, *, cause: Cause | None = None) -> None:
+        detail = "as scripted" if problem else None
+        said = Complete(fencing_token=claim.fencing_token, problem=problem, detail=detail, cause=cause)
         with self.service.database.transaction() as session:
             jobs.complete(session, self.service, self.actor.project_id, claim.job, said)
 

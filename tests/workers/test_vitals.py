@@ -16,7 +16,8 @@ from workers import vitals
 from workers.engines.base import Launch
 from workers.engines.llamacpp import LLAMACPP
 from workers.engines.table import DRIVERS
-from workers.launchers.process import ProcessLauncher, start_time
+from workers.launchers.proc import start_time
+from workers.launchers.process import ProcessLauncher
 from workers.serving import Replica
 from workers.vitals import Watcher, family
 
@@ -103,11 +104,11 @@ def test_a_hung_engine_behind_a_lively_front_is_found_dead_within_ten_seconds(re
 def test_an_engine_that_works_for_others_is_not_even_asked(ready, monkeypatch):
     monkeypatch.setattr(vitals, "PROBE_SECONDS", 0.3)
     replica, _ = ready(token_seconds=0.02)
-    others = threading.Thread(target=replica.ask, args=(30.0,), kwargs={"max_tokens": 150})
+    others = threading.Thread(target=replica.ask, args=(30.0,), kwargs={"max_tokens": 90})
     others.start()
     until(lambda: replica.progress(1.0) > 20)
     watcher = Watcher(replica, dead_seconds=1.0)
-    ends, lines = time.monotonic() + 1.5, []
+    ends, lines = time.monotonic() + 0.8, []
     while time.monotonic() < ends:
         lines.append(watcher.look())
         time.sleep(0.05)

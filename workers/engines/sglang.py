@@ -99,5 +99,7 @@ SGLANG = Driver(
     check_bundle=_check_bundle,
     identity=lambda: environment(NAME),
     failure_patterns=_FAILURES,
+    progress_patterns=(r"Loading safetensors checkpoint shards: +(?P<percent>\d+)%",),
+    rank_pattern=r"^sglang::",
     takes_port=True,
 )

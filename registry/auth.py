@@ -56,6 +56,7 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     # Also to move one that is protected.
     "protect_alias": _MANAGERS,
     "erase_records": _MANAGERS,
+    "drain_runner": _MANAGERS,
     # Letting through.
     "approve": _MANAGERS,
     "promote": _MANAGERS,

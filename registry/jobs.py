@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import consistency
-from registry import db, evidence, failures, quarantine, scheduling, targets, waits
+from registry import db, evidence, failures, preemption, quarantine, scheduling, targets, waits
 from registry.service import Service
 from registry.tables import EntryRow, JobRow, ReleaseRow, RunnerRow, TargetRow
 from schemas.api import Complete, Progress, Run
@@ -116,7 +116,7 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
         _finish(session, service, job, problem="attempts-exhausted", at=at)
         return None
     job.state = JobState.CLAIMED
-    job.runner_id, job.devices, job.claimed_at = runner.id, devices, at
+    job.runner_id, job.devices, job.claimed_at, job.preempted_for = runner.id, devices, at, None
     job.attempt += 1
     job.fencing_token += 1
     job.lease_until = at + timedelta(seconds=service.settings.lease_seconds)
@@ -195,6 +195,8 @@ def renew(session: Session, service: Service, project: UUID, job: UUID, said: Pr
         # Why it ends stays known, should the quarantine be lifted before it has.
         is_wanted, row.problem = False, QUARANTINED
         session.flush()
+    elif preemption.is_to_end(session, row, db.now(session)):
+        is_wanted = False
     return Renewal(lease_seconds=service.settings.lease_seconds, is_wanted=is_wanted)
 
 
@@ -289,6 +291,9 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
         # Nobody asked the replica to stop, so however it ended it is a failure, and the bundle must serve again.
         detail = "the replica ended, and nobody had asked for it"
         said = Complete(fencing_token=said.fencing_token, problem="ended-unasked", detail=detail)
+    if said.problem is None and row.preempted_for is not None and _is_unfinished(session, row):
+        _put_back(session, service, row, at=at)
+        return
     if said.problem is None:
         _finish(session, service, row, problem=None, at=at)
         return
@@ -322,8 +327,37 @@ def _next_try(session: Session, row: JobRow, said: Complete, *, at: datetime) ->
     return failures.after_live(seen, said.cause, at)
 
 
+def _is_unfinished(session: Session, row: JobRow) -> bool:
+    """Tell whether a gate or recording still has something to do, and may."""
+    if not row.is_wanted or not _may_run(session, row):
+        return False
+    if row.kind == JobKind.RECORD:
+        return row.reference is None
+    verdicts = {result.gate: result.verdict for result in results(session, row)}
+    return Verdict.FAILED not in verdicts.values() and any(gate not in verdicts for gate in row.gates)
+
+
+def _put_back(session: Session, service: Service, row: JobRow, *, at: datetime) -> None:
+    """Let a job that made room take its turn again: it has lost no attempt, and no gate that has a verdict."""
+    why = preemption.made_room(session, row)
+    said = Complete(fencing_token=row.fencing_token, problem=preemption.PREEMPTED, detail=why)
+    _attempt_errored(session, service, row, said, at=at, retry_in=0.0, act=f"preempted:{row.fencing_token}")
+    row.state, row.due_at, row.lease_until = JobState.PENDING, at, None
+    row.attempt -= 1
+    row.devices, row.preempted_for = [], None
+    row.problem, row.progress = f"{preemption.PREEMPTED}: {why}", "waiting for its turn again"
+    session.flush()
+
+
 def _attempt_errored(
-    session: Session, service: Service, row: JobRow, said: Complete, *, at: datetime, retry_in: float | None
+    session: Session,
+    service: Service,
+    row: JobRow,
+    said: Complete,
+    *,
+    at: datetime,
+    retry_in: float | None,
+    act: str | None = None,
 ) -> None:
     stream = evidence.release_stream(row.release_id) if row.release_id else f"run/{row.id}"
     if row.release_id:
@@ -333,7 +367,7 @@ def _attempt_errored(
     signed = evidence.state(
         service.signer,
         stream,
-        f"job:{row.id}:attempt:{row.attempt}",
+        f"job:{row.id}:{act or f'attempt:{row.attempt}'}",
         "runner",
         Kind.ATTEMPT_ERRORED,
         Attempt(

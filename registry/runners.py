@@ -10,10 +10,11 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import db
-from registry.tables import JobRow, RunnerRow
+from registry import auth, db
+from registry.auth import Actor
+from registry.tables import JobRow, RunnerRow, TargetRow
 from schemas.problems import NotFound
-from schemas.runner import Fingerprint, JobState, LauncherName, Runner, RunnerRegistration
+from schemas.runner import Drain, Fingerprint, JobKind, JobState, LauncherName, Runner, RunnerRegistration
 
 ALIVE_SECONDS = 30
 _LAUNCHER: TypeAdapter[LauncherName] = TypeAdapter(LauncherName)
@@ -30,6 +31,7 @@ def register(session: Session, project: UUID, body: RunnerRegistration) -> Runne
         "slots": body.slots,
         "environments": body.environments,
         "launcher": body.launcher,
+        "disk_free_bytes": body.disk_free_bytes,
         "last_seen_at": at,
     }
     runner = session.scalars(
@@ -60,12 +62,68 @@ def named(session: Session, project: UUID, name: str) -> RunnerRow:
     return row
 
 
-def heartbeat(session: Session, project: UUID, runner: UUID) -> RunnerRow:
-    """Record that a runner lives."""
+def heartbeat(session: Session, project: UUID, runner: UUID, *, disk_free_bytes: int | None = None) -> RunnerRow:
+    """Record that a runner lives, and how much disk it has left, where it says so."""
     row = get(session, project, runner)
     row.last_seen_at = db.now(session)
+    if disk_free_bytes is not None:
+        row.disk_free_bytes = disk_free_bytes
     session.flush()
     return row
+
+
+def drain(session: Session, actor: Actor, name: str, reason: str) -> RunnerRow:
+    """Have a runner take no job any more, and end what it holds as that ends by itself. Again, it changes nothing.
+
+    Raises:
+        NotFound, NotPermitted: the actor's token is for some targets only.
+    """
+    row = _to_change(session, actor, name)
+    if row.drained_at is None:
+        row.drained_at, row.drained_by, row.drain_reason = db.now(session), actor.name, reason
+        session.flush()
+    return row
+
+
+def undrain(session: Session, actor: Actor, name: str) -> RunnerRow:
+    """Let a runner take jobs again. Raises NotFound, NotPermitted."""
+    row = _to_change(session, actor, name)
+    row.drained_at = row.drained_by = row.drain_reason = None
+    session.flush()
+    return row
+
+
+def _to_change(session: Session, actor: Actor, name: str) -> RunnerRow:
+    auth.require_whole_project(actor, "drain_runner")
+    auth.confirm(session, actor)
+    found = named(session, actor.project_id, name)
+    # Whoever claims for it holds its row too: after this, what it holds is all that it will.
+    return session.get_one(RunnerRow, found.id, with_for_update=True, populate_existing=True)
+
+
+def _drain(session: Session, row: RunnerRow) -> Drain | None:
+    """Return that a runner drains, and what that waits for; None when it takes jobs."""
+    if row.drained_at is None:
+        return None
+    held = session.execute(
+        select(JobRow, TargetRow.name)
+        .join(TargetRow, TargetRow.id == JobRow.target_id, isouter=True)
+        .where(JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED)
+        .order_by(JobRow.id)
+    )
+    return Drain(
+        since=row.drained_at,
+        by=row.drained_by or "unknown",
+        reason=row.drain_reason or "",
+        waits_for=[_held(job, target) for job, target in held],
+    )
+
+
+def _held(job: JobRow, target: str | None) -> str:
+    if job.kind != JobKind.SERVE:
+        return f"run {job.id}: it ends by itself"
+    serves = f"the replica of bundle {job.bundle[7:19]}" + (f" on {target}" if target else "")
+    return f"{serves}: it serves until another release has replaced it, or the runner is stopped"
 
 
 def browse(session: Session, project: UUID, *, after: UUID | None, limit: int) -> list[RunnerRow]:
@@ -119,4 +177,6 @@ def wire(session: Session, row: RunnerRow) -> Runner:
         jobs=list(held),
         environments=row.environments or {},
         launcher=launcher(row),
+        disk_free_bytes=row.disk_free_bytes,
+        drain=_drain(session, row),
     )

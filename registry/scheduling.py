@@ -8,6 +8,7 @@ reservation needs nobody to give it back.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, and_, case, func, or_, select, true
@@ -83,7 +84,7 @@ def occupied(session: Session, job: JobRow, among: Sequence[RunnerRow]) -> str |
         if fitting.obstacles(needs, offer(one)):
             continue
         held = reserved(session, one, at)
-        if held.has_room(needs) is not None:
+        if held.room(needs) is not None:
             return None
         told.append(f"{one.name} has reserved {held}")
     return f"room for {needs}: {'; '.join(told[:MOST_NAMED])}" if told else None
@@ -111,7 +112,7 @@ class Reserved:
     devices: frozenset[int]
     memory_bytes: int
 
-    def has_room(self, needs: Needs) -> list[int] | None:
+    def room(self, needs: Needs) -> list[int] | None:
         """Return the accelerators that a replica gets, none of them on a processor; None when there is no room."""
         if not fitting.has_memory(needs, self.fingerprint, self.memory_bytes):
             return None
@@ -130,6 +131,11 @@ def reserved(session: Session, runner: RunnerRow, at: datetime) -> Reserved:
             JobRow.runner_id == runner.id, JobRow.state == JobState.CLAIMED, JobRow.lease_until >= at
         )
     ).all()
+    return held_by(runner, [(needs, devices) for needs, devices in held])
+
+
+def held_by(runner: RunnerRow, held: Sequence[tuple[dict[str, Any] | None, list[Any] | None]]) -> Reserved:
+    """Return what jobs reserve of a runner, each given as its needs and its devices."""
     memory = sum(Needs.model_validate(needs).machine_bytes for needs, _ in held if needs is not None)
     devices = frozenset(place for _, places in held for place in places or ())
     return Reserved(Fingerprint.model_validate(runner.fingerprint), devices, memory)
@@ -144,7 +150,10 @@ def next_job(session: Session, runner: RunnerRow, at: datetime) -> tuple[JobRow,
     First what is live, then what traffic goes back to, then a candidate's replica; then the gates of releases, gates
     that somebody asked for, and recordings. Within a kind, whose turn was longest ago comes first.
     """
-    session.get(RunnerRow, runner.id, with_for_update=True)  # of two claims, the second sees what the first reserved
+    # Of two claims, the second sees what the first reserved.
+    locked = session.get(RunnerRow, runner.id, with_for_update=True, populate_existing=True)
+    if locked is None or locked.drained_at is not None:
+        return None
     asked = (
         JobRow.project_id == runner.project_id,
         JobRow.runner_class == runner.runner_class,
@@ -158,7 +167,7 @@ def next_job(session: Session, runner: RunnerRow, at: datetime) -> tuple[JobRow,
     fitting_ones = []
     for needs in session.scalars(select(JobRow.needs).where(*asked, JobRow.needs.is_not(None)).distinct()):
         wanted = Needs.model_validate(needs)
-        if held.has_room(wanted) is not None and not fitting.obstacles(wanted, machine):
+        if held.room(wanted) is not None and not fitting.obstacles(wanted, machine):
             fitting_ones.append(needs)
     other = aliased(JobRow)
     turn = (
@@ -181,7 +190,7 @@ def next_job(session: Session, runner: RunnerRow, at: datetime) -> tuple[JobRow,
     )
     if job is None:
         return None
-    devices = [] if job.needs is None else held.has_room(Needs.model_validate(job.needs))
+    devices = [] if job.needs is None else held.room(Needs.model_validate(job.needs))
     return job, devices or []
 
 

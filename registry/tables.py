@@ -375,6 +375,11 @@ class RunnerRow(Base):
     """Jobs that it holds at once; null for one that did not say."""
     environments: Mapped[dict[str, Any] | None]
     launcher: Mapped[str | None]
+    disk_free_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    drained_at: Mapped[datetime | None]
+    """Since when it takes no job."""
+    drained_by: Mapped[str | None]
+    drain_reason: Mapped[str | None]
     registered_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
     __table_args__ = (UniqueConstraint("project_id", "name"), Index(None, "project_id", "id"))
@@ -403,6 +408,8 @@ class JobRow(Base):
     devices: Mapped[list[Any] | None]
     """Accelerators of its runner that are reserved for it while its lease lasts."""
     claimed_at: Mapped[datetime | None]
+    preempted_for: Mapped[UUID | None]
+    """Job for live traffic that it makes room for."""
     runner_id: Mapped[UUID | None] = mapped_column(ForeignKey("runners.id"))
     state: Mapped[str]
     is_wanted: Mapped[bool]

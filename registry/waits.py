@@ -69,6 +69,10 @@ def _for_whom(session: Session, job: JobRow) -> str:
     ]
     if not machines:
         return f"a runner of class {job.runner_class}: none has been heard of for {runners.ALIVE_SECONDS} s"
+    if drained := [runner.name for runner, _ in machines if runner.drained_at is not None]:
+        machines = [(runner, held) for runner, held in machines if runner.drained_at is None]
+        if not machines:
+            return f"a runner of class {job.runner_class} that takes jobs: {', '.join(drained[:4])} drained"
     alive = [runner for runner, _ in machines]
     if (why := scheduling.lacking(job, alive) or scheduling.occupied(session, job, alive)) is not None:
         return why

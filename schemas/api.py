@@ -278,6 +278,12 @@ class Act(Closed):
     reason: Text = Field(description="Why; kept in evidence.")
 
 
+class RunnerAct(Closed):
+    """A person's act on a runner."""
+
+    reason: Text = Field(description="Why; shown with the runner.")
+
+
 class Approve(Act):
     """Approve a release, and answer for the warnings of its gates."""
 

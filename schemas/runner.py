@@ -105,6 +105,16 @@ class RunnerRegistration(Closed):
         None, description="Engine → digest of the environment that it is installed in here."
     )
     launcher: LauncherName | None = Field(None, description="How it starts engines; as processes when it does not say.")
+    disk_free_bytes: Integer | None = Field(None, description="Disk left where files are staged, in bytes.")
+
+
+class Drain(Wire):
+    """A runner that takes no job any more."""
+
+    since: Instant = Field(description="When it was drained.")
+    by: str = Field(description="By whom.")
+    reason: str = Field(description="Why.")
+    waits_for: list[str] = Field(description="What it still holds, a sentence each; empty when it may be switched off.")
 
 
 class Runner(Wire):
@@ -121,6 +131,8 @@ class Runner(Wire):
     jobs: list[UUID] = Field(description="Jobs it holds now.")
     environments: dict[str, str] = Field(description="Engine → digest of its environment, as far as it said so.")
     launcher: LauncherName = Field(description="How it starts engines.")
+    disk_free_bytes: int | None = Field(description="Disk that it had left when it last said so, in bytes.")
+    drain: Drain | None = Field(description="Why it takes no job, and what it still holds; null when it takes jobs.")
 
 
 class Claim(Wire):

@@ -125,7 +125,7 @@ class Agent:
         while runner is not None and not self._stopping.is_set():
             try:
                 if time.monotonic() - beat >= HEARTBEAT_SECONDS:
-                    self._client.runners.heartbeat(runner)
+                    self._client.runners.heartbeat(runner, disk_free_bytes=self._disk_left())
                     beat = time.monotonic()
                 self._claim_all(site, runner)
                 self._launcher.reap()
@@ -175,6 +175,7 @@ class Agent:
             environments=engines,
             boot_id=boot_id(),
             slots=self._settings.slots,
+            disk_free_bytes=self._disk_left(),
         )
         while not self._stopping.is_set():
             try:
@@ -186,6 +187,9 @@ class Agent:
                 log.info("registered", runner=str(runner.id), name=runner.name, runner_class=runner.runner_class)
                 return runner.id
         return None
+
+    def _disk_left(self) -> int:
+        return shutil.disk_usage(self._settings.data_dir).free
 
     def _claim_all(self, site: Site, runner: UUID) -> None:
         """Claim until there is nothing to do or no slot is free."""

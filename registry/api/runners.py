@@ -15,8 +15,8 @@ from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.api.routes import Route
 from registry.auth import Actor
-from schemas.api import Complete, Page, Progress, Reported, Run, RunnerDetail
-from schemas.common import Name
+from schemas.api import Complete, Page, Progress, Reported, Run, RunnerAct, RunnerDetail
+from schemas.common import MAX_INTEGER, Name
 from schemas.problems import (
     BundleQuarantined,
     DigestMismatch,
@@ -70,9 +70,34 @@ def register_runner(
 
 
 @router.post("/runners/{runner}/heartbeats", responses=declare(NotFound, InvalidDocument), operation_id="heartbeat")
-def heartbeat(runner: UUID, actor: Annotated[Actor, allow("run_jobs")], session: SessionDep) -> Runner:
+def heartbeat(
+    runner: UUID,
+    actor: Annotated[Actor, allow("run_jobs")],
+    session: SessionDep,
+    disk_free_bytes: Annotated[
+        int | None, Query(ge=0, le=MAX_INTEGER, description="Disk left where files are staged, in bytes.")
+    ] = None,
+) -> Runner:
     """Say that a runner lives."""
-    return runners.wire(session, runners.heartbeat(session, actor.project_id, runner))
+    row = runners.heartbeat(session, actor.project_id, runner, disk_free_bytes=disk_free_bytes)
+    return runners.wire(session, row)
+
+
+RunnerName = Annotated[Name, Path(description="Name or identity.")]
+
+
+@router.post("/runners/{runner}/drains", responses=declare(NotFound, InvalidDocument), operation_id="drainRunner")
+def drain_runner(
+    runner: RunnerName, body: RunnerAct, actor: Annotated[Actor, allow("drain_runner")], session: SessionDep
+) -> Runner:
+    """Have a runner take no job any more. What it holds ends as it would, and `drain` says what that is."""
+    return runners.wire(session, runners.drain(session, actor, runner, body.reason))
+
+
+@router.delete("/runners/{runner}/drains", responses=declare(NotFound, InvalidDocument), operation_id="undrainRunner")
+def undrain_runner(runner: RunnerName, actor: Annotated[Actor, allow("drain_runner")], session: SessionDep) -> Runner:
+    """Let a runner take jobs again."""
+    return runners.wire(session, runners.undrain(session, actor, runner))
 
 
 @router.post(

@@ -1,11 +1,12 @@
 """`sluicegate runner`: the machines that run models."""
 
+import time
 from typing import Annotated
 
 import typer
 
 from registry.cli.failures import Exit
-from registry.cli.options import Json, Limit, examples, group
+from registry.cli.options import Json, Limit, Timeout, examples, group
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
 from registry.cli.replicas import failed_replica
@@ -13,6 +14,9 @@ from schemas.runner import ReplicaState, Runner
 
 MOST_FAILURES = 5
 """Newest runs of a runner of which a failed engine is told in full."""
+
+INTERVAL_SECONDS = 1.0
+"""Between two looks at a runner that drains."""
 
 app = group("Runners: workers that boot replicas.")
 
@@ -41,7 +45,7 @@ def list_(
                 [
                     one.name,
                     one.runner_class,
-                    "yes" if one.is_alive else "no",
+                    _alive(one),
                     f"{one.last_seen_at:%Y-%m-%d %H:%M:%S}Z",
                     ", ".join(one.engines),
                     _hardware(one),
@@ -72,14 +76,17 @@ def show(
                 ("runner", found.name),
                 ("id", found.id),
                 ("class", found.runner_class),
-                ("alive", "yes" if found.is_alive else "no"),
+                ("alive", _alive(found)),
                 ("last seen", f"{found.last_seen_at:%Y-%m-%d %H:%M:%S}Z"),
                 ("registered", f"{found.registered_at:%Y-%m-%d %H:%M:%S}Z"),
                 ("engines", ", ".join(found.engines)),
                 ("hardware", _hardware(found)),
+                ("links", found.fingerprint.links),
+                ("disk left", None if found.disk_free_bytes is None else size(found.disk_free_bytes)),
                 ("jobs", f"{len(found.jobs)} of {found.slots}" if found.slots else len(found.jobs)),
             ]
         )
+        _say_drain(out, found)
         if found.runs:
             out.table(
                 ["RUN", "KIND", "BUNDLE", "STATE", "OUTCOME", "CREATED", "DOING"],
@@ -105,6 +112,72 @@ def show(
 
     output.result(found, human)
     return Exit.DONE
+
+
+@app.command(
+    epilog=examples(
+        'sluicegate runner drain gpu-1 --reason "a new driver tonight"',
+        'sluicegate runner drain gpu-1 --reason "a new driver tonight" --wait --timeout 3600 --json',
+    )
+)
+def drain(
+    runner: Annotated[str, typer.Argument(metavar="RUNNER", help="Name of the runner, or its id.")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; shown with the runner.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it holds nothing any more.")] = False,
+    timeout: Timeout = 3600.0,
+    as_json: Json = False,
+) -> int:
+    """Have a runner take no job any more. What it holds goes on to its end.
+
+    Gates end by themselves. A replica that serves goes on until another release has replaced it.
+
+    Exit status with --wait: 0 it holds nothing; 3 time is up, and what it still holds is said.
+    """
+    output, started = Output(as_json=as_json), time.monotonic()
+    with connect() as client:
+        found = client.runners.drain(runner, reason)
+        told: list[str] = []
+        while wait and found.drain is not None and found.drain.waits_for:
+            left = timeout - (time.monotonic() - started)
+            if left <= 0:
+                break
+            for line in found.drain.waits_for:
+                if line not in told:
+                    told.append(line)
+                    output.note(f"waits for {line}")
+            time.sleep(min(INTERVAL_SECONDS, left))
+            found = client.runners.get(found.id)
+    output.result(found, lambda out: _say_drain(out, found))
+    return Exit.UNDECIDED if wait and found.drain is not None and found.drain.waits_for else Exit.DONE
+
+
+@app.command(epilog=examples("sluicegate runner undrain gpu-1", "sluicegate runner undrain gpu-1 --json"))
+def undrain(
+    runner: Annotated[str, typer.Argument(metavar="RUNNER", help="Name of the runner, or its id.")],
+    as_json: Json = False,
+) -> int:
+    """Let a runner take jobs again."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = client.runners.undrain(runner)
+    output.result(found, lambda out: out.say(f"runner {found.name} takes jobs", "good"))
+    return Exit.DONE
+
+
+def _alive(runner: Runner) -> str:
+    return ("yes" if runner.is_alive else "no") + (", drained" if runner.drain is not None else "")
+
+
+def _say_drain(output: Output, runner: Runner) -> None:
+    if runner.drain is None:
+        return
+    output.say(
+        f"drained by {runner.drain.by} at {runner.drain.since:%Y-%m-%d %H:%M:%S}Z: {runner.drain.reason}", "warn"
+    )
+    for line in runner.drain.waits_for:
+        output.say(f"waits for {line}", "warn")
+    if not runner.drain.waits_for:
+        output.say("it holds nothing", "good")
 
 
 def _hardware(runner: Runner) -> str:

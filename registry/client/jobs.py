@@ -5,7 +5,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from registry.client.transport import Transport
-from schemas.api import Complete, Progress, Reported, Run, RunnerDetail
+from schemas.api import Complete, Progress, Reported, Run, RunnerAct, RunnerDetail
 from schemas.runner import Claim, Renewal, Report, Runner, RunnerRegistration
 
 
@@ -27,9 +27,22 @@ class Runners:
         """Say who a runner is; repeating it refreshes what is known."""
         return self._transport.post(Runner, "/v1/runners", body)
 
-    def heartbeat(self, runner: UUID) -> Runner:
-        """Say that a runner lives. Raises NotFound."""
-        return self._transport.post(Runner, f"/v1/runners/{runner}/heartbeats")
+    def heartbeat(self, runner: UUID, *, disk_free_bytes: int | None = None) -> Runner:
+        """Say that a runner lives, and how much disk it has left. Raises NotFound."""
+        parameters = None if disk_free_bytes is None else {"disk_free_bytes": disk_free_bytes}
+        answer = self._transport.send("POST", f"/v1/runners/{runner}/heartbeats", parameters=parameters)
+        return self._transport.parse(Runner, answer)
+
+    def drain(self, runner: UUID | str, reason: str) -> Runner:
+        """Have a runner take no job any more; `drain` says what it still holds. Raises NotFound, NotPermitted."""
+        return self._transport.post(
+            Runner, f"/v1/runners/{quote(str(runner), safe='')}/drains", RunnerAct(reason=reason)
+        )
+
+    def undrain(self, runner: UUID | str) -> Runner:
+        """Let a runner take jobs again. Raises NotFound, NotPermitted."""
+        answer = self._transport.send("DELETE", f"/v1/runners/{quote(str(runner), safe='')}/drains")
+        return self._transport.parse(Runner, answer)
 
     def claim(self, runner: UUID) -> Claim | None:
         """Take the oldest job that this runner may do, or None. Raises NotFound."""

@@ -3,7 +3,9 @@
 from uuid import UUID
 
 from registry import db, jobs, targets
+from schemas.api import Complete
 from schemas.runner import JobKind, JobState, ReplicaState
+from tests.support.factories import registered_bundle
 
 
 def test_taking_back_where_nothing_can_be_taken_back_says_so_and_changes_nothing(scene):  # C142
@@ -85,3 +87,38 @@ def test_a_release_s_log_is_shown_with_how_long_each_entry_took(scene):
         "traffic_shifted:",
     ]
     assert all(row[3] == "s" for row in log[1:])
+
+
+def test_a_runner_is_drained_waited_for_and_let_in_again(scene):
+    scene.target()
+    job = scene.command.ok("gate", "run", scene.bundle.digest[7:19], "-p", scene.policy.digest, "--json").json["id"]
+    held = scene.runner.runners.claim(scene.runner_id)
+    assert str(held.job) == job
+    ran = scene.command("runner", "drain", "runner-1", "-r", "a new driver", "--wait", "--timeout", "0", "--json")
+    assert ran.status == 3
+    assert ran.json["drain"]["reason"] == "a new driver"
+    assert [line.split(":")[0] for line in ran.json["drain"]["waits_for"]] == [f"run {job}"]
+    assert "waits for run" in scene.command.ok("runner", "show", "runner-1").out
+    assert "yes, drained" in scene.command.ok("runner", "list").out
+    scene.runner.runners.heartbeat(scene.runner_id, disk_free_bytes=5_000_000_000)
+    scene.runner.jobs.complete(held.job, Complete(fencing_token=held.fencing_token))
+    assert "it holds nothing" in scene.command.ok("runner", "drain", "runner-1", "-r", "again", "--wait").out
+    shown = scene.command.ok("runner", "show", "runner-1", "--json").json
+    assert (shown["drain"]["reason"], shown["disk_free_bytes"]) == ("a new driver", 5_000_000_000)
+    assert scene.command.ok("runner", "undrain", "runner-1", "--json").json["drain"] is None
+    scene.command.be("engineer", scene.api)
+    assert scene.command("runner", "drain", "runner-1", "-r", "why not").status == 4
+
+
+def test_what_no_runner_could_run_is_told_when_it_is_asked_for(scene):
+    scene.target()
+    hardware = {"accelerator": "nvidia-h100", "count": 2}
+    large = registered_bundle(scene.service, scene.api.actor("manager"), "large", b"large", hardware=hardware).digest
+    for command in (
+        ["gate", "run", large, "-p", scene.policy.digest],
+        ["release", "create", "-t", "chat@prod", "-b", large, "-p", scene.policy.digest],
+    ):
+        ran = scene.command(*command)
+        assert ran.status == 4
+        assert "no runner of class cpu has 2 × nvidia-h100" in ran.err
+        assert "runner-1: it has no accelerator, 8.6 GB" in ran.err

@@ -8,14 +8,14 @@ from uuid import UUID
 import pytest
 from sqlalchemy import update
 
-from registry import db, jobs, releases, runners, runs
+from registry import db, evidence, jobs, releases, runners, runs
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow, ReleaseRow
-from schemas.api import Complete, RecordCreate, ReleaseCreate, Run, RunCreate
-from schemas.problems import NoRunnerFits
-from schemas.runner import Claim, JobKind, RunnerRegistration
-from tests.support import factories
+from schemas.api import Complete, Progress, RecordCreate, ReleaseCreate, Run, RunCreate
+from schemas.problems import NoRunnerFits, NotPermitted
+from schemas.runner import Claim, Drain, JobKind, Report, RunnerRegistration
+from tests.support import factories, phases
 from tests.support.world import FINGERPRINT
 
 H100 = {"sku": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_520_809_984}
@@ -221,3 +221,138 @@ def test_those_for_whom_runners_work_take_turns(service: Service, actor: Actor) 
 def test_a_job_that_starts_no_engine_needs_nothing(service: Service, actor: Actor, gates: Sequence[str]) -> None:
     made = ask(service, actor, bundle(service, actor, count=2), gates=gates)
     assert shown_needs(service, made) == {}
+
+
+# ------------------------------------------------------------------------------------------- making room, draining
+
+
+def renew(service: Service, actor: Actor, held: Claim) -> bool:
+    """Renew a lease. Returns whether the job is still wanted."""
+    with service.database.transaction() as session:
+        said = Progress(fencing_token=held.fencing_token)
+        return jobs.renew(session, service, actor.project_id, held.job, said).is_wanted
+
+
+def live(service: Service, actor: Actor, waits: float, name: str = "live", count: int = 0) -> UUID:
+    """Ask for the replica of a release that is live, and has waited for so many seconds."""
+    factories.created_target(service, actor, f"{name}@prod")
+    digest, policy = bundle(service, actor, name, count), factories.registered_policy(service, actor).digest
+    release = phases.promoted(service, actor, digest, policy, f"{name}@prod")
+    with service.database.transaction() as session:
+        target = session.get_one(ReleaseRow, release).target_id
+    due = before(service, waits)
+    return ask(service, actor, digest, JobKind.SERVE, release=release, target=target, now=due)
+
+
+def taken(service: Service, actor: Actor, runner: UUID) -> Claim:
+    found = claim(service, actor, runner)
+    assert found is not None
+    return found
+
+
+def test_a_gate_makes_room_for_what_is_live_and_loses_no_attempt(service: Service, actor: Actor) -> None:
+    runner = register(service, actor, "r1", slots=1)
+    gates = ask(service, actor, bundle(service, actor))
+    held = taken(service, actor, runner)
+    urgent = live(service, actor, waits=2)
+    assert renew(service, actor, held)  # a runner that is free may still take it
+    change(service, urgent, due_at=before(service, 6))
+    assert not renew(service, actor, held)
+    assert not renew(service, actor, held)
+    end(service, actor, held)
+    row = shown(service, actor, gates)
+    assert (row.state, row.attempt, row.outcome) == ("pending", 0, None)
+    assert str(row.problem).startswith("preempted: it made room on runner r1 for the replica of bundle sha256:")
+    with service.database.transaction() as session:
+        entries = evidence.read(session, f"run/{gates}")
+        (said,) = [evidence.claim_of(entry.envelope)["body"] for entry in entries]
+    assert (said["problem"], said["attempt"]) == ("preempted", 1)
+    assert taken(service, actor, runner).job == urgent
+    register(service, actor, "r1", slots=2)
+    # The other slot is kept for what is live, until there are more.
+    register(service, actor, "r1", slots=3)
+    again = taken(service, actor, runner)
+    assert (again.job, again.attempt) == (gates, 1)
+    assert renew(service, actor, again)
+
+
+def test_what_has_failed_already_is_not_put_back(service: Service, actor: Actor) -> None:
+    runner = register(service, actor, "r1", slots=1)
+    gates = ask(service, actor, bundle(service, actor))
+    held = taken(service, actor, runner)
+    live(service, actor, waits=6)
+    assert not renew(service, actor, held)
+    failed: dict[str, object] = {
+        "gate": "integrity", "definition": "sha256:" + "d" * 64, "verdict": "failed", "summary": "bad",
+        "measurements": [], "findings": [], "duration_ms": 1, "source": "run",
+    }  # fmt: skip
+    said = Report(fencing_token=held.fencing_token, act="gate:integrity", kind="gate_recorded", body=failed)
+    with service.database.transaction() as session:
+        jobs.report(session, service, actor.project_id, held.job, said)
+    end(service, actor, held)
+    assert shown(service, actor, gates).outcome == "failed"
+
+
+def test_the_fewest_and_least_needed_make_room_and_only_where_that_helps(service: Service, actor: Actor) -> None:
+    one, two = bundle(service, actor, "one", 1), bundle(service, actor, "two", 2)
+    small, large = register(service, actor, "small", H100, H100), register(service, actor, "large", *[H100] * 3)
+    asked = [(one, JobKind.RECORD, small), (one, JobKind.EVALUATE, small), (two, JobKind.EVALUATE, large)]
+    held = []
+    for digest, kind, runner in [*asked, (one, JobKind.EVALUATE, large)]:
+        made = ask(service, actor, digest, kind)
+        held.append(taken(service, actor, runner))
+        assert held[-1].job == made
+    live(service, actor, waits=6, count=2)
+    # On `small` two would have to end; on `large` the older one will do, which holds two accelerators.
+    assert [renew(service, actor, each) for each in held] == [True, True, False, True]
+
+
+def test_nothing_ends_for_what_would_find_no_room_all_the_same(service: Service, actor: Actor) -> None:
+    runner = register(service, actor, "r1", H100, H100)
+    first, second = (live(service, actor, waits=6, name=name, count=1) for name in ("one", "two"))
+    assert [taken(service, actor, runner).job for _ in range(2)] == [first, second]
+    ask(service, actor, bundle(service, actor))
+    held = taken(service, actor, runner)
+    live(service, actor, waits=6, name="three", count=1)
+    assert renew(service, actor, held)
+
+
+def test_a_drained_runner_takes_nothing_more_and_says_what_it_holds(service: Service, actor: Actor) -> None:
+    manager = Actor(project_id=actor.project_id, project="default", name="mia", role="manager")
+    runner = register(service, actor, "r1")
+    gates, serve = ask(service, actor, bundle(service, actor)), live(service, actor, waits=0)
+    held = [taken(service, actor, runner) for _ in range(2)]
+    waiting = ask(service, actor, bundle(service, actor))
+
+    def drain() -> Drain:
+        with service.database.transaction() as session:
+            shown = runners.wire(session, runners.drain(session, manager, "r1", "a new driver")).drain
+        assert shown is not None
+        return shown
+
+    found = drain()
+    assert (found.by, found.reason) == ("mia", "a new driver")
+    assert [line.split(":")[0] for line in found.waits_for] == [
+        f"run {gates}",
+        f"the replica of bundle {shown(service, actor, serve).bundle[7:19]} on live@prod",
+    ]
+    assert claim(service, actor, runner) is None
+    assert str(shown(service, actor, waiting).waits).endswith("for a runner of class cpu that takes jobs: r1 drained")
+    register(service, actor, "r1")  # a runner that starts again is still drained
+    assert claim(service, actor, runner) is None
+    end(service, actor, next(one for one in held if one.job == gates))
+    change(service, serve, is_wanted=False)
+    end(service, actor, next(one for one in held if one.job == serve))
+    assert drain().waits_for == []
+    with service.database.transaction() as session:
+        assert runners.wire(session, runners.undrain(session, manager, "r1")).drain is None
+    assert taken(service, actor, runner).job == waiting
+
+
+def test_nobody_whose_token_is_for_some_targets_drains_a_runner(service: Service, actor: Actor) -> None:
+    register(service, actor, "r1")
+    limited = Actor(
+        project_id=actor.project_id, project="default", name="mia", role="manager", targets=frozenset({"chat@prod"})
+    )
+    with pytest.raises(NotPermitted), service.database.transaction() as session:
+        runners.drain(session, limited, "r1", "why not")

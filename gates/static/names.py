@@ -19,8 +19,12 @@ EMBEDDINGS = (
 )
 HEADS = ("lm_head.weight", "output.weight", "embed_out.weight", "output_layer.weight", "lm_head.linear.weight")
 LINEARS = re.compile(
-    r"(self_attn|attention|attn)\.(q|k|v|o|qkv|out|q_a|q_b|kv_b|kv_a)_proj(_with_mqa)?"
-    r"|(mlp|feed_forward)\.(gate|up|down|gate_up)_proj|(mlp|block_sparse_moe)\.experts\.[0-9]+\.(gate_proj|up_proj|down_proj|w1|w2|w3)"
+    r"(self_attn|self_attention|attention|attn)\.((q|k|v|o|qkv|out|q_a|q_b|kv_b|kv_a)_proj(_with_mqa)?"
+    r"|query_key_value|dense|c_attn|c_proj|Wqkv|wqkv|wo)"
+    r"|(mlp|feed_forward|ffn|shared_mlp|mlp\.shared_experts?|feed_forward\.shared_expert)\.((gate|up|down|gate_up)_proj"
+    r"|dense_h_to_4h|dense_4h_to_h|c_fc|c_proj|fc1|fc2|fc_in|fc_out|w1|w2|w3)"
+    r"|(mlp|block_sparse_moe|feed_forward)\.experts\.[0-9]+\.(gate_proj|up_proj|down_proj|w1|w2|w3)"
+    r"|fc1|fc2"
 )
 _LAYER = re.compile(r"^(?P<prefix>(?:[^.]+\.)*?)(?:layers|h|blocks)\.(?P<number>[0-9]{1,4})\.(?P<rest>.+)$")
 _OTHER_TOWER = re.compile(

@@ -24,6 +24,10 @@ _SHOWN = {
     "fbgemm_fp8": _SCALED,
     "modelopt": _SCALED,
 }
+_NARROW = ("F8", "U8", "I8")
+"""Types that hold no weights by themselves: 8-bit floats, two 4-bit numbers in a byte, and 8-bit integers."""
+# Suffix of packed weights → suffixes without which nobody can unpack them, any one of each group.
+_UNPACKED_BY = {"qweight": ("scales",), "weight_packed": ("weight_scale", "weight_global_scale")}
 _G_IDX_BYTES = 16 * 1024 * 1024
 
 
@@ -41,6 +45,7 @@ def check(c: Composition) -> Iterator[Flaw]:
         return
     if tensors:
         yield from _carried(c, told, tensors)
+        yield from _scales(c, told, tensors)
         if told.method in {"gptq", "auto-round"}:
             yield from _order(c, told, tensors)
     yield from _bits(c, told)
@@ -72,12 +77,18 @@ def _undeclared(c: Composition, tensors: Mapping[str, Placed]) -> Iterator[Flaw]
         for module, parts in names.linears(c.model.layered, tensors, c.model.shape.layers).items()
         if any(suffix in parts for suffix in _PACKED)
         or (
-            "weight" in parts and parts["weight"].tensor.dtype.startswith("F8") and any(one in parts for one in _SCALED)
+            "weight" in parts
+            and parts["weight"].tensor.dtype.startswith(_NARROW)
+            and any(one in parts for one in _SCALED)
         )
     ]
     if not found:
         loose = [name for name in tensors if name.endswith((".qweight", ".weight_packed"))]
         found = [name.rpartition(".")[0] for name in loose]
+        blocks = [
+            name for name in tensors if name.endswith("_blocks") and name.removesuffix("blocks") + "scales" in tensors
+        ]
+        found += [name.removesuffix("_blocks") for name in blocks]
     if found:
         yield flaw(
             "quant-config-mismatch",
@@ -117,6 +128,23 @@ def _carried(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) 
         found={"carried": some, "of": len(meant), "method": told.method, "bare": sorted(bare)[:MAX_ITEMS]},
         expected={"carried": len(meant), "suffix": list(shown)},
     )
+
+
+def _scales(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) -> Iterator[Flaw]:
+    """Find packed weights whose scales are not there."""
+    bare = sorted(
+        module
+        for name in tensors
+        for module, _, suffix in [name.rpartition(".")]
+        if suffix in _UNPACKED_BY and not any(f"{module}.{one}" in tensors for one in _UNPACKED_BY[suffix])
+    )
+    if bare:
+        yield flaw(
+            "quant-config-mismatch",
+            f"{len(bare)} modules hold packed weights without their scales: {listed(bare)}.",
+            **_where(c, told),
+            found={"unscaled": len(bare), "modules": bare[:MAX_ITEMS], "method": told.method},
+        )
 
 
 def _shows(parts: Mapping[str, Placed], shown: tuple[str, ...]) -> bool:

@@ -49,6 +49,11 @@ def symbols(shape: Shape) -> dict[str, int | None]:
         "V": shape.vocabulary,
         "I": shape.intermediate,
         "I2": _times(shape.intermediate, 2),
+        "IM": _told(shape, "intermediate_size_mlp"),
+        "F": _told(shape, "ffn_hidden_size") or _told(shape, "n_inner") or _times(shape.hidden, 4),
+        "X": _told(shape, "index_head_dim"),
+        "XH": _told(shape, "index_n_heads"),
+        "XQ": _times(_told(shape, "index_head_dim"), _told(shape, "index_n_heads")),
         "D": shape.head_dim,
         "A": shape.heads,
         "G": shape.kv_heads,
@@ -93,10 +98,16 @@ def needed(shape: Shape, here: Sequence[InLayer], start: str | None) -> Iterator
                 names |= rule.get("tensors", {})
                 yield from (Needed(stem + one, (), begins=True) for one in rule.get("begins", ()))
         yield from _of_layer(stem, names, values, shape.experts or 0)
-    yield Needed(f"{prefix}{known.get('final', 'norm')}.weight", (values["H"],))
+    if (final := known.get("final", "norm")) is not None:
+        yield Needed(f"{prefix}{final}.weight", (values["H"],))
     for rule in rules:
         for name, dims in rule["tensors"].items() if rule.get("in") == "model" else ():
             yield Needed(name[1:] if name.startswith("/") else prefix + name, _sizes(dims, values))
+
+
+def _told(shape: Shape, key: str) -> int | None:
+    value = shape.text.get(key)
+    return value if type(value) is int else None
 
 
 def _of_layer(

@@ -437,7 +437,7 @@ def test_pickles_block_where_they_are_the_only_weights_and_not_beside_others(tmp
 
 
 def test_code_is_refused_where_it_would_run(tmp_path):
-    root = micro(tmp_path / "m", model_type="stablelm", auto_map={"AutoModel": "modeling.Model"})
+    root = micro(tmp_path / "m", model_type="baichuan", auto_map={"AutoModel": "modeling.Model"})
     (root / "modeling.py").write_text("print()")
     assert codes(validate(root)) == {"code-left-out"}
     asked = {"name": "vllm", "arguments": ["--trust-remote-code"]}

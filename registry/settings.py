@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gates.sources.hosts import external_hosts
 from schemas.common import S3_PATTERN
 
 MOST_PROCESSES = 64
@@ -124,6 +125,21 @@ class RunnerSettings(BaseSettings):
         ge=1,
         le=64,
     )
+    external_hosts: str | None = Field(
+        None,
+        description="Hosts of external engines that this runner may speak to, separated by commas: HOST has public "
+        "addresses and https; inner:HOST:PORT may be inside a network, inner:http://127.0.0.1:PORT on this machine.",
+    )
+    external_tokens: Path | None = Field(
+        None,
+        description="Folder with a file for each such host that wants a token: HOST or HOST:PORT, mode 0600.",
+    )
+
+    @field_validator("external_hosts")
+    @classmethod
+    def _are_hosts(cls, told: str | None) -> str | None:
+        external_hosts(told or "")
+        return told
 
 
 def explain(error: ValidationError, prefix: str = "SLUICEGATE_") -> str:

@@ -197,7 +197,10 @@ class Engine(Closed):
 
     @model_validator(mode="after")
     def _identified(self) -> Self:
-        if (self.image is None) == (self.environment is None):
+        if self.name == "external":
+            if self.image is not None or self.environment is not None:
+                raise ValueError("an external engine runs elsewhere: neither image nor environment names it")
+        elif (self.image is None) == (self.environment is None):
             raise ValueError("exactly one of image and environment names the engine")
         return self
 
@@ -342,7 +345,8 @@ class Bundle(Document):
 
     def _check_references(self) -> None:
         roles = {file.path: file.role for file in self.files}
-        if Role.WEIGHTS not in roles.values():
+        # Whoever runs an external engine may not give its weights away.
+        if Role.WEIGHTS not in roles.values() and self.engine.name != "external":
             raise ValueError("files: none has the role weights")
         sorted_unique((adapter.name for adapter in self.adapters or []), "adapters")
         named = [

@@ -81,6 +81,11 @@ class EngineIdentity(Closed):
     name: ShortText = Field(description="Engine.")
     version: ShortText = Field(description="Version it or its package reports.")
     environment: Digest | None = Field(None, description="Digest of its environment.")
+    basis: Literal["reported"] | None = Field(
+        None,
+        description="reported: known only by what its endpoint says of itself, which is weaker than a digest of what "
+        "was started; absent where something was.",
+    )
     arguments: list[Annotated[str, StringConstraints(max_length=4096)]] = Field(description="Full command line.")
     model_ids: list[ShortText] = Field(description="Ids in /v1/models.")
     context_tokens: Integer = Field(description="Context per request that it serves; 0 when not reported.")

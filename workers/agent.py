@@ -23,6 +23,9 @@ from schemas.problems import NotFound, Problem, TransitionRefused
 from schemas.runner import Claim, JobKind, RunnerRegistration
 from workers import evaluation, fingerprint, live, nvml, recording
 from workers.boot import installed_engines
+from workers.engines import external
+from workers.engines.external import EXTERNAL, Admission
+from workers.engines.table import DRIVERS
 from workers.launchers.process import ProcessLauncher, boot_id, strays
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.site import Site
@@ -50,6 +53,8 @@ class Agent:
         place_engines(settings.engines)
         self._settings = settings
         self._client = client
+        # The process is one runner: what its operator allows of engines that run elsewhere holds for all of its jobs.
+        DRIVERS[EXTERNAL.name] = external.driver(Admission(settings.external_hosts or "", settings.external_tokens))
         self._launcher = ProcessLauncher()
         self._bell = threading.Event()
         self._stopping = threading.Event()
@@ -172,7 +177,7 @@ class Agent:
             runner_class=self._settings.runner_class,
             fingerprint=site.fingerprint,
             engines=list(engines),
-            environments=engines,
+            environments={name: digest for name, digest in engines.items() if digest},
             boot_id=boot_id(),
             slots=self._settings.slots,
             disk_free_bytes=self._disk_left(),

@@ -59,6 +59,10 @@ def require_engine(bundle: Bundle) -> None:
     """Return when this runner has the very engine that a bundle names. Raises EngineMismatch naming both."""
     engine = bundle.engine
     driver = DRIVERS.get(engine.name)
+    if driver is not None and driver.admits is not None:
+        if refused := driver.admits(bundle):
+            raise EngineMismatch(f"this runner does not speak to that endpoint: {'; '.join(refused)}")
+        return
     if driver is None or engine.environment is None:
         wanted = engine.image or f"{engine.name} {engine.version}"
         raise EngineMismatch(f"the bundle is served by {wanted}; this runner has {_has()}, and starts processes alone")

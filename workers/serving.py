@@ -197,6 +197,10 @@ class Replica:
     def _refuse_what_cannot_run(self) -> None:
         if problems := self.driver.check_bundle(self.bundle):
             raise self._failed(Cause.UNSUPPORTED, "; ".join(problems))
+        if self.driver.admits is not None:
+            if refused := self.driver.admits(self.bundle):
+                raise self._failed(Cause.ENVIRONMENT_DIFFERS, "; ".join(refused))
+            return
         try:
             installed = self.driver.identity()
         except (EnvironmentAltered, NotInstalled) as error:
@@ -262,6 +266,7 @@ class Replica:
             name=self.bundle.engine.name,
             version=self.bundle.engine.version,
             environment=self.bundle.engine.environment,
+            basis=None if self.driver.admits is None else "reported",
             arguments=[] if self._command is None else list(self._command.argv),
             model_ids=[model.id for model in models],
             context_tokens=min(contexts, default=0),

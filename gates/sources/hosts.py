@@ -136,6 +136,21 @@ class Hosts:
         return addresses
 
 
+def external_hosts(told: str) -> Hosts:
+    """Read the hosts of external engines, separated by commas; `inner:` before one lets it be inside a network.
+
+    Raises:
+        BadHost: one of them is no host.
+    """
+    entries = [entry.strip() for entry in told.split(",") if entry.strip()]
+    inner = [entry.removeprefix("inner:") for entry in entries if entry.startswith("inner:")]
+    listed = [entry.lower() for entry in entries if not entry.startswith("inner:")]
+    for entry in listed:
+        if not _NAME.fullmatch(entry.removeprefix("*.")):
+            raise BadHost(f"{shown(entry)} is no host name; one inside a network, or with a port, is inner:HOST:PORT")
+    return Hosts(listed, inner)
+
+
 def refuse_address(address: Address, *, is_named: bool, is_plain: bool = False) -> str | None:
     """Return why nothing connects to an address, or None.
 

@@ -77,6 +77,8 @@ HardLinks = Annotated[bool, typer.Option("--hard-links", help="Take files that h
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the document; send nothing.")]
 # Distribution whose files are the engine, where it runs from a Python environment on this machine.
 _DISTRIBUTIONS = {"llamacpp": "xllamacpp"}
+_ELSEWHERE = "external"
+"""An engine that nothing here starts, and so nothing here can name."""
 _LISTED = 20
 
 
@@ -282,7 +284,7 @@ def _describe(asked: _Asked, gathered: Gathered) -> Bundle:
     engine = asked.engine
     told = asked.overlay.get("engine")
     identified = isinstance(told, dict) and (told.get("environment") or told.get("image"))
-    if not engine.environment and not engine.image and not identified:
+    if not engine.environment and not engine.image and not identified and engine.name != _ELSEWHERE:
         engine = _installed(engine)
     try:
         document = bundle_document(gathered.contents, name=asked.name, engine=engine)

@@ -6,7 +6,7 @@ from schemas.bundle import Bundle
 
 DIGEST = "sha256:" + "0" * 64
 IMAGE = "registry.example/engine@" + DIGEST
-VERSIONS = {"sglang": "0.5.9", "trtllm": "1.3.0", "transformers": "5.19.0", "tgi": "3.3.6"}
+VERSIONS = {"sglang": "0.5.9", "trtllm": "1.3.0", "transformers": "5.19.0", "tgi": "3.3.6", "external": "1"}
 """Engine → the version that its recorded answers are of."""
 
 
@@ -22,6 +22,7 @@ TEMPLATE = file("chat_template.jinja", "template")
 
 def body(engine: str, *, version: str | None = None, files: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     """Return the document of a small bundle for an engine, from an image."""
+    named = {} if engine == "external" else {"image": IMAGE}
     kinds = ("tensor", "pipeline", "expert", "data", "context")
     return {
         "schema": "sluicegate.dev/bundle/v1",
@@ -32,7 +33,7 @@ def body(engine: str, *, version: str | None = None, files: list[dict[str, Any]]
         "tokenizer": {"origin": "files"},
         "template": {"origin": "tokenizer_config"},
         "quantization": {"method": "none"},
-        "engine": {"name": engine, "version": version or VERSIONS[engine], "image": IMAGE, "arguments": []},
+        "engine": {"name": engine, "version": version or VERSIONS[engine], **named, "arguments": []},
         "topology": {**{f"{kind}_parallel": 1 for kind in kinds}, "nodes": 1},
         "hardware": {"accelerator": "H100", "count": 1},
         "runtime": {"context_tokens": 4096, "max_sequences": 8},

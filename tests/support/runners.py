@@ -177,7 +177,7 @@ class Bench:
     # ------------------------------------------------------------------------------------------- runners
 
     def settings(
-        self, name: str = "r1", *, url: str | None = None, slots: int = 4, store: bool = True
+        self, name: str = "r1", *, url: str | None = None, slots: int = 4, store: bool = True, **changes: Any
     ) -> RunnerSettings:
         """Return settings of a runner with a folder of its own."""
         return RunnerSettings(
@@ -189,11 +189,14 @@ class Bench:
             data_dir=self.folder / "runners" / name,
             store_dir=self.service.settings.storage_dir if store else None,
             slots=slots,
+            **changes,
         )
 
-    def start(self, name: str = "r1", *, url: str | None = None, slots: int = 4, store: bool = True) -> Agent:
-        """Start a runner in this process."""
-        settings = self.settings(name, url=url, slots=slots, store=store)
+    def start(
+        self, name: str = "r1", *, url: str | None = None, slots: int = 4, store: bool = True, **changes: Any
+    ) -> Agent:
+        """Start a runner in this process; `changes` are further settings."""
+        settings = self.settings(name, url=url, slots=slots, store=store, **changes)
         agent = Agent(settings, self.client("runner", settings.api_url))
         self.agents.append(agent)
         agent.start()

@@ -31,6 +31,7 @@ class Speech:
     engine: str
     error: Callable[[int, str], bytes]
     stream_error: str
+    health: str = "/health"
     served: str = "chain"
     flaw: str = ""
     done: str = DONE
@@ -60,8 +61,10 @@ class Speech:
     # ----------------------------------------------------------------------------------------- other routes
 
     def _get(self, path: str) -> bytes:
-        if path == releases.health(self.engine).path:
-            return answer(503 if self.flaw == "unhealthy" else 200)
+        if path == self.health:
+            if self.flaw == "unhealthy" or path != "/v1/models":
+                return answer(503 if self.flaw == "unhealthy" else 200)
+            return self._models()
         if path == "/v1/models":
             return self._models()
         if path in {"/metrics", "/prometheus/metrics"}:
@@ -179,9 +182,28 @@ def _refused_by_sglang(body: Mapping[str, Any], is_chat: bool) -> str | None:
     return "max_tokens must be positive" if body.get("max_tokens", 1) <= 0 else None
 
 
+def _error(status: int, text: str) -> bytes:
+    return _json({"error": {"message": text, "type": "invalid_request_error", "param": None, "code": None}}, status)
+
+
+def _refused_elsewhere(body: Mapping[str, Any], is_chat: bool) -> str | None:
+    known = {"model", "max_tokens", "stream", "stream_options", "temperature", "top_p", "seed", "logprobs"}
+    unknown = set(body) - known - ({"messages", "top_logprobs"} if is_chat else {"prompt"})
+    return f"Unrecognized request argument supplied: {', '.join(sorted(unknown))}" if unknown else None
+
+
 SPEECHES: dict[str, Speech] = {
+    "external": Speech(
+        engine="external",
+        error=_error,
+        stream_error=event({"error": {"message": "it broke", "type": "server_error"}}),
+        refuses=_refused_elsewhere,
+        health="/v1/models",
+        extras={"/relay": {"endpoint": "https://models.example/", "server": "gateway"}},
+    ),
     "sglang": Speech(
         engine="sglang",
+        health=releases.health("sglang").path,
         error=_flat_error,
         stream_error=event({"error": {"object": "error", "message": "it broke", "type": "InternalServerError"}}),
         refuses=_refused_by_sglang,

@@ -51,6 +51,8 @@ class Driver:
     that it got into the port file. `progress_patterns` find in the log how far it has loaded: the group `percent`, or
     `done` and `total`. `rank_pattern` is found in the titles of its child processes without which it cannot serve;
     None when it has none.
+    `admits` is there for an engine that runs elsewhere, and returns what this runner's operator does not allow of a
+    bundle.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Driver:
     takes_port: bool = False
     progress_patterns: tuple[str, ...] = ()
     rank_pattern: str | None = None
+    admits: Callable[[Bundle], list[str]] | None = None
 
 
 def interpreter(bundle: Bundle) -> str:

@@ -1,9 +1,10 @@
 """Which driver launches each engine."""
 
 from workers.engines.base import Driver
+from workers.engines.external import EXTERNAL
 from workers.engines.llamacpp import LLAMACPP
 from workers.engines.sglang import SGLANG
 from workers.engines.vllm import VLLM
 
-DRIVERS: dict[str, Driver] = {one.name: one for one in (LLAMACPP, SGLANG, VLLM)}
+DRIVERS: dict[str, Driver] = {one.name: one for one in (EXTERNAL, LLAMACPP, SGLANG, VLLM)}
 """Engine name in a bundle → its driver."""

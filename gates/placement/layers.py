@@ -14,7 +14,8 @@ from gates.static.shape import Shape
 
 # What `layer_types` may say → kind of layer here.
 _WORDS = {
-    **dict.fromkeys(("full_attention", "attention", "global", "global_attention", "full"), "full"),
+    **dict.fromkeys(("full_attention", "attention", "global", "global_attention", "full", "indexed_attention"), "full"),
+    "deepseek_sparse_attention": "full",
     **dict.fromkeys(("sliding_attention", "sliding_window", "local", "local_attention", "chunked_attention"), "window"),
     **dict.fromkeys(("linear_attention", "gated_delta_net"), "linear"),
     **dict.fromkeys(("mamba", "mamba2", "ssm"), "mamba"),
@@ -28,6 +29,7 @@ _EVERY = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4
 _ALL_WINDOWS = frozenset({"mistral", "mixtral", "ministral", "phi3", "phimoe", "starcoder2"})
 _SWITCHED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text"})
 _RECURRENT = frozenset({"mamba", "mamba2", "falcon_mamba"})
+_ALIKE = {**dict.fromkeys(_RECURRENT, "mamba"), "falcon_h1": "both"}
 SCALE_BYTES = 4
 _INDEX_GROUP = 128
 
@@ -91,11 +93,10 @@ def _kinds(shape: Shape) -> tuple[list[str], list[str]]:
         return ["full" if layer % period == offset else "mamba" for layer in range(count)], []
     if isinstance(told := text.get("attn_layer_indices"), list):
         return ["full" if layer in told else "mamba" for layer in range(count)], []
-    if shape.model_type in _RECURRENT:
-        return ["mamba"] * count, []
-    if shape.model_type == "falcon_h1":
-        return ["both"] * count, []
-    return _attending(shape, count)
+    if shape.model_type in _ALIKE:
+        return [_ALIKE[shape.model_type]] * count, []
+    searched = _searched(shape, count)
+    return _attending(shape, count) if searched is None else (searched, [])
 
 
 def _named(shape: Shape, key: str, told: list[Any], count: int) -> list[str]:
@@ -106,8 +107,22 @@ def _named(shape: Shape, key: str, told: list[Any], count: int) -> list[str]:
         kind = _WORDS.get(name) if isinstance(name, str) else None
         if kind is None:
             raise PlacementUnknown(f"{shape.at(key)}/{layer}", f"what a layer of the kind {name!r} keeps is not known")
+        if kind == "linear" and _count(shape, "mamba_d_state", "ssm_state_size") is not None:
+            kind = "mamba"  # transformers 5 calls every recurrent layer linear_attention
         found.append("latent" if kind == "full" and shape.is_mla else kind)
     return found
+
+
+def _searched(shape: Shape, count: int) -> list[str] | None:
+    """Return the kinds of layers of an architecture that was searched for block by block; None for any other."""
+    blocks = shape.text.get("block_configs")
+    if not isinstance(blocks, list) or len(blocks) != count:
+        return None
+    told = [one.get("attention") if isinstance(one, dict) else None for one in blocks]
+    attention = [one if isinstance(one, dict) else {} for one in told]
+    return [
+        "none" if one.get("no_op") is True or one.get("replace_with_linear") is True else "full" for one in attention
+    ]
 
 
 def _attending(shape: Shape, count: int) -> tuple[list[str], list[str]]:
@@ -121,6 +136,9 @@ def _attending(shape: Shape, count: int) -> tuple[list[str], list[str]]:
     window = shape.sliding_window
     if window is None:
         return ["full"] * count, []
+    letters = shape.text.get("sliding_window_pattern")
+    if isinstance(letters, str) and letters and set(letters) <= {"L", "G"}:
+        return ["full" if letters[layer % len(letters)] == "G" else "window" for layer in range(count)], []
     if shape.model_type in _EVERY:
         told = shape.text.get("sliding_window_pattern", shape.text.get("_sliding_window_pattern"))
         every = told if type(told) is int and told > 0 else _EVERY[shape.model_type]
@@ -245,6 +263,12 @@ def _key_heads(shape: Shape, layer: int) -> int:
             if layer >= len(told) or type(told[layer]) is not int or told[layer] < 0:
                 raise PlacementUnknown(f"{shape.at(key)}/{layer}", "is no number of key-value heads")
             return int(told[layer])
+    blocks = shape.text.get("block_configs")
+    block = blocks[layer] if isinstance(blocks, list) and layer < len(blocks) else None
+    told = block.get("attention") if isinstance(block, dict) else None
+    shared = told.get("n_heads_in_group") if isinstance(told, dict) else None
+    if type(shared) is int and shared > 0:  # how many query heads read one key head
+        return _size(shape, "num_attention_heads", shape.heads) // shared
     return _size(shape, "num_key_value_heads", shape.kv_heads)
 
 

@@ -1,7 +1,7 @@
 """Checks of rotary settings: they stand where a library looks, and frequencies come of them.
 
-Source: rotary.json beside this file, and `_compute_llama3_parameters` of transformers, which divides by the difference
-of its two factors.
+Source: rotary.json beside this file, and `_compute_llama3_parameters` of transformers, which blends between its two
+factors: nothing where they are equal, as Llama 4 Scout has them, and backwards where they change places.
 """
 
 import math
@@ -86,9 +86,9 @@ def _scaling(shape: Shape, told: Mapping[str, Any], pointer: str, file: str) -> 
         yield _wrong(shape, file, f"{pointer}/factor", says, factor, {"from": 1})
     if kind == "llama3":
         low, high = told.get("low_freq_factor"), told.get("high_freq_factor")
-        if low is not None and high is not None and not (_is_number(low) and _is_number(high) and low < high):
-            says = f"The rotary scaling has low_freq_factor {low!r}, which is not below high_freq_factor {high!r}."
-            yield _wrong(shape, file, f"{pointer}/low_freq_factor", says, low, {"below": high})
+        if low is not None and high is not None and not (_is_number(low) and _is_number(high) and low <= high):
+            says = f"The rotary scaling has low_freq_factor {low!r}, which is above high_freq_factor {high!r}."
+            yield _wrong(shape, file, f"{pointer}/low_freq_factor", says, low, {"at_most": high})
     if kind in {"longrope", "su"}:
         yield from _lists(shape, told, pointer, file)
     yield from _sections(shape, told, pointer, file)

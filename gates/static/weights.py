@@ -1,5 +1,6 @@
 """Checks of the tensors: all that the architecture needs are there, in the shapes that the configuration says."""
 
+import re
 from collections.abc import Iterator
 
 from gates.static import names, required
@@ -8,6 +9,11 @@ from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.required import Needed
 from schemas.result import Severity
 
+MANY = 2
+"""How many times more layers must have a tensor than lack it, where nothing but the layers tells which are whole."""
+_OF_QUANTIZATION = re.compile(
+    r"^(?P<module>.+)\.(weight\..+|weight_.+|qweight|qzeros|scales|g_idx|input_scale|input_global_scale|input_zero_point)$"
+)
 _PLAIN = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 
@@ -94,19 +100,33 @@ def _layers(part: Part) -> Iterator[Flaw]:
         yield from _odd_layer(part, by_layer, shape.layers)
 
 
+def _unpacked(rests: set[str]) -> set[str]:
+    """Return a layer's tensors as they are called where nothing is quantized."""
+    plain = {_OF_QUANTIZATION.sub(r"\g<module>.weight", one) for one in rests}
+    return {one for one in plain if not one.endswith(("k_scale", "v_scale"))}
+
+
 def _odd_layer(part: Part, by_layer: dict[int, set[str]], layers: int) -> Iterator[Flaw]:
-    """Find the one layer that lacks what all others have alike."""
-    inner = {number: rests for number, rests in by_layer.items() if number < layers}
-    for number, rests in inner.items():
-        others = [other for key, other in inner.items() if key != number]
-        if len(others) >= 2 and all(other == others[0] for other in others) and rests < others[0]:
-            lost = sorted(others[0] - rests)
-            yield flaw(
-                "tensor-missing",
-                f"Layer {number} lacks {len(lost)} tensors that every other layer has: {listed(lost)}.",
-                file=part.weights.index_path,
-                found={"layer": number, "missing": lost[:MAX_ITEMS], "count": len(lost)},
-            )
+    """Find the few layers that lack what the many of their kind have alike."""
+    kinds = part.shape.text.get("layer_types", part.shape.text.get("layers_block_type"))
+    if not isinstance(kinds, list) or len(kinds) < layers:
+        kinds = [None] * layers
+    if isinstance(part.shape.text.get("block_configs"), list):
+        return  # an architecture that was searched for: each layer may lack what others have
+    for kind in dict.fromkeys(str(one) for one in kinds):
+        inner = {n: _unpacked(rests) for n, rests in by_layer.items() if n < layers and str(kinds[n]) == kind}
+        for whole in {frozenset(rests) for rests in inner.values()}:
+            many = sum(rests == whole for rests in inner.values())
+            for number, rests in inner.items():
+                few = sum(other == rests for other in inner.values())
+                if rests < whole and many >= MANY * few:
+                    lost = sorted(whole - rests)
+                    yield flaw(
+                        "tensor-missing",
+                        f"Layer {number} lacks {len(lost)} tensors that {many} other layers have: {listed(lost)}.",
+                        file=part.weights.index_path,
+                        found={"layer": number, "missing": lost[:MAX_ITEMS], "count": len(lost)},
+                    )
 
 
 def _shapes(part: Part) -> Iterator[Flaw]:

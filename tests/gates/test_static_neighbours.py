@@ -30,7 +30,7 @@ ONE_FACTOR = {"type": "longrope", "short_factor": [1.0], "long_factor": [1.5]}
     [
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}, None),
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0, "high_freq_factor": 1.0}}, "rope-scaling-invalid"),
-        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4, "high_freq_factor": 4}}, "rope-scaling-invalid"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4, "high_freq_factor": 4}}, None),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope-scaling-invalid"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "rope-scaling-invalid"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "rope-scaling-invalid"),

@@ -6,7 +6,7 @@ from gates.static.names import HEADS, embedding, in_layers
 from gates.static.required import missing, needed
 from gates.static.rules import table
 from gates.static.shape import families, shape_of
-from tests.support.checkpoints import codes, only, validate
+from tests.support.checkpoints import WIDTHS, T, codes, micro_config, only, validate, write_json, write_safetensors
 from tests.support.layouts import LAYOUTS, config_of, tensors_of, write_layout
 
 CONSTANT = ("act_fn.beta", "act_fn.eps")
@@ -93,4 +93,54 @@ def test_settings_that_ask_for_no_biases_need_none(tmp_path):
     root = write_layout(tmp_path / "m", "qwen2", without="_proj.bias", attention_bias=False)
     assert "tensor-missing" not in codes(validate(root))
     root = write_layout(tmp_path / "n", "deepseek_v3", without="e_score_correction_bias", topk_method="greedy")
+    assert "tensor-missing" not in codes(validate(root))
+
+
+# ------------------------------------------------------------------------------------------ families without a table
+
+
+def strange(root, *, drop=(), wrap=None, **changes):
+    """A model of six layers whose family nobody knows, without the tensors that are dropped by layer and ending."""
+    inner = ("attn.qkv.weight", "attn.qkv.bias", "attn.out.weight", "ffn.a.weight", "ffn.b.weight", "norm.weight")
+    names = [f"model.layers.{layer}.{one}" for layer in range(6) for one in inner]
+    kept = [one for one in names if not any(one.startswith(f"model.layers.{n}.") and one.endswith(e) for n, e in drop)]
+    tensors = [T("model.embed_tokens.weight", "BF16", (264, 8)), T("lm_head.weight", "BF16", (264, 8))]
+    tensors += [one for name in kept for one in (wrap(name) if wrap else [T(name, "BF16", (8, 8))])]
+    root.mkdir(parents=True)
+    config = micro_config(model_type="strange", architectures=["StrangeForCausalLM"], num_hidden_layers=6)
+    write_json(root / "config.json", config | changes)
+    write_safetensors(root / "model.safetensors", sorted(tensors, key=lambda one: -WIDTHS[one.dtype]))
+    return root
+
+
+KINDS = ["full_attention", "sliding_attention"] * 3
+
+
+@pytest.mark.parametrize(
+    ("drop", "changes", "layers"),
+    [
+        ([], {}, []),
+        ([(4, "qkv.bias")], {}, [4]),
+        ([(2, "norm.weight"), (4, "norm.weight")], {}, [2, 4]),
+        ([(2, "norm.weight"), (4, "qkv.bias")], {}, [2, 4]),
+        ([(n, "qkv.bias") for n in (1, 3, 5)], {}, []),
+        ([(n, "qkv.bias") for n in (1, 3, 5)], {"layer_types": KINDS}, []),
+        ([(1, "qkv.bias")], {"layer_types": KINDS}, [1]),
+        ([(4, "qkv.weight"), (4, "qkv.bias")], {"block_configs": [{}] * 6}, []),
+    ],
+)
+def test_layers_of_an_unknown_family_are_held_against_each_other(tmp_path, drop, changes, layers):
+    found = [one for one in validate(strange(tmp_path / "m", drop=drop, **changes)).flaws if one.severity == "block"]
+    assert sorted(one.found["layer"] for one in found) == layers
+    assert {one.code for one in found} <= {"tensor-missing"}
+
+
+def test_a_layer_that_is_left_unquantized_lacks_nothing(tmp_path):
+    def eight_bits(name):
+        if not name.endswith("weight") or "norm" in name or ".layers.0." in name:
+            return [T(name, "BF16", (8, 8))]
+        return [T(name, "F8_E4M3", (8, 8)), T(name.replace("weight", "weight_scale"), "F32", (1,))]
+
+    told = {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0"]}
+    root = strange(tmp_path / "m", wrap=eight_bits, quantization_config=told)
     assert "tensor-missing" not in codes(validate(root))

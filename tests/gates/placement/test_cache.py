@@ -129,6 +129,42 @@ MINIMAX = {
     "attn_type_list": [0, 1],
 }
 DEEPSEEK = CONFIGS["deepseek-v3"] | {"num_hidden_layers": 61, "quantization_config": None}
+SPARSE = DEEPSEEK | {"index_head_dim": 128, "layer_types": ["indexed_attention"] * 61}
+SEARCHED = {
+    "model_type": "nemotron-nas",
+    "hidden_size": 8192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 64,
+    "num_key_value_heads": None,
+    "block_configs": [
+        {"attention": {"n_heads_in_group": 8, "no_op": False, "replace_with_linear": False}},
+        {"attention": {"n_heads_in_group": None, "no_op": True, "replace_with_linear": False}},
+        {"attention": {"n_heads_in_group": 16, "no_op": False, "replace_with_linear": False}},
+    ],
+}
+EXAONE = {
+    "model_type": "exaone4",
+    "num_hidden_layers": 8,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "sliding_window": 4096,
+    "sliding_window_pattern": "LLLG",
+}
+BAMBA = {
+    "model_type": "bamba",
+    "hidden_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "layer_types": ["linear_attention", "full_attention"],
+    "mamba_n_heads": 24,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 128,
+    "mamba_d_conv": 4,
+}
 MISTRAL_1 = CONFIGS["mistral-7b-instruct-v0.3"] | {"sliding_window": 4096}
 
 
@@ -182,6 +218,14 @@ ARCHITECTURES = {
     "falcon-h1": (FALCON_H1, 512, 8000, 4_096_000 + 795_648 + 1_536, {"full": 1, "state": 1}),
     # 64 × 128 × 128 × 4; 2 × 8 × 128 × 2 a token
     "minimax": (MINIMAX, 4_096, 8000, 4_194_304 + 4_096 * 8000, {"full": 1, "state": 1}),
+    # the same as mla-sparse, said layer by layer
+    "mla-indexed": (SPARSE, 78_324, 8000, 78_324 * 8000, {"latent": 61}),
+    # (64 / 8 + 64 / 16) × 128 × 2 × 2; the second layer does not attend
+    "searched": (SEARCHED, 6_144, 8000, 6_144 * 8000, {"full": 2, "none": 1}),
+    # 4,096 a layer: 2 × 8,000 + 6 × 4,096
+    "exaone4": (EXAONE, 32_768, 8000, 4_096 * (2 * 8000 + 6 * 4096), {"full": 2, "window": 6}),
+    # as falcon-h1, in two layers: a recurrent one is called linear_attention by newer libraries
+    "bamba": (BAMBA, 512, 8000, 4_096_000 + 795_648 + 1_536, {"full": 1, "state": 1}),
 }
 
 

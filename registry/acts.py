@@ -84,6 +84,11 @@ def moment(session: Session) -> datetime:
     return at
 
 
+def note_moment(session: Session, at: datetime) -> None:
+    """Say what the database's clock was a moment ago, within this unit of work: `moment` need not ask for it."""
+    session.info.setdefault(_MOMENT, at)
+
+
 @event.listens_for(Session, "after_transaction_end")
 def _forget(session: Session, transaction: SessionTransaction) -> None:
     if db.is_over(transaction):

@@ -52,8 +52,11 @@ def _accept(
     policy: Policy,
     body: Act,
     entries: Sequence[EntryRow],
-) -> ReleaseRow:
-    """Record the acceptance of findings; refuse when a warning is left, or a code is none."""
+) -> tuple[ReleaseRow, Standing]:
+    """Record the acceptance of findings; refuse when a warning is left, or a code is none.
+
+    Returns the release, and what its gates say.
+    """
     found = require_eligible(session, release, policy, now=acts.moment(session), entries=entries)
     left = unaccepted(entries, found)
     wanted = set(body.accept or ()) if isinstance(body, Approve) else set()
@@ -74,7 +77,7 @@ def _accept(
         accepted = Accepted(gate=gate, result=digest, codes=codes, reason=body.reason)
         name = f"accepted:{gate}:{digest[7:19]}"
         release = act(session, service, release, name, actor.name, Kind.FINDING_ACCEPTED, accepted)
-    return release
+    return release, found
 
 
 def approve(
@@ -99,13 +102,14 @@ def approve(
     if not is_granted or release.phase in TERMINAL:
         releases.require_place(session, release, Deed.APPROVE)
     releases.require_other(release, actor, "approve")
+    found: Standing | None = None
     if release.phase == Phase.GATED:
-        release = _accept(session, service, actor, release, policy, body, entries)
+        release, found = _accept(session, service, actor, release, policy, body, entries)
     if not is_granted:
         before = sum(entry.kind == Kind.APPROVAL_GRANTED and entry.actor == actor.name for entry in entries)
         name = _numbered(f"approval:{actor.name}", before)
         release = act(session, service, release, name, actor.name, Kind.APPROVAL_GRANTED, Note(reason=body.reason))
-    return release if acts.is_ahead(session) else settle(session, service, release, policy)
+    return release if acts.is_ahead(session) else settle(session, service, release, policy, found)
 
 
 def in_force(entries: Sequence[EntryRow]) -> dict[str, EntryRow]:
@@ -159,13 +163,20 @@ def withdraw(
     return act(session, service, release, name, actor.name, Kind.APPROVAL_WITHDRAWN, said)
 
 
-def settle(session: Session, service: Service, release: ReleaseRow, policy: Policy) -> ReleaseRow:
-    """Record that the approval rule is met, when it is. Zero approvals required is an entry of its own."""
+def settle(
+    session: Session, service: Service, release: ReleaseRow, policy: Policy, found: Standing | None = None
+) -> ReleaseRow:
+    """Record that the approval rule is met, when it is. Zero approvals required is an entry of its own.
+
+    `found` is the standing of the release, where this unit of work has looked at it under the release's lock.
+    """
     if release.phase != Phase.GATED:
         return release
     quarantine.require_free(session, release.project_id, release.bundle)
     entries = log(session, release.id)
-    if unaccepted(entries, standing(session, release, policy, now=acts.moment(session), entries=entries)):
+    if found is None:
+        found = standing(session, release, policy, now=acts.moment(session), entries=entries)
+    if unaccepted(entries, found):
         return release
     required = policy.approval.required
     granted = in_force(entries)

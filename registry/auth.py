@@ -147,7 +147,14 @@ def confirm(session: Session, actor: Actor) -> None:
     if actor.token is None:
         return
     found = session.execute(_CONFIRM, {"token": actor.token}).one_or_none()
-    if found is None or not _counts(*found):
+    if found is None:
+        raise Unauthenticated("the token is not known, or no longer valid")
+    require_counting(*found)
+
+
+def require_counting(revoked_at: datetime | None, expires_at: datetime | None, now: datetime) -> None:
+    """Return when a token of which this was read counts. Raises Unauthenticated."""
+    if not _counts(revoked_at, expires_at, now):
         raise Unauthenticated("the token is not known, or no longer valid")
 
 
@@ -182,8 +189,7 @@ def authenticate(session: Session | Connection, secret: str, now: datetime | Non
     stored = found.secret_sha256 if found else fingerprint("")
     if not hmac.compare_digest(stored, sought) or found is None:
         raise Unauthenticated("the token is not known, or no longer valid")
-    if not _counts(found.revoked_at, found.expires_at, now or found.now):
-        raise Unauthenticated("the token is not known, or no longer valid")
+    require_counting(found.revoked_at, found.expires_at, now or found.now)
     targets = None if found.targets is None else frozenset(found.targets)
     return Actor(found.project_id, found.project, found.name, found.role, token=found.id, targets=targets)
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from pydantic_core import from_json
@@ -81,7 +81,23 @@ class _Recent:
 _recent = _Recent()
 
 
+class Found(NamedTuple):
+    """A document that a project has."""
+
+    id: UUID
+    """By which lists are ordered."""
+    registered: Registered
+    is_quarantined: bool
+    """Whether there is a quarantine to be told with it; see `registry.quarantine`."""
+
+
 def register(session: Session, service: Service, actor: Actor, kind: str, raw: bytes) -> tuple[Registered, bool]:
+    """Store a document in the actor's project; see `store`. Returns it, and whether this call stored it."""
+    found, is_new = store(session, service, actor, kind, raw)
+    return found.registered, is_new
+
+
+def store(session: Session, service: Service, actor: Actor, kind: str, raw: bytes) -> tuple[Found, bool]:
     """Store a document in the actor's project; with a bundle, how its sources were resolved, where that was posted.
 
     Returns:
@@ -135,7 +151,7 @@ def _store(
     canonical: bytes,
     locks: list[Lock] | None,
     at: datetime,
-) -> Registered | None:
+) -> Found | None:
     """Store a document with its entry; return None when somebody else has just done so."""
     components = document.components() if isinstance(document, Bundle) else None
     labels = document.labels if isinstance(document, Bundle) else None
@@ -168,7 +184,7 @@ def _store(
         evidence.append(session, actor.project_id, signed)
     if is_again:
         return _get(session, actor.project_id, kind, digest)
-    return Registered(
+    registered = Registered(
         digest=digest,
         name=name,
         schema_id=document.schema_id,
@@ -181,6 +197,7 @@ def _store(
         quarantine=None,
         locks=_as_told(resolved),
     )
+    return Found(identity, registered, is_quarantined=False)
 
 
 def _as_kept(value: dict[str, str] | None) -> dict[str, str] | None:
@@ -197,9 +214,13 @@ def stream(project: UUID, digest: str) -> str:
     return f"documents/{project}/{digest}"
 
 
-def hold(session: Session, project: UUID, digest: str) -> None:
-    """Let nobody delete a document until the transaction ends; whoever deletes it now is waited for."""
-    _held(session, project, digest)
+def hold(session: Session, project: UUID, digest: str) -> bool:
+    """Let nobody delete or quarantine a document until the transaction ends; whoever does so now is waited for.
+
+    Returns whether it is quarantined.
+    """
+    found = session.execute(statements.HOLD, {"project": project, "digest": digest}).one()
+    return bool(found.is_quarantined)
 
 
 def _held(session: Session, project: UUID, digest: str) -> tuple[bool, datetime]:
@@ -295,8 +316,8 @@ def _check_reference(session: Session, project: UUID, reference: Reference) -> N
         raise InvalidDocument(f"the reference is not valid: {wrong[0]['pointer']} {wrong[0]['detail']}", errors=wrong)
 
 
-def _wire(row: Row[Any], document: dict[str, object] | None, locks: list[Any] | None) -> Registered:
-    return Registered(
+def _wire(row: Row[Any], document: dict[str, object] | None, locks: list[Any] | None) -> Found:
+    registered = Registered(
         digest=row.digest,
         name=row.name,
         schema_id=row.schema_id,
@@ -310,6 +331,7 @@ def _wire(row: Row[Any], document: dict[str, object] | None, locks: list[Any] | 
         quarantine=None,
         locks=_as_told(locks),
     )
+    return Found(row.id, registered, row.is_quarantined)
 
 
 def _select(project: UUID, kind: str) -> Select[ProjectDocumentRow, DocumentRow]:
@@ -324,13 +346,13 @@ def _select(project: UUID, kind: str) -> Select[ProjectDocumentRow, DocumentRow]
     )
 
 
-def _find(session: Session, project: UUID, kind: str, digest: str) -> Registered | None:
+def _find(session: Session, project: UUID, kind: str, digest: str) -> Found | None:
     found = session.execute(statements.FIND, {"project": project, "kind": kind, "digest": digest}).one_or_none()
     # It was read strictly when it came, and has been canonical since.
     return None if found is None else _wire(found, from_json(found.body), found.locks)
 
 
-def _get(session: Session, project: UUID, kind: str, digest: str) -> Registered:
+def _get(session: Session, project: UUID, kind: str, digest: str) -> Found:
     found = _find(session, project, kind, digest)
     if found is None:
         raise NotFound(f"there is no {kind} {digest}", digest=digest)
@@ -338,6 +360,11 @@ def _get(session: Session, project: UUID, kind: str, digest: str) -> Registered:
 
 
 def get(session: Session, project: UUID, kind: str, named: str) -> Registered:
+    """Return a document by its digest or by the beginning of it; see `find`."""
+    return find(session, project, kind, named).registered
+
+
+def find(session: Session, project: UUID, kind: str, named: str) -> Found:
     """Return a document by its digest or by the beginning of it.
 
     `named` is `sha256:…`, or at least 8 of its hexadecimal digits, with or without `sha256:`.
@@ -430,8 +457,8 @@ def browse(
     limit: int,
     labels: Mapping[str, str] | None = None,
     quarantined: bool | None = None,
-) -> list[tuple[UUID, Registered]]:
-    """Return a project's documents without their bodies, newest first, before a cursor, each with its cursor.
+) -> list[Found]:
+    """Return a project's documents without their bodies, newest first, before a cursor.
 
     `names` are families, any of them; `labels` are name → value, all of them; `quarantined` bundles, or the others.
     """
@@ -444,7 +471,7 @@ def browse(
         asked["after"] = after
     query = statements.page(len(labels), len(names), quarantined=quarantined, is_after=after is not None)
     rows = session.execute(query, asked)
-    return [(row.id, _wire(row, None, None)) for row in rows]
+    return [_wire(row, None, None) for row in rows]
 
 
 def _read(session: Session, kind: str, digest: str) -> AnyDocument:

@@ -41,6 +41,8 @@ claim_of = lru_cache(maxsize=KEPT_CLAIMS)(proof.claim_of)
 
 _HELD = "held_releases"
 _LOGS = "logs_of_held_releases"
+_PLACES = "places_of_the_transaction"
+"""Key → the transaction's number, the instant of its entries, and until when the key signs."""
 
 MOVES_TRAFFIC = (Kind.TRAFFIC_SHIFTED, Kind.TRAFFIC_RESTORED)
 """Kinds whose body is the split from then on."""
@@ -225,6 +227,32 @@ _END = text(
 )
 
 
+# Where the stream is held already, and what is in it is known.
+_HERE = text(
+    """
+    SELECT CAST(pg_current_xact_id() AS text), clock_timestamp(), key.key_id, key.valid_until
+    FROM (VALUES (1)) AS one LEFT JOIN signing_keys AS key ON key.key_id = :key
+    """
+)
+
+
+def _known_end(session: Session, signed: Signed) -> _Place | None:
+    """Return the end of the log of a release that is held and has been read; None where that is not so.
+
+    Nobody else can append to it. What this transaction has appended before was recorded at the same instant.
+    """
+    log: list[EntryRow] | None = session.info.get(_LOGS, {}).get(signed.stream)
+    if not log:
+        return None
+    here: dict[str, Any] = session.info.setdefault(_PLACES, {})
+    if signed.key_id not in here:
+        here[signed.key_id] = session.execute(_HERE, {"key": signed.key_id}).one()
+    own, at, key, ends_at = here[signed.key_id]
+    known = next((row.sequence for row in log if row.act == signed.act), None)
+    floor = max(int(own), log[-1].transaction_id)
+    return _Place(known, log[-1].position, log[-1].entry_digest, floor, at, key is not None, ends_at)
+
+
 def _end_of(session: Session, signed: Signed) -> _Place:
     """Hold the stream of a statement for the rest of the transaction, and return its end."""
     own = int(session.execute(_HOLD, {"stream": signed.stream}).one()[1])
@@ -280,11 +308,16 @@ def hold(session: Session, release_id: UUID) -> ReleaseRow:
     return held[release_id]
 
 
+def note_held(session: Session, release: ReleaseRow) -> None:
+    """Say that this transaction has locked a release, as `hold` does, and read it as it was then."""
+    session.info.setdefault(_HELD, {})[release.id] = release
+
+
 @event.listens_for(Session, "after_transaction_end")
 def _let_go(session: Session, transaction: SessionTransaction) -> None:
     if db.is_over(transaction):
-        session.info.pop(_HELD, None)
-        session.info.pop(_LOGS, None)
+        for known in (_HELD, _LOGS, _PLACES):
+            session.info.pop(known, None)
 
 
 def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
@@ -299,7 +332,7 @@ def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
     """
     release_id = UUID(signed.stream.removeprefix("release/"))
     release = hold(session, release_id)
-    place = _end_of(session, signed)
+    place = _known_end(session, signed) or _end_of(session, signed)
     if place.known is not None:
         return release, False
     # Judged before it is written, so that a refused entry leaves nothing behind.

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import func, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import event, func, select, update
+from sqlalchemy.orm import Session, SessionTransaction
 
-from registry import acts, auth, conditions, documents, evidence
+from registry import acts, auth, conditions, db, documents, evidence
 from registry.auth import Actor
 from registry.lifecycle import BEFORE_TRAFFIC
 from registry.service import Service
@@ -33,6 +33,8 @@ SERVICE = "service"
 INTEGRITY = "integrity"
 """The gate whose failure is about the bundle's bytes."""
 MAX_REASON = 4000
+_FREE = "bundles_held_free"
+"""Bundles that a transaction holds, and has found not to be quarantined: until it ends they cannot be."""
 
 
 def impose(session: Session, service: Service, actor: Actor, named: str, body: Act) -> QuarantineState:
@@ -161,9 +163,13 @@ def require_free(session: Session, project: UUID, bundle: str) -> None:
     Raises:
         BundleQuarantined: `grounds` says why, and `quarantined_by` and `quarantined_at` who was first.
     """
-    documents.hold(session, project, bundle)
-    found = standing(session, project, [bundle]).get(bundle)
+    free: set[tuple[UUID, str]] = session.info.setdefault(_FREE, set())
+    if (project, bundle) in free:
+        return
+    is_marked = documents.hold(session, project, bundle)
+    found = standing(session, project, [bundle]).get(bundle) if is_marked else None
     if found is None:
+        free.add((project, bundle))
         return
     raise BundleQuarantined(
         f"bundle {bundle} is quarantined: {'; '.join(_sentence(one) for one in found.grounds)}; "
@@ -173,6 +179,12 @@ def require_free(session: Session, project: UUID, bundle: str) -> None:
         quarantined_by=found.grounds[0].by,
         quarantined_at=found.model_dump(mode="json")["since"],
     )
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _let_go(session: Session, transaction: SessionTransaction) -> None:
+    if db.is_over(transaction):
+        session.info.pop(_FREE, None)
 
 
 def is_quarantined(session: Session, project: UUID, bundle: str) -> bool:
@@ -191,18 +203,10 @@ def since(session: Session, project: UUID, bundle: str) -> datetime | None:
     )
 
 
-def latest(session: Session, project: UUID, bundle: str) -> EntryRow | None:
-    """Return the entry that last quarantined a bundle or lifted that: no gate result from before it counts."""
-    return session.scalar(
-        select(EntryRow)
-        .where(EntryRow.stream == documents.stream(project, bundle), EntryRow.kind.in_(KINDS))
-        .order_by(EntryRow.position.desc())
-        .limit(1)
-    )
-
-
 def reasons(session: Session, project: UUID, bundle: str) -> list[str]:
     """Return why a bundle is quarantined, one sentence each; nothing when it is not."""
+    if (project, bundle) in session.info.get(_FREE, ()):
+        return []
     found = standing(session, project, [bundle]).get(bundle)
     return [_sentence(one) for one in found.grounds] if found is not None else []
 
@@ -273,6 +277,7 @@ def _take(session: Session, project: UUID, digest: str, *, or_deleted: bool = Fa
 
 
 def _quarantine(session: Session, service: Service, member: ProjectDocumentRow, actor: str, said: Quarantined) -> None:
+    session.info.pop(_FREE, None)
     entry = _record(session, service, member, "quarantined", actor, Kind.BUNDLE_QUARANTINED, said)
     if member.quarantined_at is None:
         member.quarantined_at = entry.recorded_at

@@ -12,7 +12,21 @@ from uuid6 import uuid7
 
 from gates import policy as judgement
 from gates.fitting import Needs
-from registry import acts, advice, auth, conditions, db, documents, evidence, quarantine, scheduling, targets, waits
+from registry import (
+    acts,
+    advice,
+    auth,
+    beside,
+    conditions,
+    db,
+    documents,
+    evidence,
+    holding,
+    quarantine,
+    scheduling,
+    targets,
+    waits,
+)
 from registry.advice import Deed
 from registry.auth import Actor
 from registry.service import Service
@@ -29,7 +43,7 @@ from schemas.problems import (
     ReferenceMissing,
     TransitionRefused,
 )
-from schemas.release import GateStatus, Phase, Release, ReleaseDetail
+from schemas.release import TERMINAL, GateStatus, Phase, Release, ReleaseDetail
 from schemas.result import GateResult, Verdict
 
 
@@ -225,7 +239,6 @@ def act(
     return row
 
 
-_TARGET = "target_of_the_act"
 DRILL = "rollback"
 """The gate whose result is about the bundle that traffic goes back to as well."""
 
@@ -261,8 +274,7 @@ def standing(
     # A revoked result uncovers no earlier one: the gate has none until it is measured anew.
     latest = {gate: found for gate, found in latest.items() if found[0].entry_digest not in revoked}
     oldest = now - timedelta(seconds=float(policy.evidence_seconds))
-    before = targets.way_back(session, release)
-    accepted = before.bundle if before is not None else None
+    accepted, doubt = beside.facts(session, release)
     expired = {
         gate: f"went back to {result.against or 'no traffic'}, and now traffic would go back to {accepted or 'none'}"
         for gate, (_, result) in latest.items()
@@ -271,9 +283,9 @@ def standing(
     for gate, (entry, _) in latest.items():
         if entry.recorded_at < oldest:
             expired[gate] = f"ran too long ago: its result counts for {policy.evidence_seconds} s"
-    if (doubt := quarantine.latest(session, release.project_id, release.bundle)) is not None:
+    if doubt is not None:
         for gate, (entry, result) in latest.items():
-            if entry.sequence < doubt.sequence and result.verdict is not Verdict.FAILED:
+            if entry.sequence < doubt and result.verdict is not Verdict.FAILED:
                 expired[gate] = "ran before the bundle was quarantined, or before that was lifted"
     verdicts: dict[str, Verdict] = {gate: result.verdict for gate, (_, result) in latest.items() if gate not in expired}
     decision = judgement.decide([rule.gate for rule in policy.gates], verdicts, expired=expired)
@@ -474,15 +486,7 @@ def hold(session: Session, actor: Actor, release: UUID, if_match: str | None) ->
     Every act of a person begins here: the token must still count and be for this target, and the release must be
     as the person saw it, when they say how they saw it. Raises NotFound, NotPermitted, Unauthenticated, StaleEdit.
     """
-    joined = select(ReleaseRow, TargetRow).join(TargetRow, TargetRow.id == ReleaseRow.target_id)
-    found = session.execute(joined.where(ReleaseRow.id == release)).one_or_none()
-    if found is None or found[0].project_id != actor.project_id:
-        raise NotFound(f"there is no release {release}")
-    auth.require_target(actor, found[1].name)
-    # The session keeps only what somebody holds, and the act and its answer name the target again.
-    session.info[_TARGET] = found[1]
-    auth.confirm(session, actor)
-    row = evidence.hold(session, release)
+    row = holding.take(session, actor, release)
     conditions.require_release(session, row, if_match)
     return row
 
@@ -505,20 +509,21 @@ def detail(session: Session, release: ReleaseRow) -> ReleaseDetail:
 
 
 def _fields(session: Session, release: ReleaseRow, entries: Sequence[EntryRow]) -> dict[str, Any]:
-    target = session.get_one(TargetRow, release.target_id)
+    of = release.project_id
+    told = beside.shown(session, release)
     policy = documents.bound_policy(session, release.policy)
-    bundle_name = documents.names(session, release.project_id, [release.bundle])[release.bundle]
+    is_over = release.phase in TERMINAL
     return {
         "id": release.id,
-        "target": target.name,
+        "target": told.target,
         "bundle": release.bundle,
-        "bundle_name": bundle_name,
+        "bundle_name": told.bundle_name,
         "policy": release.policy,
         "phase": Phase(release.phase),
         "phase_since": release.phase_since,
         "is_paused": release.is_paused,
         "held": release.held,
-        "waits": waits.why(session, release),
+        "waits": None if is_over or told.waiting is None else waits.why(session, told.waiting),
         "reason": release.reason,
         "created_at": release.created_at,
         "created_by": release.created_by,
@@ -527,7 +532,7 @@ def _fields(session: Session, release: ReleaseRow, entries: Sequence[EntryRow]) 
         "weight_bp": release.weight_bp,
         "version": conditions.release_version(release, entries[-1] if entries else None),
         "gates": _gates(policy, entries),
-        "quarantined": quarantine.reasons(session, release.project_id, release.bundle),
+        "quarantined": quarantine.reasons(session, of, release.bundle) if told.is_quarantined else [],
     }
 
 

@@ -6,8 +6,9 @@ from sqlalchemy import TextClause, text
 
 HOLD = text(
     "WITH held AS MATERIALIZED"
-    " (SELECT 1 FROM project_documents WHERE project_id = :project AND digest = :digest FOR KEY SHARE)"
-    " SELECT EXISTS (SELECT FROM held) AS is_there, clock_timestamp() AS at"
+    " (SELECT quarantined_at FROM project_documents WHERE project_id = :project AND digest = :digest FOR KEY SHARE)"
+    " SELECT EXISTS (SELECT FROM held) AS is_there, clock_timestamp() AS at,"
+    " EXISTS (SELECT FROM held WHERE quarantined_at IS NOT NULL) AS is_quarantined"
 )
 NAMES = text(
     "SELECT digest, name FROM project_documents WHERE project_id = :project AND digest = ANY(CAST(:digests AS text[]))"
@@ -18,10 +19,10 @@ IS_THERE = text(
 )
 _COLUMNS = (
     "member.digest, member.name, stored.schema_id, member.created_at, member.created_by, stored.serving_digest,"
-    " stored.components, stored.labels"
+    " stored.components, stored.labels, member.quarantined_at IS NOT NULL AS is_quarantined"
 )
 FIND = text(
-    f"SELECT {_COLUMNS}, member.locks, stored.body FROM project_documents AS member"  # noqa: S608 - names from above
+    f"SELECT member.id, {_COLUMNS}, member.locks, stored.body FROM project_documents AS member"  # noqa: S608 - names from above
     " JOIN documents AS stored ON stored.digest = member.digest"
     " WHERE member.project_id = :project AND member.kind = :kind AND member.digest = :digest"
     " AND member.deleted_at IS NULL"

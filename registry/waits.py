@@ -1,29 +1,22 @@
 """What a release waits for when no entry of its log says so: a runner for its job, or the end of what that does."""
 
-from sqlalchemy import select, text
+from uuid import UUID
+
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from registry import db, runners, scheduling
 from registry.lifecycle import BEFORE_TRAFFIC
 from registry.tables import JobRow, ReleaseRow, RunnerRow
-from schemas.release import TERMINAL
 from schemas.runner import JobState
 
-_WAITING = text(
-    "SELECT id FROM jobs WHERE release_id = :release AND state = :pending AND due_at <= clock_timestamp()"
-    " ORDER BY id LIMIT 1"
-)
 
-
-def why(session: Session, release: ReleaseRow) -> str | None:
-    """Return what keeps a release's job from being taken, in one sentence; None when no job of it waits.
+def why(session: Session, waiting: UUID) -> str | None:
+    """Return what keeps a job that waits from being taken, in one sentence; None when there is none any more.
 
     What is due may still be taken within a second or two, so that this is also what a release says at first.
     """
-    if release.phase in TERMINAL:
-        return None
-    waiting = session.execute(_WAITING, {"release": release.id, "pending": JobState.PENDING.value}).scalar()
-    job = session.get(JobRow, waiting) if waiting is not None else None
+    job = session.get(JobRow, waiting)
     if job is None:
         return None
     return f"its {job.kind} job {_since(session, job)}"

@@ -28,6 +28,7 @@ from registry.api import (
 )
 from registry.api.bell import Bell
 from registry.api.bodies import Bodies
+from registry.api.index import Index
 from registry.api.middleware import BodyLimit, Edge
 from registry.api.rates import Rates
 from registry.service import Service
@@ -110,6 +111,7 @@ def assemble() -> FastAPI:
     # As they are, since each says all about itself: a router that is included looks for its routes anew each time.
     app.router.routes.extend(_routes(ROUTERS))
     app.mount("/static", pages.static)
+    app.router.middleware_stack = Index(app.router)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign] # FastAPI's documented way to extend it
     return app
 

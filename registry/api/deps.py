@@ -73,7 +73,11 @@ def _check(request: Request) -> None:
 
 def _caller(action: str | None, exchange: Exchange) -> Actor:
     request = exchange.request
-    actor = identify(exchange.service, bearer(request))
+    secret = bearer(request)
+    if exchange.unit is not None:
+        actor = auth.authenticate(exchange.unit, secret)
+    else:
+        actor = identify(exchange.service, secret)
     request.state.caller, request.state.actor = actor, f"{actor.project}/{actor.name}"
     if action is not None:
         auth.require(actor, action)

@@ -15,6 +15,7 @@ from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import Responses, declare
 from registry.api.routes import Route
 from registry.auth import Actor
+from registry.documents import Found
 from registry.service import Service
 from schemas.api import Act, BundleDeleted, Page, QuarantineState, Registered
 from schemas.bundle import MAX_LABELS
@@ -89,9 +90,8 @@ def known(responses: Responses) -> Responses:
 def _register(
     session: Session, service: Service, actor: Actor, *, kind: str, raw: bytes, response: Response
 ) -> Registered:
-    stored, is_new = documents.register(session, service, actor, kind, raw)
-    if kind == "bundle":
-        (stored,) = _standing(session, actor, [stored])
+    found, is_new = documents.store(session, service, actor, kind, raw)
+    (stored,) = _standing(session, actor, [found])
     response.status_code = 201 if is_new else 200
     response.headers["location"] = f"/v1/{'policies' if kind == 'policy' else kind + 's'}/{stored.digest}"
     return stored
@@ -119,14 +119,17 @@ def _list(
         after=cursor,
         limit=limit + 1,
     )
-    found = page(rows, limit, lambda row: row[1], lambda row: row[0])
-    return found if kind != "bundle" else found.model_copy(update={"items": _standing(session, actor, found.items)})
+    found = page(rows, limit, lambda row: row, lambda row: row.id)
+    return Page(items=_standing(session, actor, found.items), next=found.next)
 
 
-def _standing(session: Session, actor: Actor, bundles: Sequence[Registered]) -> list[Registered]:
-    """Return bundles with why each is quarantined."""
-    found = quarantine.standing(session, actor.project_id, [one.digest for one in bundles])
-    return [one.model_copy(update={"quarantine": found.get(one.digest)}) for one in bundles]
+def _standing(session: Session, actor: Actor, found: Sequence[Found]) -> list[Registered]:
+    """Return documents, each bundle with why it is quarantined."""
+    marked = [one.registered.digest for one in found if one.is_quarantined]
+    if not marked:
+        return [one.registered for one in found]
+    told = quarantine.standing(session, actor.project_id, marked)
+    return [one.registered.model_copy(update={"quarantine": told.get(one.registered.digest)}) for one in found]
 
 
 def _labels(asked: list[str]) -> dict[str, str]:
@@ -187,7 +190,7 @@ def list_bundles(
 @router.get("/v1/bundles/{digest}", operation_id="getBundle", responses=NAMED)
 def get_bundle(digest: NamedDigest, actor: FetcherDep, session: SessionDep) -> Registered:
     """Return a bundle."""
-    (found,) = _standing(session, actor, [documents.get(session, actor.project_id, "bundle", digest)])
+    (found,) = _standing(session, actor, [documents.find(session, actor.project_id, "bundle", digest)])
     return found
 
 

@@ -158,13 +158,18 @@ class _Served:
 
     def _serve(self, exchange: Exchange, values: Mapping[str, Any]) -> Response:
         """Do everything that waits. What cannot be written is not committed; nothing is answered before it is."""
+        database = exchange.service.database
+        if self._has_session and exchange.request.method in SAFE:
+            # Statements that only read stand alone, so the look at the caller is one more of them.
+            with database.reading() as session:
+                exchange.unit = session
+                _pass(exchange, self._gates)
+                return self._answer(exchange, values)
         # Before the unit of work: its connection is another's until then.
         _pass(exchange, self._gates)
         if not self._has_session:
             return self._answer(exchange, values)
-        database = exchange.service.database
-        is_read = exchange.request.method in SAFE
-        with database.reading() if is_read else database.transaction() as session:
+        with database.transaction() as session:
             exchange.unit = session
             return self._answer(exchange, values)
 

@@ -4,15 +4,14 @@ import asyncio
 import json
 import os
 import socket
-import sys
 from typing import Any
 
-import h11
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uuid6 import uuid7
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from registry.api.middleware import SECURITY_HEADERS
 from registry.api.problems import MEDIA_TYPE
@@ -23,6 +22,9 @@ MOST_HEADER_BYTES = 65_536
 
 MOST_AT_ONCE = 64
 """Connections taken from the parent in one go."""
+
+LINGER_SECONDS = 2.0
+"""How long a connection is read from after an answer that ends it: what comes is thrown away."""
 
 READ_SECONDS = 0.1
 """From taking the last connections to ending: whoever has sent a request on one is answered."""
@@ -44,7 +46,8 @@ class Server(uvicorn.Server):
             log_config=None,
             server_header=False,
             http=Protocol,
-            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            ws="none",
+            loop="asyncio",
             **options,
         )
         super().__init__(config)
@@ -113,15 +116,123 @@ class Server(uvicorn.Server):
             await asyncio.sleep(READ_SECONDS)
 
 
-class Protocol(H11Protocol):
-    """HTTP/1.1 over one connection, on which bytes that are no request are answered with a problem as well."""
+class Protocol(HttpToolsProtocol):
+    """HTTP/1.1 over one connection, on which bytes that are no request are answered with a problem as well.
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what could not be read, and close. Uvicorn calls it while it handles the parser's error."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._answer(_problem(sys.exception(), msg))
-        # Otherwise another answer is on its way, and nothing can be said beside it.
-        self.transport.close()
+    The parser takes more than a service should: here a request names its host once, its first line and headers have a
+    limit, and what comes after a body adds nothing to the headers before it.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Begin with nothing read."""
+        super().__init__(*arguments, **options)
+        self._is_head = False
+        self._head_bytes = 0
+        self._hosts = 0
+        self._is_put_off = False
+        """Whether the request asks for another protocol, and is read once more without that."""
+        self._unread = 0
+        """Bytes that came since the parser last told a head, some of a body or an end."""
+        self._is_over = False
+
+    def data_received(self, data: bytes) -> None:
+        """Read what has come."""
+        self._unset_keepalive_if_required()
+        if self._is_over:
+            return
+        try:
+            for place in range(0, len(data), MOST_HEADER_BYTES):
+                piece = data[place : place + MOST_HEADER_BYTES]
+                self._unread += len(piece)
+                self._feed(piece)
+                if self._unread > MOST_HEADER_BYTES:
+                    raise _TooLongError
+        except (HttpParserError, _TooLongError) as error:
+            self._refuse(_problem(error))
+
+    def _feed(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except HttpParserUpgrade as asked:
+                data = self._as_asked_in_this_one(data[asked.args[0] :])
+            else:
+                return
+
+    def _as_asked_in_this_one(self, rest: bytes) -> bytes:
+        """Return a request that asks for another protocol without that, and what follows its head.
+
+        The parser takes it to have no body: what follows would be in the other protocol. Nothing but HTTP/1.1 is spoken
+        here, where a server goes on as if it had not been asked (RFC 9110, 7.8).
+        """
+        first = b" ".join((self.parser.get_method(), self.url, b"HTTP/" + self.parser.get_http_version().encode()))
+        kept = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self.parser = HttpRequestParser(self)
+        return b"\r\n".join((first, *kept, b"", b"")) + rest
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        super().on_message_begin()
+        self._is_head, self._head_bytes, self._hosts = True, 0, 0
+
+    def on_url(self, url: bytes) -> None:
+        """Take some of the address."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; a trailer is read and left aside."""
+        self._count(len(name) + len(value))
+        if self._is_head:
+            self._hosts += name.lower() == b"host"
+            super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MOST_HEADER_BYTES:
+            raise _TooLongError
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer."""
+        if self._hosts != 1 and self.parser.get_http_version() not in {"0.9", "1.0"}:
+            raise _HostError
+        self._is_head, self._unread = False, 0
+        self._is_put_off = self.parser.should_upgrade()
+        if not self._is_put_off:
+            super().on_headers_complete()
+        elif self.parser.get_method() == b"CONNECT":
+            raise _MethodError
+
+    def on_body(self, body: bytes) -> None:
+        """Take some of the body."""
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._unread = 0
+        if not self._is_put_off:
+            super().on_message_complete()
+
+    def _refuse(self, problem: MalformedRequest) -> None:
+        """Answer what could not be read, and close."""
+        self._is_over = True
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._answer(problem)
+        elif not cycle.more_body:
+            # The request before is whole and is answered; nothing that came after it is.
+            cycle.keep_alive = False
+            return
+        else:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            # Where another answer is on its way, nothing can be said beside it.
+            if not cycle.response_started:
+                self._answer(problem)
+        # Who is still sending would lose the answer if the connection were closed at once.
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _answer(self, problem: MalformedRequest) -> None:
         app: Any = self.config.app
@@ -136,13 +247,32 @@ class Protocol(H11Protocol):
             **SECURITY_HEADERS,
         }
         log.warning("request_malformed", request_id=identity, detail=problem.detail)
-        sent = [(name.encode(), value.encode()) for name, value in headers.items()]
-        answer = h11.Response(status_code=problem.status, headers=sent, reason=b"Bad Request")
-        for event in (answer, h11.Data(data=raw), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(f"HTTP/1.1 {problem.status} Bad Request\r\n{head}\r\n".encode() + raw)
 
 
-def _problem(error: BaseException | None, said: str) -> MalformedRequest:
-    if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
+class _TooLongError(Exception):
+    """The head of a request is larger than any may be."""
+
+
+class _HostError(Exception):
+    """A request names no host, or several."""
+
+
+class _MethodError(Exception):
+    """A request asks for a tunnel."""
+
+
+_SAID: dict[type[BaseException], str] = {
+    _HostError: "it needs one Host header",
+    _MethodError: "CONNECT asks for a tunnel, and there is none",
+}
+
+
+def _problem(error: Exception) -> MalformedRequest:
+    # What a callback raised is behind the parser's own error.
+    cause = error.__context__ if isinstance(error, HttpParserCallbackError) else error
+    if isinstance(cause, _TooLongError):
         return MalformedRequest(f"the first line and the headers of a request may have {MOST_HEADER_BYTES} bytes")
-    return MalformedRequest(f"the bytes received are no HTTP/1.1 request: {error or said}")
+    said = _SAID.get(type(cause or error), str(cause or error))
+    return MalformedRequest(f"the bytes received are no HTTP/1.1 request: {said}")

@@ -57,7 +57,7 @@ def diff_page(
         section="bundles",
         diff=found,
         impact=impact,
-        policies=[one for _, one in policies],
+        policies=[one for _, one, _ in policies],
         most_files=MOST_FILES,
         swapped=f"/bundles/{theirs}/diff/{ours}" + (f"?{urlencode({'policy': policy})}" if policy else ""),
         now=now,
@@ -70,7 +70,7 @@ def choices(session: Session, project: UUID, bundle: str, name: str) -> list[tup
         digest: f"accepted by {target}" for target, digest in comparison.accepted(session, project, limit=MOST_CHOICES)
     }
     family = documents.browse(session, project, "bundle", names=[name], after=None, limit=MOST_CHOICES)
-    for _, one in family:
+    for _, one, _ in family:
         found.setdefault(one.digest, f"{one.name}, registered {one.created_at:%Y-%m-%d %H:%M} UTC")
     found.pop(bundle, None)
     return [*found.items()]

@@ -141,15 +141,16 @@ def sizes(session: Session, project: UUID, digests: Iterable[str], *, is_needed:
 
     `is_needed`: nobody clears them up until the transaction ends; whoever does so now is waited for.
     """
-    query = (
-        select(BlobRow.digest, BlobRow.size)
-        .join(ProjectBlobRow, ProjectBlobRow.digest == BlobRow.digest)
-        .where(ProjectBlobRow.project_id == project, BlobRow.digest.in_(set(digests)))
-    )
-    if is_needed:
-        query = query.with_for_update(read=True, key_share=True, of=ProjectBlobRow)
-    rows = session.execute(query)
+    asked = {"project": project, "digests": list(set(digests))}
+    rows = session.execute(_SIZES_NEEDED if is_needed else _SIZES, asked)
     return {row.digest: row.size for row in rows}
+
+
+_SELECT = (
+    "SELECT blob.digest, blob.size FROM blobs AS blob JOIN project_blobs AS held ON held.digest = blob.digest"
+    " WHERE held.project_id = :project AND blob.digest = ANY(CAST(:digests AS text[]))"
+)
+_SIZES, _SIZES_NEEDED = text(_SELECT), text(f"{_SELECT} FOR KEY SHARE OF held")
 
 
 def missing(session: Session, project: UUID, digests: Sequence[str]) -> list[str]:
@@ -179,8 +180,10 @@ def damaged(session: Session, digests: Iterable[str]) -> set[str]:
 
     Whoever is to rely on this asks for `sizes` before, as `is_needed`: what is found later waits for its lock.
     """
-    rows = select(BlobRow.digest).where(BlobRow.digest.in_(set(digests)), BlobRow.damaged_at.is_not(None))
-    return set(session.scalars(rows))
+    return set(session.scalars(_DAMAGED, {"digests": list(set(digests))}))
+
+
+_DAMAGED = text("SELECT digest FROM blobs WHERE digest = ANY(CAST(:digests AS text[])) AND damaged_at IS NOT NULL")
 
 
 def require_whole(session: Session, digest: str) -> None:

@@ -34,10 +34,11 @@ def make(service: Service, project: UUID, *, by: str) -> tuple[CheckpointRow, bo
         Unavailable: a transaction of another caller would not end.
     """
     until = _settled(service, project)
-    is_new = False
-    while (stored := _next(service, project, until, by)) is not None:
+    is_new, is_more = False, True
+    while is_more:
+        stored, is_more = _next(service, project, until, by)
         is_new |= stored
-    with service.database.transaction() as session:
+    with service.database.reading() as session:
         row = last(session, project)
     if row is None:
         raise NotFound("there is no evidence yet: nothing to seal")
@@ -50,12 +51,12 @@ def _settled(service: Service, project: UUID) -> int:
     A sequence is given out in order, to transactions that have their number already (see `evidence.append`). So
     whoever holds one below the highest that is visible now has a lower number than a transaction that begins now.
     """
-    with service.database.transaction() as session:
+    with service.database.reading() as session:
         sequence = session.scalar(select(func.max(EntryRow.sequence)).where(EntryRow.project_id == project)) or 0
         mine = session.scalar(text("SELECT pg_current_xact_id()::text"))
     ends = time.monotonic() + PATIENCE_SECONDS
     while True:
-        with service.database.transaction() as session:
+        with service.database.reading() as session:
             reached = text("SELECT pg_snapshot_xmin(pg_current_snapshot()) > CAST(CAST(:mine AS text) AS xid8)")
             if session.scalar(reached, {"mine": mine}):
                 return sequence
@@ -64,13 +65,13 @@ def _settled(service: Service, project: UUID) -> int:
         time.sleep(_NAP_SECONDS)
 
 
-def _next(service: Service, project: UUID, until: int, by: str) -> bool | None:
+def _next(service: Service, project: UUID, until: int, by: str) -> tuple[bool, bool]:
     """Make one checkpoint over at most MAX_SEALED entries.
 
     Returns:
-        Whether it was stored: another caller may have been first. None when there is nothing to seal.
+        Whether it was stored, and whether there may be more to seal: also where another caller was first.
     """
-    with service.database.transaction() as session:
+    with service.database.reading() as session:
         before = last(session, project)
         rows = session.execute(
             select(EntryRow.sequence, EntryRow.stream, EntryRow.position, EntryRow.entry_digest)
@@ -83,7 +84,7 @@ def _next(service: Service, project: UUID, until: int, by: str) -> bool | None:
             .limit(MAX_SEALED)
         ).all()
         if not rows:
-            return None
+            return False, False
         made_at = db.now(session)
         history = keys.history(session)
     sealed = Sealed(
@@ -101,7 +102,8 @@ def _next(service: Service, project: UUID, until: int, by: str) -> bool | None:
             for key in sorted(history, key=lambda key: key.key_id)
         ],
     )
-    return _store(service, sealed, root_of((row.sequence, row.entry_digest) for row in rows))
+    is_stored = _store(service, sealed, root_of((row.sequence, row.entry_digest) for row in rows))
+    return is_stored, not is_stored or len(rows) == MAX_SEALED
 
 
 def _store(service: Service, sealed: Sealed, root: str) -> bool:
@@ -176,7 +178,7 @@ _DUE = text(
     LEFT JOIN LATERAL (
         SELECT sequence, made_at FROM checkpoints WHERE project_id = projects.id ORDER BY number DESC LIMIT 1
     ) AS latest ON true
-    WHERE (latest.made_at IS NULL OR latest.made_at <= :before)
+    WHERE (latest.made_at IS NULL OR latest.made_at <= clock_timestamp() - :age)
     AND EXISTS (SELECT 1 FROM entries WHERE project_id = projects.id AND sequence > coalesce(latest.sequence, 0))
     """
 )
@@ -184,9 +186,8 @@ _DUE = text(
 
 def due(service: Service) -> list[UUID]:
     """Return the projects whose last checkpoint is older than the settings say, with something new to seal."""
-    with service.database.transaction() as session:
-        before = db.now(session) - timedelta(seconds=service.settings.checkpoint_seconds)
-        return list(session.scalars(_DUE, {"before": before}))
+    with service.database.reading() as session:
+        return list(session.scalars(_DUE, {"age": timedelta(seconds=service.settings.checkpoint_seconds)}))
 
 
 def wire(row: CheckpointRow, *, with_envelope: bool = False) -> Checkpoint:

@@ -181,7 +181,10 @@ def _store(
         signed = evidence.state(
             service.signer, where, act, actor.name, _ENTRY[kind], body, subjects={kind: digest}, now=at
         )
-        evidence.append(session, actor.project_id, signed)
+        if is_again:
+            evidence.append(session, actor.project_id, signed)
+        else:
+            evidence.open_stream(session, actor.project_id, signed)
     if is_again:
         return _get(session, actor.project_id, kind, digest)
     registered = Registered(

@@ -179,6 +179,17 @@ def by_digest(session: Session, project: UUID, digest: str) -> EntryRow | None:
     return session.scalar(select(EntryRow).where(EntryRow.entry_digest == digest, EntryRow.project_id == project))
 
 
+def open_stream(session: Session, project: UUID, signed: Signed) -> EntryRow:
+    """Append the first entry of a stream that nobody else can write to yet: what it is about is not committed.
+
+    Raises:
+        Unavailable: as `append`.
+    """
+    own, at, key, ends_at = session.execute(_HERE, {"key": signed.key_id}).one()
+    place = _Place(None, None, None, int(own), at, key is not None, ends_at)
+    return _write(session, project, signed, place)
+
+
 def append(session: Session, project: UUID, signed: Signed) -> tuple[EntryRow, bool]:
     """Append a signed statement to its stream.
 

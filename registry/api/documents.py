@@ -120,7 +120,7 @@ def _list(
         limit=limit + 1,
     )
     found = page(rows, limit, lambda row: row, lambda row: row.id)
-    return Page(items=_standing(session, actor, found.items), next=found.next)
+    return Page[Registered](items=_standing(session, actor, found.items), next=found.next)
 
 
 def _standing(session: Session, actor: Actor, found: Sequence[Found]) -> list[Registered]:

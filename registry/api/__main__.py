@@ -4,6 +4,7 @@
 """
 
 import argparse
+import gc
 import json
 import math
 import signal
@@ -28,6 +29,8 @@ GRACE_SECONDS = 10
 LEAST_POOL = 5
 """Connections that a process keeps where the setting has so many. It opens as many again when it has to: for each of
 the threads that verify blobs, and for a look at a caller beside them."""
+COLLECT_AFTER = 10_000
+"""Objects that are there more than before, after which the collector looks at them: a page of a list has a thousand."""
 OPTIONS: dict[str, Any] = {"proxy_headers": False, "timeout_graceful_shutdown": GRACE_SECONDS}
 
 
@@ -64,6 +67,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _ended)
     if count == 1:
         server = Server(create_app(service), host=chosen.host, port=chosen.port, **OPTIONS)
+        _settle()
         server.run()
         return 0 if server.started else 3
     # Children connect for themselves.
@@ -88,10 +92,21 @@ def _several(settings: Settings, count: int, host: str, port: int) -> int:
     def serve(place: int, channel: socket.socket) -> int:
         signal.signal(signal.SIGTERM, _ended)
         server = Server(create_app(Service.build(share), board=board, place=place), channel=channel, **OPTIONS)
+        _settle()
         server.run()
         return 0 if server.started else 3
 
     return processes.Parent(listening, count, serve, grace_seconds=GRACE_SECONDS + 2).run()
+
+
+def _settle() -> None:
+    """Keep the collector of cycles from what stays for ever, and from looking whenever an answer made a few objects.
+
+    A look at everything that was loaded takes as long as ten answers, and finds nothing.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
 def database_share(pool: int, count: int) -> int:

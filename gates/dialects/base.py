@@ -219,7 +219,7 @@ class Dialect:
             extra: further fields, such as tools, stop or response_format; they win over those made here.
         """
         body: dict[str, object] = {"model": model, "messages": list(messages)}
-        body |= self._generation(max_tokens=max_tokens, stream=stream, sampling=sampling, use_cache=use_cache)
+        body |= self._generation(max_tokens, stream=stream, sampling=sampling, use_cache=use_cache, is_chat=True)
         if top_logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": top_logprobs, **self.logprob_fields}
         if template_arguments is not None:
@@ -253,17 +253,24 @@ class Dialect:
         """Build a completion request from text or from token ids. Arguments as `chat`."""
         text = prompt if isinstance(prompt, str) else list(prompt)
         body: dict[str, object] = {"model": model, "prompt": text}
-        body |= self._generation(max_tokens=max_tokens, stream=stream, sampling=sampling, use_cache=use_cache)
+        body |= self._generation(max_tokens, stream=stream, sampling=sampling, use_cache=use_cache, is_chat=False)
         if top_logprobs is not None:
             body |= {"logprobs": top_logprobs, **self.logprob_fields}
         return Request(self.completions_path, body | dict(extra or {}))
 
-    def _generation(self, *, max_tokens: int, stream: bool, sampling: Sampling, use_cache: bool) -> dict[str, object]:
+    def _generation(
+        self, max_tokens: int, *, stream: bool, sampling: Sampling, use_cache: bool, is_chat: bool
+    ) -> dict[str, object]:
         body: dict[str, object] = {"max_tokens": max_tokens, "stream": stream}
         if stream:
             body["stream_options"] = {"include_usage": True}
         body |= {spelling: self._spelled(sampling, name) for name, spelling in self.sampling_fields.items()}
-        return body | self.cache_fields(use_cache=use_cache)
+        return self.generation_fields(body | self.cache_fields(use_cache=use_cache), is_chat=is_chat)
+
+    def generation_fields(self, body: Mapping[str, object], *, is_chat: bool) -> dict[str, object]:
+        """Return the fields of a generation as this kind of engine takes them, where that goes by their values."""
+        del is_chat
+        return dict(body)
 
     def cache_fields(self, *, use_cache: bool) -> dict[str, object]:
         """Return the fields that let a prompt's prefix be reused from an earlier request, or that keep it from that."""

@@ -1,12 +1,13 @@
 """Every dialect against a server that speaks as its engine's sources document, and against what each must notice."""
 
+import json
 from contextlib import asynccontextmanager
 
 import pytest
 
 from gates.answers import Outcome
 from gates.dialects import releases
-from gates.dialects.base import Capability, Malformed, MetricNames
+from gates.dialects.base import Capability, Malformed, MetricNames, Sampling
 from gates.dialects.table import DIALECTS, dialect_of
 from gates.endpoint import Endpoint, EndpointError
 from tests.support.folder_bundles import VERSIONS, bundle
@@ -213,3 +214,35 @@ def test_capabilities_come_with_the_version_that_brought_them():
     assert Capability.TOKENIZE in releases.capabilities("sglang", "0.5.4")
     assert releases.metric_names("sglang", "0.4.6").cached_tokens is None
     assert releases.metric_names("sglang", "0.5.0").cached_tokens == "sglang:cached_tokens_total"
+
+
+def test_what_has_no_field_of_its_own_is_named_all_the_same():
+    asked = spoken("transformers").chat("chain", MESSAGES, max_tokens=8, stream=True, sampling=Sampling(0.7, top_k=3))
+    assert json.loads(asked.body.pop("generation_config")) == {
+        "top_k": 3,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "do_sample": True,
+    }
+    assert asked.body == {
+        "model": "chain",
+        "messages": MESSAGES,
+        "max_tokens": 8,
+        "stream": True,
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "seed": 1,
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_greedy_question_leaves_the_defaults_of_callers_alone(engine):
+    asked = spoken(engine).greedy("chain", MESSAGES, max_tokens=8)
+    assert set(asked.body) == {"model", "messages", "max_tokens", "stream", "temperature", "seed"}
+    assert asked.body["temperature"] == 0
+
+
+def test_a_schema_is_asked_for_in_the_form_that_the_engine_takes():
+    assert spoken("tgi").schema_fields("answer", {"type": "object"}) == {
+        "response_format": {"type": "json_object", "value": {"type": "object"}}
+    }

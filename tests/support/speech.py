@@ -128,6 +128,8 @@ class Speech:
 
     def _events(self, *, is_chat: bool) -> Iterator[str]:
         def chunk(text: str | None, finish: str | None = None, usage: object = None) -> str:
+            if self.engine == "tgi" and not is_chat:
+                finish = {None: "", "stop": "eos_token"}.get(finish, finish)
             choice = self._choice(is_chat=is_chat, holder="delta", text=text, finish=finish)
             return event({"model": self.served, "choices": [choice], **({"usage": usage} if usage else {})})
 
@@ -192,6 +194,34 @@ def _refused_elsewhere(body: Mapping[str, Any], is_chat: bool) -> str | None:
     return f"Unrecognized request argument supplied: {', '.join(sorted(unknown))}" if unknown else None
 
 
+def _refused_by_tgi(body: Mapping[str, Any], is_chat: bool) -> str | None:
+    if not 0 < body.get("top_p", 0.5) < 1:
+        return "Input validation error: `top_p` must be > 0.0 and < 1.0"
+    if is_chat and "temperature" not in body:
+        return "a conversation without temperature would be sampled"
+    if not is_chat and body.get("temperature", 1) <= 0:
+        return "Input validation error: `temperature` must be strictly positive"
+    return None
+
+
+def _refused_by_transformers(body: Mapping[str, Any], is_chat: bool) -> str | None:
+    known = {"model", "max_tokens", "stream", "temperature", "top_p", "seed", "generation_config"}
+    unknown = set(body) - known - ({"messages"} if is_chat else {"prompt"})
+    if unknown:
+        return f"Unexpected fields in the request: {unknown}"
+    told = json.loads(body.get("generation_config", "{}"))
+    return (
+        None if set(told) <= {"top_k", "min_p", "repetition_penalty", "do_sample"} else f"no GenerationConfig: {told}"
+    )
+
+
+def _refused_by_trtllm(body: Mapping[str, Any], is_chat: bool) -> str | None:
+    known = {"model", "max_tokens", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "seed"}
+    known |= {"repetition_penalty", "logprobs"} | ({"messages", "top_logprobs"} if is_chat else {"prompt"})
+    unknown = sorted(set(body) - known)
+    return f"Extra inputs are not permitted: {', '.join(unknown)}" if unknown else None
+
+
 SPEECHES: dict[str, Speech] = {
     "external": Speech(
         engine="external",
@@ -200,6 +230,42 @@ SPEECHES: dict[str, Speech] = {
         refuses=_refused_elsewhere,
         health="/v1/models",
         extras={"/relay": {"endpoint": "https://models.example/", "server": "gateway"}},
+    ),
+    "tgi": Speech(
+        engine="tgi",
+        health=releases.health("tgi").path,
+        error=lambda status, text: _json({"error": text, "error_type": "validation"}, status),
+        stream_error=event({"error": {"message": "it broke", "http_status_code": 424}}),
+        refuses=_refused_by_tgi,
+        refused_status=422,
+        tokens="/tokenize",
+        extras={
+            "/info": {
+                "version": VERSIONS["tgi"],
+                "model_id": "chain",
+                "model_sha": None,
+                "max_total_tokens": 4096,
+                "max_concurrent_requests": 8,
+            }
+        },
+    ),
+    "transformers": Speech(
+        engine="transformers",
+        health=releases.health("transformers").path,
+        error=lambda status, text: _json({"detail": text}, status),
+        stream_error=event({"error": "it broke"}),
+        done="",
+        refuses=_refused_by_transformers,
+        refused_status=422,
+        usage_with_finish=True,
+    ),
+    "trtllm": Speech(
+        engine="trtllm",
+        health=releases.health("trtllm").path,
+        error=_flat_error,
+        stream_error=event({"error": {"object": "error", "message": "it broke", "type": "InternalServerError"}}),
+        refuses=_refused_by_trtllm,
+        extras={"/version": {"version": VERSIONS["trtllm"]}},
     ),
     "sglang": Speech(
         engine="sglang",

@@ -10,6 +10,9 @@ Exit status 1 when at that rate an operation's p99 is 25 ms or more, when its me
 the larger size, or when a sweep takes 20 ms or more. What clients who never pause wait is told and not judged: eight of
 them wait for eight times the processor time of an answer, divided by the processors, which they share with the service
 and its database. Nothing else should run meanwhile; the load is printed beside the numbers.
+
+Where the limit is missed, fewer requests a second are tried, and the report says at how many of them it was kept. That
+mends nothing: the limit holds for `--rate`.
 """
 
 import argparse
@@ -21,6 +24,8 @@ from tests.bench.registry.clients import Asked, Told
 from tests.bench.registry.stage import Stage
 
 LIMIT_MS, LIMIT_RATIO, SWEEP_MS = 25.0, 1.5, 20.0
+LOWER = (0.75, 0.5, 0.25)
+"""Shares of the rate that are tried where the limit is missed at all of it."""
 CLIENTS = 8
 RATE = 100.0
 """Requests a second of one operation, of all clients together."""
@@ -34,6 +39,8 @@ class Measured:
     """What is judged."""
     flat_out: Told | None = None
     """And where clients never paused."""
+    kept: float | None = None
+    """Requests a second at which the limit was kept, where it was not at the rate asked for; 0 for none tried."""
 
 
 def main(arguments: list[str]) -> int:
@@ -42,7 +49,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sizes", default="1000:10000,100000:1000000", help="BUNDLES:ENTRIES, comma-separated")
     parser.add_argument("--clients", type=int, default=CLIENTS, help="that ask at once")
     parser.add_argument("--requests", type=int, default=1600, help="of each operation and each way, at each size")
-    parser.add_argument("--approvals", type=int, default=800, help="releases approved at each size, half each way")
+    parser.add_argument("--approvals", type=int, default=1200, help="releases approved at each size, a third each way")
     parser.add_argument("--rate", type=float, default=RATE, help="requests a second where they are planned")
     parser.add_argument("--sweeps", type=int, default=200, help="of each kind, at each size")
     parser.add_argument("--only", default="", help="only operations whose name begins so")
@@ -55,7 +62,7 @@ def main(arguments: list[str]) -> int:
             stage.fill(bundles, entries)
             stage.check(is_whole=chosen.verify)
             with stage.api() as port:
-                for asked in stage.operations(chosen.clients, 2 * chosen.requests):
+                for asked in stage.operations(chosen.clients, 3 * chosen.requests):
                     if asked.name.startswith(chosen.only):
                         found.setdefault(asked.name, []).append(_measured(stage, port, asked, chosen.rate))
             for name, told in stage.sweeps().items():
@@ -69,14 +76,28 @@ def main(arguments: list[str]) -> int:
 
 
 def _measured(stage: Stage, port: int, asked: Asked, rate: float) -> Measured:
-    """Ask for the first half flat out, and for the second half as planned."""
-    half = len(asked.requests[0]) // 2
+    """Ask for the first third flat out, for the second as planned, and for the last where that was too slow."""
+    third = len(asked.requests[0]) // 3
     stage.warm(port, asked)
-    flat_out = stage.measure(port, replace(asked, requests=[part[:half] for part in asked.requests]))
+    flat_out = stage.measure(port, replace(asked, requests=[part[:third] for part in asked.requests]))
     print(f"  {asked.name:<28} {_shown(flat_out)}", flush=True)
-    told = stage.measure(port, replace(asked, requests=[part[half:] for part in asked.requests]), rate)
+    told = stage.measure(port, replace(asked, requests=[part[third : 2 * third] for part in asked.requests]), rate)
     print(f"  {f'at {rate:g} a second':>28} {_shown(told)}", flush=True)
-    return Measured(told, flat_out)
+    if told.p99 < LIMIT_MS:
+        return Measured(told, flat_out)
+    return Measured(told, flat_out, _kept(stage, port, asked, rate, 2 * third))
+
+
+def _kept(stage: Stage, port: int, asked: Asked, rate: float, first: int) -> float:
+    """Return at how many requests a second the limit is kept, of those tried with what is left to be asked."""
+    size = (len(asked.requests[0]) - first) // len(LOWER)
+    for place, share in enumerate(LOWER) if size else ():
+        left = slice(first + place * size, first + (place + 1) * size)
+        told = stage.measure(port, replace(asked, requests=[part[left] for part in asked.requests]), share * rate)
+        print(f"  {f'at {share * rate:g} a second':>28} {_shown(told)}", flush=True)
+        if told.p99 < LIMIT_MS:
+            return share * rate
+    return 0.0
 
 
 def _shown(told: Told) -> str:
@@ -98,7 +119,8 @@ def report(found: dict[str, list[Measured]]) -> int:
             missed.append(f"{name}: {ratio:.2f} times slower at the larger size; {LIMIT_RATIO} is the limit")
         shown = "   ".join(_shown(one) for one in told)
         fastest = "".join(f"   ({one.flat_out.rate:.0f}/s flat out)" for one in measured if one.flat_out)
-        print(f"{name:<28} {shown}   ratio {ratio:.2f}{fastest}")
+        kept = "".join(f"   kept at {one.kept:g}/s" for one in measured if one.kept)
+        print(f"{name:<28} {shown}   ratio {ratio:.2f}{fastest}{kept}")
     print("\n".join(missed) or "every operation is within its limits")
     return int(bool(missed))
 

@@ -125,6 +125,12 @@ class RunnerSettings(BaseSettings):
         ge=1,
         le=64,
     )
+    kept_bytes: int = Field(
+        0,
+        description="Most bytes of staged files that are kept for later jobs; 0 for as many as the disk has room for. "
+        "What no job uses goes first, longest unused first.",
+        ge=0,
+    )
     external_hosts: str | None = Field(
         None,
         description="Hosts of external engines that this runner may speak to, separated by commas: HOST has public "

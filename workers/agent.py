@@ -164,7 +164,7 @@ class Agent:
             fingerprint=fingerprint.fingerprint(found),
             identifiers=found.identifiers,
             hardware=settings.runner_class,
-            staging=Staging(settings.data_dir, settings.store_dir),
+            staging=Staging(settings.data_dir, settings.store_dir, kept_bytes=settings.kept_bytes),
             launcher=self._launcher,
             client=self._client,
         )
@@ -221,6 +221,7 @@ class Agent:
                 mine.take_over(claim)
                 return
         log.info("job_claimed", job=str(claim.job), kind=claim.kind, attempt=claim.attempt, bundle=claim.bundle)
+        site.staging.hold(claim.bundle, str(claim.job))
         held = lease or Lease(self._client, claim)
         with self._lock:
             previous = self._threads.get(claim.job)
@@ -243,9 +244,12 @@ class Agent:
         finally:
             lease.release()
             with self._lock:
-                if self._held.get(lease.job) is lease:
+                is_over = self._held.get(lease.job) is lease
+                if is_over:
                     del self._held[lease.job]
                     del self._threads[lease.job]
+            if is_over:
+                site.staging.release(str(lease.job))
             seconds = round(time.monotonic() - started, 2)
             log.info("job_left", job=str(lease.job), kind=lease.claim.kind, seconds=seconds, ending=lease.ending)
             self._bell.set()

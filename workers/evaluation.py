@@ -25,6 +25,7 @@ from workers.boot import (
     endpoint_of,
     gate_replica,
     require_engine,
+    require_integrity,
     start_and_wait,
 )
 from workers.lease import Lease
@@ -79,6 +80,9 @@ class _Evaluation:
         engine_gates = [gate for gate in gates if gate not in {INTEGRITY, *BEFORE_BOOT}]
         if engine_gates:
             self._load_documents(engine_gates)
+            if before is None:
+                # Nothing is booted from bytes that were not read a moment ago.
+                require_integrity(self.site, self.lease, self.bundle, self.place)
             with gate_replica(self.site, self.lease, self.bundle, self.place) as replica:
                 self._boot_and_run(replica, engine_gates)
                 self._hash_after_gates(before)

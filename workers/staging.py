@@ -1,6 +1,7 @@
 """Puts a bundle's files where an engine reads them: linked from the blob store, or fetched over HTTP.
 
-A staged folder comes into being whole: it is built under another name and renamed into place. Its files are
+A staged folder comes into being whole: it is built under another name and renamed into place. It stays for later jobs
+until its room is needed: then what no job holds goes, longest unused first. Its files are
 read-only. What is linked from the store on this machine is not hashed here, the integrity gate does that where
 the engine reads; what is fetched or copied is hashed on its way.
 """
@@ -12,6 +13,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,12 +23,22 @@ from registry.storage.incoming import READ_ONLY
 from registry.storage.local import LocalBlobs
 from schemas.bundle import Bundle, File
 from schemas.evidence import Staged
+from schemas.failures import Cause
+from schemas.problems import Problem
 
 PARTIAL = ".partial-"
 _CANNOT_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
 Fetch = Callable[[str], Iterable[bytes]]
 """Digest → the blob's bytes, in pieces."""
+
+
+class DiskFull(Problem):
+    """The runner's disk has no room for the bundle's files, and nothing there could make way; `cause` classes it."""
+
+    kind, title, status = "disk-full", "Disk full", 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +50,22 @@ class Place:
 
 
 class Staging:
-    """Stages bundles under one data folder. Safe to call from several threads and processes at once."""
+    """Stages bundles under one data folder. Safe to call from several threads and processes at once.
 
-    def __init__(self, data_dir: Path, store_dir: Path | None = None) -> None:
-        """Use a data folder, and the blob store where it is on this machine."""
+    What is held is known to this object alone: only the process that owns the folder may let anything go.
+    """
+
+    def __init__(self, data_dir: Path, store_dir: Path | None = None, *, kept_bytes: int = 0) -> None:
+        """Use a data folder, and the blob store where it is on this machine.
+
+        Args:
+            data_dir: the folder.
+            store_dir: of the blob store.
+            kept_bytes: most bytes that are kept once a job has ended; 0 for as many as there is room for.
+        """
+        self._kept_bytes = kept_bytes
+        self._holders: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
         self._staged = data_dir / "staged"
         self._staged.mkdir(parents=True, exist_ok=True)
         self._cache = LocalBlobs(data_dir / "blobs")
@@ -62,15 +86,28 @@ class Staging:
 
         Raises:
             DigestMismatch, TooLarge: fetched bytes are not the ones asked for. Nothing is left of them.
-            OSError: the disk is full or not writable.
+            DiskFull: there is no room, also after all that no job holds was let go.
+            OSError: the disk is not writable.
             Whatever `fetch` raises.
         """
         started = time.monotonic()
-        root = self.root(bundle)
-        with _locked(root.with_suffix(".lock"), progress):
-            if not _is_whole(root, bundle):
-                self._build(bundle, root, fetch, progress)
-        size = sum(file.size for file in bundle.files)
+        root, size = self.root(bundle), sum(file.size for file in bundle.files)
+        is_there = False
+        while not is_there:
+            try:
+                with _locked(root.with_suffix(".lock"), progress):
+                    if not _is_whole(root, bundle):
+                        self._build(bundle, root, fetch, progress)
+                    os.utime(root)
+                is_there = True
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                progress("the disk is full: letting go of what no job uses")
+                if not self._let_go(besides=root):
+                    problem = self._full(size, error)
+                    self._forget_fetched(bundle)
+                    raise problem from error
         duration_ms = round((time.monotonic() - started) * 1000)
         return Place(root, Staged(files=len(bundle.files), size=size, duration_ms=duration_ms))
 
@@ -81,6 +118,64 @@ class Staging:
             shutil.rmtree(root, ignore_errors=True)
             for file in bundle.files:
                 self._cache.path(file.sha256).unlink(missing_ok=True)
+
+    def hold(self, digest: str, job: str) -> None:
+        """Keep a bundle's files for as long as a job is held, whether they are staged already or not."""
+        with self._lock:
+            self._holders.setdefault(digest.removeprefix("sha256:"), set()).add(job)
+
+    def release(self, job: str) -> None:
+        """Say that a job holds nothing any more; what is above the limit then goes, longest unused first."""
+        with self._lock:
+            for holders in self._holders.values():
+                holders.discard(job)
+        while self._kept_bytes and self.used_bytes() > self._kept_bytes and self._let_go():
+            pass
+
+    def used_bytes(self) -> int:
+        """Return the bytes of staged files that lie in this folder alone; what is linked to the store takes no room."""
+        cached = {path.stat().st_ino: path.stat().st_size for path in self._cached()}
+        copied = sum(size for root in self._roots() for _, links, size in _inodes(root) if links == 1)
+        return sum(cached.values()) + copied
+
+    def _let_go(self, besides: Path | None = None) -> bool:
+        """Remove the staged bundle that was unused for longest, and what was fetched for it. False when all is used."""
+        with self._lock:
+            held = {name for name, holders in self._holders.items() if holders}
+            free = [root for root in self._roots() if root.name not in held and root != besides]
+            for root in sorted(free, key=lambda one: one.stat().st_mtime):
+                with contextlib.suppress(BlockingIOError), _lock_now(root.with_suffix(".lock")):
+                    inodes = {inode for inode, _, _ in _inodes(root)}
+                    shutil.rmtree(root)
+                    for path in self._cached():
+                        facts = path.stat()
+                        # Another bundle may have it too.
+                        if facts.st_ino in inodes and facts.st_nlink == 1:
+                            path.unlink()
+                    return True
+        return False
+
+    def _forget_fetched(self, bundle: Bundle) -> None:
+        """Remove what was fetched for a bundle that finds no room: it would be in the way of every other one."""
+        for file in bundle.files:
+            path = self._cache.path(file.sha256)
+            if _is_regular(path) and path.stat().st_nlink == 1:
+                path.unlink()
+
+    def _full(self, size: int, error: OSError) -> DiskFull:
+        left = shutil.disk_usage(self._staged).free
+        return DiskFull(
+            f"{error.strerror}: the bundle's files are {size / 1e9:,.3f} GB, {left / 1e9:,.3f} GB are free in "
+            f"{self._staged.parent}, and running jobs use the {self.used_bytes() / 1e9:,.3f} GB that are staged there; "
+            "make room on that disk, or end what runs",
+            cause=str(Cause.DISK_FULL),
+        )
+
+    def _roots(self) -> list[Path]:
+        return [one for one in self._staged.iterdir() if one.is_dir() and not one.name.startswith(PARTIAL)]
+
+    def _cached(self) -> list[Path]:
+        return [path for path in self._cache.folder.glob("??/*") if path.is_file()]
 
     def tidy(self) -> None:
         """Remove what a killed process left half done. For the only process that uses the folder, at its start."""
@@ -121,14 +216,19 @@ class Staging:
         if here is not None and _link(here, target):
             return
         cached = self._cache.path(file.sha256)
-        if not _is_regular(cached):
-            if here is not None:
-                self._cache.take(here, file.sha256, limit=file.size, moved=moved)
-            else:
-                self._cache.put(_told(fetch(file.sha256), moved), file.sha256, limit=file.size)
-        if not _link(cached, target):
-            shutil.copyfile(cached, target)
-            target.chmod(READ_ONLY)
+        while True:
+            if not _is_regular(cached):
+                if here is not None:
+                    self._cache.take(here, file.sha256, limit=file.size, moved=moved)
+                else:
+                    self._cache.put(_told(fetch(file.sha256), moved), file.sha256, limit=file.size)
+            # Another job that made room may have let it go meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                if not _link(cached, target):
+                    shutil.copyfile(cached, target)
+                    target.chmod(READ_ONLY)
+                    cached.unlink()
+                return
 
 
 def _told(chunks: Iterable[bytes], moved: Callable[[int], None]) -> Iterator[bytes]:
@@ -171,6 +271,25 @@ def _is_whole(root: Path, bundle: Bundle) -> bool:
         elif not stat.S_ISREG(facts.st_mode) or facts.st_size != sizes.pop(name, None):
             return False
     return not sizes
+
+
+def _inodes(root: Path) -> Iterator[tuple[int, int, int]]:
+    """Yield inode, links and size of each file under a folder."""
+    for path in root.rglob("*"):
+        facts = path.lstat()
+        if stat.S_ISREG(facts.st_mode):
+            yield facts.st_ino, facts.st_nlink, facts.st_size
+
+
+@contextlib.contextmanager
+def _lock_now(path: Path) -> Iterator[None]:
+    """Hold a lock that nobody has. Raises BlockingIOError."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

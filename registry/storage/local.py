@@ -25,6 +25,11 @@ class LocalBlobs(Spool):
         self._root = directory / "sha256"
         self._root.mkdir(exist_ok=True)
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the blobs, each in one of its own folders."""
+        return self._root
+
     def _receive(self, path: Path, file: BinaryIO, *, is_kept: bool) -> Incoming:
         return _IncomingFile(self, path, file, is_kept=is_kept)
 

@@ -129,7 +129,7 @@ def test_a_full_disk_is_told_and_not_taken_for_a_lack_of_links(tmp_path, bundle,
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "link", link)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(staging.DiskFull, match="No space"):
         Staging(tmp_path / "data", store).stage(bundle, refuse)
     assert not left_over(tmp_path / "data")
 
@@ -258,3 +258,77 @@ def test_a_discarded_bundle_is_fetched_again(tmp_path, bundle, contents):
     fetch = serve(contents)
     assert passes(bundle, staged.stage(bundle, fetch).root)
     assert len(fetch.asked) == len(bundle.files)
+
+
+# ------------------------------------------------------------------------------------------------- making room
+
+
+def named(source, name: str) -> tuple[Bundle, dict[str, bytes]]:
+    """A bundle like the other ones, with one file of its own. Returns it with the contents of its files."""
+    own = name.encode() * 1000
+    plain = chain.describe(source, environment=ENVIRONMENT)
+    entry = {"path": "NOTES.md", "size": len(own), "sha256": "sha256:" + hashlib.sha256(own).hexdigest()}
+    files = [*(file.model_dump() for file in plain.files), entry | {"role": Role.DOCUMENTATION}]
+    made = chain.describe(source, environment=ENVIRONMENT, files=sorted(files, key=lambda file: file["path"]))
+    contents = {file.sha256: (source / file.path).read_bytes() for file in plain.files}
+    return made, contents | {entry["sha256"]: own}
+
+
+def stage(places: Staging, source, name: str, job: str | None = None) -> Bundle:
+    made, contents = named(source, name)
+    places.stage(made, serve(contents))
+    os.utime(places.root(made), (len(name), len(name)))  # the longer its name, the later it was used
+    if job is not None:
+        places.hold(made.digest, job)
+    return made
+
+
+def test_above_the_limit_what_no_job_holds_goes_longest_unused_first_and_shared_files_stay(tmp_path, source):
+    size = sum(len(content) for content in named(source, "a")[1].values())
+    places = Staging(tmp_path, kept_bytes=size + 3500)
+    old, newer = stage(places, source, "a", "job-1"), stage(places, source, "bb", "job-2")
+    used = places.used_bytes()
+    assert used == size + 2000
+    newest = stage(places, source, "ccc")
+    places.release("job-2")
+    # `a` is older and held. What they share stays, and the room of one's own file is enough.
+    assert [places.root(one).is_dir() for one in (old, newer, newest)] == [True, False, True]
+    assert places.used_bytes() == size + 3000
+    assert passes(old, places.root(old))
+    places.release("job-1")
+    assert places.root(old).is_dir()
+
+
+def test_a_full_disk_lets_go_of_what_is_unused_and_stages_then(tmp_path, source):
+    places = Staging(tmp_path)
+    held, unused = stage(places, source, "a", "job-1"), stage(places, source, "bb")
+    made, contents = named(source, "ccc")
+    full = iter([OSError(errno.ENOSPC, "No space left on device")])
+
+    def fetch(digest):
+        if (error := next(full, None)) is not None:
+            raise error
+        yield contents[digest]
+
+    place = places.stage(made, fetch)
+    assert passes(made, place.root)
+    assert [places.root(one).is_dir() for one in (held, unused)] == [True, False]
+
+
+def test_a_disk_that_stays_full_is_told_with_what_is_missing_and_nothing_fetched_stays(tmp_path, source):
+    places = Staging(tmp_path)
+    held = stage(places, source, "a", "job-1")
+    used = places.used_bytes()
+    made, _ = named(source, "bb")
+
+    def fetch(_):
+        yield from ()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(staging.DiskFull, match=r"^No space left on device: the bundle's files are 0\.002") as told:
+        places.stage(made, fetch)
+    assert told.value.members == {"cause": "disk_full"}
+    assert str(tmp_path) in told.value.detail
+    assert places.used_bytes() == used
+    assert places.root(held).is_dir()
+    assert left_over(tmp_path) == []

@@ -407,7 +407,8 @@ def _finish(session: Session, service: Service, row: JobRow, *, problem: str | N
 
 def _run_ended(session: Session, service: Service, row: JobRow, *, at: datetime) -> None:
     """Record that a run without a release is over: who follows its stream need not ask again and again."""
-    ended = RunEnded(outcome=_outcome_of_run(session, row), problem=row.problem)
+    # The whole of it is in the attempt's entry.
+    ended = RunEnded(outcome=_outcome_of_run(session, row), problem=row.problem[:256] if row.problem else None)
     signed = evidence.state(
         service.signer,
         f"run/{row.id}",

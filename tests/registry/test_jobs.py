@@ -413,3 +413,16 @@ def test_failures_of_a_live_replica_are_counted_over_jobs_until_it_is_ready(serv
     with service.database.transaction() as session:
         releases.resume(session, service, actor, release, Act(reason="a new driver is installed"))
     assert seen()[0] == 0
+
+
+def test_a_run_whose_last_problem_has_many_words_comes_to_an_end_all_the_same(service: Service, actor: Actor) -> None:
+    made = job(service, actor)
+    for _ in range(3):
+        held = claim(service, actor)
+        assert held is not None
+        said = Complete(fencing_token=held.fencing_token, problem="disk-full", detail="no room " * 100)
+        with service.database.transaction() as session:
+            jobs.complete(session, service, actor.project_id, made, said)
+        with service.database.transaction() as session:
+            session.execute(update(JobRow).where(JobRow.id == made).values(due_at=db.now(session)))
+    assert state(service, actor, made) == (JobState.DONE, 3)

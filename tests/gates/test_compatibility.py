@@ -401,6 +401,7 @@ def test_an_engine_that_never_answers_twice_alike_is_errored(good, passed):
 def test_an_engine_without_a_table_must_refuse_everything(good, passed):
     body = good.bundle.model_dump(mode="json", by_alias=True, exclude_none=True)
     body["engine"]["name"] = "external"
+    del body["engine"]["environment"]
     result = conclude(good, passed[1], bundle=type(good.bundle).model_validate(body))
     known = malformed.LENIENCY["llamacpp"]
     found = blocking(result)

@@ -134,7 +134,7 @@ def test_an_engine_that_the_machine_cannot_start_is_told(
     engine: dict[str, Any], has: dict[str, Any], said: str
 ) -> None:
     base = {"name": "llamacpp", "version": "test", "arguments": []}
-    named = {"environment": ENVIRONMENT} if "image" not in engine else {}
+    named = {} if "image" in engine or engine.get("name") == "external" else {"environment": ENVIRONMENT}
     assert obstacles(needs(engine=base | named | engine), offer(H100, **has)) == [said]
 
 

@@ -46,6 +46,9 @@ TESTS: Final = {
     "gates/policy.py": ("tests/gates/test_policy.py",),
     "registry/lifecycle.py": ("tests/registry/test_lifecycle.py",),
     "gates/canary.py": ("tests/gates/test_canary.py",),
+    "gates/load_judgement.py": tuple(
+        f"tests/gates/test_load_{name}.py" for name in ("thresholds", "judgement", "machine")
+    ),
     "gates/tally.py": ("tests/gates/test_tally.py", "tests/gates/test_canary.py"),
 }
 """What decides, and the tests that must notice."""

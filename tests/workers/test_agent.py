@@ -14,6 +14,7 @@ from tests.support.outage import door
 from tests.support.runners import LEASE_SECONDS, is_running, until
 from workers import agent as agents
 from workers import lease as leases
+from workers.engines.llamacpp import LLAMACPP
 from workers.lease import Ending, JobEnded, Lease
 
 
@@ -26,7 +27,10 @@ def test_a_runner_says_who_it_is_and_that_it_lives(bench, monkeypatch):
     monkeypatch.setattr(agents, "LOOK_SECONDS", 0.1)
     bench.start()
     (runner,) = until(lambda: rows(bench), what="the registration")
-    assert (runner.name, runner.runner_class, runner.engines) == ("r1", "cpu", ["llamacpp"])
+    assert (runner.name, runner.runner_class, list(runner.environments)) == ("r1", "cpu", runner.engines)
+    # Others too, where their environments are.
+    assert runner.environments["llamacpp"] == LLAMACPP.identity().digest
+    assert runner.disk_free_bytes > 0
     assert runner.fingerprint.cores == os.cpu_count()
     seen = runner.last_seen_at
     until(lambda: rows(bench)[0].last_seen_at > seen + timedelta(seconds=0.2), what="a heartbeat")

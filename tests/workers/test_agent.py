@@ -27,7 +27,7 @@ def test_a_runner_says_who_it_is_and_that_it_lives(bench, monkeypatch):
     monkeypatch.setattr(agents, "LOOK_SECONDS", 0.1)
     bench.start()
     (runner,) = until(lambda: rows(bench), what="the registration")
-    assert (runner.name, runner.runner_class, list(runner.environments)) == ("r1", "cpu", runner.engines)
+    assert (runner.name, runner.runner_class, sorted(runner.environments)) == ("r1", "cpu", runner.engines)
     # Others too, where their environments are.
     assert runner.environments["llamacpp"] == LLAMACPP.identity().digest
     assert runner.disk_free_bytes > 0

@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-faults bench-registry bench-ingest mutation lint format lock schemas clean
+.PHONY: help install engine-vllm demo test test-faults bench-registry bench-ingest mutation lint format lock schemas clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -15,6 +15,8 @@ LOCK := deploy/requirements.lock
 BUILD_LOCK := deploy/requirements-build.lock
 MUTATION_LOCK := deploy/requirements-mutation.lock
 MUTATION := .venv-mutation
+VLLM := .venv-vllm
+VLLM_LOCK := deploy/requirements-vllm.lock
 PACKAGES := schemas gates registry workers
 MYPY_TARGETS := $(addprefix -p ,$(PACKAGES)) $(if $(wildcard tests/support/*.py),-p tests.support)
 
@@ -37,11 +39,35 @@ $(STAMP): $(LOCK) $(BUILD_LOCK) pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
+engine-vllm: $(VLLM)/.installed ## Build .venv-vllm, in which vLLM serves on a CPU: 3.4 GB
+
+# torch first and alone, so that a machine without its build for a CPU says so before anything else is fetched.
+$(VLLM)/.installed: $(VLLM_LOCK)
+	@$(PYTHON) -c 'import platform, sys; sys.exit((sys.version_info[:2], platform.machine()) != ((3, 11), "x86_64"))' || {
+		echo "The lock of vLLM is for Python 3.11 on x86-64: make PYTHON=/path/to/python3.11 engine-vllm" >&2
+		exit 1
+	}
+	rm -rf $(VLLM)
+	$(PYTHON) -m venv $(VLLM)
+	awk '/^torch==/ { wanted = 1 } wanted { print } wanted && !/\\$$/ { exit }' $(VLLM_LOCK) > $(VLLM)/torch.lock
+	$(VLLM)/bin/python -m pip install --quiet --no-compile --no-deps --require-hashes -r $(VLLM)/torch.lock || {
+		echo "$$(head -n 1 $(VLLM)/torch.lock | cut -d ' ' -f 1), torch's build for a CPU, is not in your package index, so vLLM" >&2
+		echo "is not installed. What PyPI has under that version is a build for CUDA of several GB, and is not taken." >&2
+		echo "Let pip know PyTorch's own index for the CPU, or a folder with that wheel, in its configuration." >&2
+		rm -rf $(VLLM)
+		exit 1
+	}
+	$(VLLM)/bin/python -m pip install --quiet --no-compile --no-deps --require-hashes -r $(VLLM_LOCK)
+	touch $@
+
 demo: install ## Run the demonstration on a fresh embedded stack: make demo ARGS="--json FILE"
 	@$(BIN)/sluicegate demo $(ARGS)
 
-test: install lint ## Lint, check migrations, run every test and look into the built wheel
+test: install ## Lint, check migrations, run every test and look into the built wheel
+	@$(if $(strip $(ARGS)),:,$(MAKE) --no-print-directory engine-vllm > $(VENV)/engine-vllm.log 2>&1) & building=$$!
+	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m migrations check
+	wait $$building || { cat $(VENV)/engine-vllm.log >&2; echo "Tests on vLLM are counted as not run." >&2; }
 	$(BIN)/python -m $(if $(strip $(ARGS)),pytest $(ARGS),tests.suite)
 
 bench-registry: install ## Time the API at 1,000 and 100,000 bundles: make bench-registry ARGS="--sizes 1000:10000"
@@ -90,4 +116,4 @@ lock: install ## Resolve the requirements anew within the ranges of pyproject.to
 	$(LOCK_WITH) $(ARGS) --constraint $(LOCK) --output-file $(MUTATION_LOCK) deploy/requirements-mutation.in
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) $(MUTATION) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(MUTATION) $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

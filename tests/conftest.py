@@ -8,6 +8,7 @@ from pydantic import SecretStr
 from sqlalchemy.orm import Session
 
 from gates.bucket import Bucket
+from gates.environment import EnvironmentAltered, NotInstalled, engine_environment
 from registry import db, keys, projects
 from registry.auth import Actor
 from registry.db import Database
@@ -17,6 +18,18 @@ from registry.storage.local import LocalBlobs
 from tests.support.api import Api
 from tests.support.postgres import Postgres, Scratch
 from tests.support.s3 import ENVIRONMENT, S3Server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Count tests on vLLM as not run where it is not installed."""
+    marked = [item for item in items if item.get_closest_marker("vllm")]
+    if not marked:
+        return
+    try:
+        engine_environment("vllm", is_certain=False)
+    except (NotInstalled, EnvironmentAltered) as error:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(f"not run: {error}; make engine-vllm builds it"))
 
 
 @pytest.fixture(scope="session", autouse=True)

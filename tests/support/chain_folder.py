@@ -1,4 +1,4 @@
-"""Builds CHAIN and BIAS as folders of safetensors, the form that vLLM and Transformers read.
+"""Builds CHAIN as a folder of safetensors, the form that vLLM and Transformers read.
 
 The same model, tokenizer and template as `tests.support.chain` writes into a GGUF file, so that the same question has
 the same answer on every engine. Weights are bfloat16: 0.9 MB.
@@ -175,19 +175,13 @@ def write_chain_folder(
     return _write(directory, tensors, template=template, context_length=context_length, generation=generation or {})
 
 
-def write_bias_folder(directory: Path, ranking: Mapping[int, float], *, template: str = TEMPLATE) -> Path:
-    """Write BIAS: the same ranking of next tokens, in logits, after every token. Steps of 1 survive bfloat16."""
-    tensors = chain.tensors(*chain.bias_matrices(ranking))
-    return _write(directory, tensors, template=template, context_length=2048, generation={})
-
-
 def describe_folder(
     directory: Path, *, environment: str, arguments: list[str] | None = None, **changes: object
 ) -> Bundle:
     """Return the bundle document of such a folder for vLLM on a CPU, with a small cache.
 
     Args:
-        directory: as `write_chain_folder` or `write_bias_folder` wrote it.
+        directory: as `write_chain_folder` wrote it.
         environment: digest of the engine's environment.
         arguments: launch arguments; by default without graphs. Nothing is compiled: the first request for
             log-probabilities would otherwise take 16 s.

@@ -114,6 +114,19 @@ class EngineBooted(Closed):
     fingerprint: Fingerprint = Field(description="On which hardware.")
     runner: ShortText = Field(description="Runner's name.")
     ready_ms: Integer = Field(description="Launch to ready.")
+    stage_ms: Integer | None = Field(None, description="Time that it took to put the files in place.")
+    was_staged: bool | None = Field(None, description="Whether an earlier job had put them there.")
+    page_cache_percent: Annotated[int, Field(ge=0, le=100, strict=True)] | None = Field(
+        None, description="Share of the weights in memory at the launch, as the kernel says of a sample of their pages."
+    )
+    kernel_cache: Literal["empty"] | None = Field(
+        None, description="Empty: the engine compiles, and its cache began with this boot; absent when it does not."
+    )
+    loading_ms: Integer | None = Field(None, description="Launch until its health route answered.")
+    compile_ms: Integer | None = Field(None, description="Compiling, as its log tells it; part of the others.")
+    warming_ms: Integer | None = Field(None, description="From then until ready.")
+    warm_requests: Integer | None = Field(None, description="Requests of intended shapes sent before it was ready.")
+    warm_failed: Integer | None = Field(None, description="Of those, how many did not end properly.")
 
 
 class Reasoned(Closed):

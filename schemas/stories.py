@@ -26,6 +26,20 @@ def _files(body: Body) -> str:
     return f"{count} file{'' if count == 1 else 's'}, {amount}"
 
 
+def _booted(body: Body) -> str:
+    engine, told = body["engine"], []
+    if body.get("loading_ms") is not None:
+        told.append(f"load {body['loading_ms']} ms")
+    if body.get("compile_ms") is not None:
+        told.append(f"of that compiling {body['compile_ms']} ms")
+    if body.get("warming_ms") is not None:
+        told.append(f"warm {body['warming_ms']} ms")
+    if body.get("page_cache_percent") is not None:
+        told.append(f"{body['page_cache_percent']} % of the weights were in memory")
+    took = f": {', '.join(told)}" if told else ""
+    return f"{engine['name']} {engine['version']} ready in {body['ready_ms']} ms on {body['runner']}{took}"
+
+
 def _reasons(body: Body) -> str:
     return "; ".join(body.get("reasons") or [])
 
@@ -33,10 +47,7 @@ def _reasons(body: Body) -> str:
 STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     Kind.CREATED: ("plain", lambda b: f"created for {b['target']}" + (f": {b['reason']}" if b.get("reason") else "")),
     Kind.STAGED: ("plain", lambda b: f"{_files(b)} staged in {b['duration_ms']} ms"),
-    Kind.ENGINE_BOOTED: (
-        "plain",
-        lambda b: f"{b['engine']['name']} {b['engine']['version']} ready in {b['ready_ms']} ms on {b['runner']}",
-    ),
+    Kind.ENGINE_BOOTED: ("plain", _booted),
     Kind.GATES_PASSED: ("good", lambda b: f"all gates passed: {', '.join(b['gates'])}"),
     Kind.REFUSED: ("bad", _reasons),
     Kind.APPROVAL_GRANTED: ("good", lambda b: b["reason"]),

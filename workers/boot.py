@@ -141,10 +141,23 @@ def start_and_wait(lease: Lease, replica: Replica, boot_seconds: float) -> Ready
         raise
 
 
-def booted(site: Site, lease: Lease, ready: Ready) -> None:
-    """Put what really booted, and where, into evidence."""
+def booted(site: Site, lease: Lease, ready: Ready, place: Place) -> None:
+    """Put what really booted, where, and what each part of it took into evidence."""
     body = EngineBooted(
-        engine=ready.identity, fingerprint=site.fingerprint, runner=site.name, ready_ms=ready.ready_ms or 0
+        engine=ready.identity,
+        fingerprint=site.fingerprint,
+        runner=site.name,
+        ready_ms=ready.ready_ms or 0,
+        stage_ms=place.facts.duration_ms,
+        was_staged=place.was_there,
+        page_cache_percent=ready.page_cache_percent,
+        # A boot has a folder of its own, and with it a cache that nothing was compiled into before.
+        kernel_cache="empty" if ready.compile_ms is not None else None,
+        loading_ms=ready.loading_ms,
+        compile_ms=ready.compile_ms,
+        warming_ms=ready.warming_ms,
+        warm_requests=ready.warm_requests,
+        warm_failed=ready.warm_failed,
     )
     lease.report(Kind.ENGINE_BOOTED, lease.act("booted", 1), body)
 

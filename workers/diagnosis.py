@@ -133,6 +133,21 @@ class LoadProgress:
         return percent
 
 
+def compile_ms(log_path: Path, pattern: str | None) -> int | None:
+    """Return how long the engine compiled, as the last line of its log says that tells it; None when none does.
+
+    `pattern` has the group `seconds`.
+    """
+    if pattern is None:
+        return None
+    try:
+        text = log_path.read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    found = [match["seconds"] for match in re.finditer(pattern, text)]
+    return round(float(found[-1]) * 1000) if found else None
+
+
 def _percent(groups: dict[str, str | None]) -> int:
     if groups.get("percent") is not None:
         return min(100, int(float(groups["percent"] or 0)))

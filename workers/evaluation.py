@@ -127,7 +127,7 @@ class _Evaluation:
                 raise
             self._record_failed_boot(gates, failure)
             return
-        booted(self.site, self.lease, ready)
+        booted(self.site, self.lease, ready, self.place)
         for place, gate in enumerate(gates, start=1):
             self.lease.step(f"gate {gate}, {place} of {len(gates)}")
             context = self._context(gate, replica=replica, ready=ready)

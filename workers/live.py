@@ -257,7 +257,7 @@ class _Live:
             self.kept.forget(self.lease.job)
             raise
         try:
-            booted(self.site, self.lease, ready)
+            booted(self.site, self.lease, ready, place)
         except (JobEnded, Problem) as error:
             # It serves whether or not this could be told.
             log.warning("boot_not_reported", job=str(self.lease.job), error=str(error))

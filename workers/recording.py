@@ -35,7 +35,7 @@ def record(site: Site, lease: Lease) -> None:
     require_integrity(site, lease, bundle, place)
     with gate_replica(site, lease, bundle, place) as replica:
         ready = start_and_wait(lease, replica, BOOT_SECONDS)
-        booted(site, lease, ready)
+        booted(site, lease, ready, place)
         try:
             reference = golden.record(
                 endpoint_of(replica),

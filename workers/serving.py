@@ -22,7 +22,8 @@ from schemas.bundle import Bundle, Feature
 from schemas.failures import Cause
 from schemas.problems import EngineFailed
 from schemas.runner import EngineIdentity, ReplicaReport, ReplicaState
-from workers.diagnosis import LoadProgress, classify, memory_kills
+from workers import warming
+from workers.diagnosis import LoadProgress, classify, compile_ms, memory_kills
 from workers.engines.base import Command, Driver, Launch
 from workers.engines.table import DRIVERS
 from workers.launchers.process import (
@@ -65,10 +66,13 @@ class NotWanted(RuntimeError):
 
 @dataclass(frozen=True)
 class Ready:
-    """What a replica showed when it became ready. Durations in ms from the start of the process.
+    """What a replica showed when it became ready. Durations in ms.
 
-    `loading_ms` until the health route answered 200, `ready_ms` until the first completion had ended. An adopted
-    replica has neither. `peak_memory_bytes` is the process's resident set at its highest.
+    `loading_ms` from the start of the process until the health route answered 200, `compile_ms` as the engine's log
+    tells it and part of one of the others, `warming_ms` from then to ready with `warm_requests` after the real
+    completion, of which `warm_failed` had no answer that ends properly; `ready_ms` is all of it. An adopted replica
+    has none of them. `page_cache_percent` of the weights lay in memory when it was started; None when the kernel does
+    not say. `peak_memory_bytes` is the process's resident set at its highest.
     """
 
     identity: EngineIdentity
@@ -76,6 +80,11 @@ class Ready:
     loading_ms: int | None
     ready_ms: int | None
     peak_memory_bytes: int | None
+    compile_ms: int | None = None
+    warming_ms: int | None = None
+    warm_requests: int | None = None
+    warm_failed: int | None = None
+    page_cache_percent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,7 @@ class Replica:
         self._on_transition = on_transition
         self._on_progress = on_progress
         self._memory_kills: int | None = None
+        self._page_cache_percent: int | None = None
         self._load = LoadProgress(self.log_path, self.driver.progress_patterns)
         self._command: Command | None = None
         self._started: float | None = None
@@ -134,6 +144,8 @@ class Replica:
         self._command = self.driver.command(self.bundle, self._launch)
         self.workdir.mkdir(parents=True, exist_ok=True)
         with self._lock:
+            weights = [self._launch.root / file.path for file in self.bundle.weights()]
+            self._page_cache_percent = warming.resident_percent(weights)
             self._started = time.monotonic()
             try:
                 self.launched = self._launcher.start(self._command, workdir=self.workdir, log_path=self.log_path)
@@ -181,18 +193,39 @@ class Replica:
         if answer.finish_reason not in FINISHED:
             self.fail_when_ended()
             raise self._failed(Cause.NO_ANSWER, f"a completion of {PROBE_TOKENS} tokens: {answer.detail}")
+        warm, failed = self._warm(deadline) if loading_ms is not None else (None, None)
+        ready_ms = self._elapsed_ms()
         ready = Ready(
             identity=identity,
             address=self.address,
             loading_ms=loading_ms,
-            ready_ms=self._elapsed_ms(),
+            ready_ms=ready_ms,
             peak_memory_bytes=self.peak_memory_bytes(),
+            compile_ms=compile_ms(self.log_path, self.driver.compile_pattern),
+            warming_ms=None if loading_ms is None or ready_ms is None else ready_ms - loading_ms,
+            warm_requests=warm,
+            warm_failed=failed,
+            page_cache_percent=self._page_cache_percent,
         )
         if self.launched is not None:
             self.ranks = ranks(self.launched.pid, self.driver.rank_pattern)
         took = "after adoption" if ready.ready_ms is None else f"after {ready.ready_ms} ms"
-        self._move(ReplicaState.READY, f"a real completion ended {took}")
+        self._move(ReplicaState.READY, f"a real completion ended, ready {took}")
         return ready
+
+    def _warm(self, deadline: float) -> tuple[int, int]:
+        """Ask once for each shape that is meant, and return how many were asked for and how many failed.
+
+        What an engine cannot do is found by gates, and does not keep a replica that passed them from serving.
+        """
+        asked = failed = 0
+        for request in warming.requests(self.bundle, self.dialect):
+            self._on_progress(f"warming: request {asked + 1}")
+            answer = self._post(request, max(1.0, deadline - time.monotonic()))
+            self.fail_when_ended()
+            asked += 1
+            failed += answer.finish_reason not in FINISHED
+        return asked, failed
 
     def _refuse_what_cannot_run(self) -> None:
         if problems := self.driver.check_bundle(self.bundle):

@@ -43,10 +43,14 @@ class DiskFull(Problem):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A staged bundle: the folder that the engine reads, and what it took to get it there."""
+    """A staged bundle: the folder that the engine reads, and what it took to get it there.
+
+    `was_there`: an earlier job had staged it.
+    """
 
     root: Path
     facts: Staged
+    was_there: bool = False
 
 
 class Staging:
@@ -92,11 +96,12 @@ class Staging:
         """
         started = time.monotonic()
         root, size = self.root(bundle), sum(file.size for file in bundle.files)
-        is_there = False
+        is_there = was_there = False
         while not is_there:
             try:
                 with _locked(root.with_suffix(".lock"), progress):
-                    if not _is_whole(root, bundle):
+                    was_there = _is_whole(root, bundle)
+                    if not was_there:
                         self._build(bundle, root, fetch, progress)
                     os.utime(root)
                 is_there = True
@@ -109,7 +114,7 @@ class Staging:
                     self._forget_fetched(bundle)
                     raise problem from error
         duration_ms = round((time.monotonic() - started) * 1000)
-        return Place(root, Staged(files=len(bundle.files), size=size, duration_ms=duration_ms))
+        return Place(root, Staged(files=len(bundle.files), size=size, duration_ms=duration_ms), was_there)
 
     def discard(self, bundle: Bundle) -> None:
         """Forget a staged bundle, and what was fetched for it, since its bytes were found to be wrong."""

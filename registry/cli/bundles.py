@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from gates.directory import Contents, DirectoryRefused, Found
 from gates.inference import EngineChoice, bundle_document, merge
 from registry.cli import sources
+from registry.cli.boots import show_boots
 from registry.cli.comparison import DIFF_EXAMPLES, IMPACT_EXAMPLES, diff, impact
 from registry.cli.declarations import as_patch
 from registry.cli.documents import read_bundle, read_file, resolve
@@ -18,7 +19,7 @@ from registry.cli.failures import Exit, Usage, invalid, invalid_act
 from registry.cli.inferred import infer, say
 from registry.cli.memory import HashMemory
 from registry.cli.options import BundleName, Json, Limit, Reason, examples, group
-from registry.cli.output import Clock, Output, size
+from registry.cli.output import Clock, Output, plain, size
 from registry.cli.placement import EXAMPLES as PLAN_EXAMPLES
 from registry.cli.placement import plan
 from registry.cli.profile import connect, folder
@@ -398,10 +399,11 @@ def _locked(lock: LockedSource) -> list[str]:
 
 @app.command(epilog=examples("sluicegate bundle show 3c3aff2a", "sluicegate bundle show 3c3aff2a --json"))
 def show(bundle: BundleName, as_json: Json = False) -> int:
-    """Show a bundle: its sections, files and component digests."""
+    """Show a bundle: its sections, files and component digests, and what its boots took."""
     output = Output(as_json=as_json)
     with connect() as client:
         found = client.bundles.get(resolve(bundle, client.bundles, read_bundle, "bundle"))
+        boots = list(client.bundles.boots(found.digest))
 
     def human(out: Output) -> None:
         out.fields([("name", found.name), ("digest", found.digest), ("serving", found.serving_digest)])
@@ -413,10 +415,11 @@ def show(bundle: BundleName, as_json: Json = False) -> int:
             out.say("")
             out.say("sources, as whoever registered it said:")
             out.table(["PART", "ASKED FOR", "RESOLVED TO", "AT"], map(_locked, found.locks))
+        show_boots(out, boots)
         out.say("")
         out.say(f"registered {found.created_at:%Y-%m-%d %H:%M:%S}Z by {found.created_by}")
 
-    output.result(found, human)
+    output.result({**plain(found), "boots": boots}, human)
     return Exit.DONE
 
 

@@ -6,6 +6,7 @@ from datetime import datetime
 from registry.client.transport import Transport
 from schemas.alias import Alias, AliasAt, AliasChange, AliasDelete, AliasProtect, AliasSet
 from schemas.api import Act, BundleDeleted, QuarantineState, Registered
+from schemas.boots import Boot
 from schemas.common import Document, canonical_json
 from schemas.comparison import BundleDiff, BundleImpact
 from schemas.lock import Lock
@@ -131,6 +132,10 @@ class Bundles(_Documents):
         is_quarantined = None if quarantined is None else str(quarantined).lower()
         parameters = {"name": name, "label": asked, "quarantined": is_quarantined}
         return self._transport.pages(Registered, self.path, parameters)
+
+    def boots(self, digest: str) -> Iterator[Boot]:
+        """Tell what the boots of a bundle took, by its newest jobs, newest first. Raises NotFound."""
+        return self._transport.pages(Boot, f"{self.path}/{digest}/boots", {})
 
     def diff(self, first: str, second: str) -> BundleDiff:
         """Compare two bundles part by part. Raises NotFound."""

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
-from registry import aliases, db, documents, evidence, jobs, quarantine, releases, runners, targets
+from registry import aliases, boots, db, documents, evidence, jobs, quarantine, releases, runners, targets
 from registry.api.deps import ServiceDep, SessionDep
 from registry.api.pages import Cursor, page
 from registry.tables import TargetRow
@@ -78,6 +78,7 @@ def bundle_page(
         size=sum(file.size for file in bundle.files),
         measured=jobs.measured(session, actor.project_id, named, limit=MOST_EVALUATIONS),
         most_evaluations=MOST_EVALUATIONS,
+        boots=boots.of_bundle(session, actor.project_id, named, limit=MOST_EVALUATIONS),
         tones=TONES,
         before=before,
         later=later,

@@ -42,5 +42,9 @@ def split(
         return Command(argv=words, port_file=launch.port_file)
 
     return replace(
-        LLAMACPP, command=command, rank_pattern=split_server.TITLE, progress_patterns=(r"shards: +(?P<percent>\d+)%",)
+        LLAMACPP,
+        command=command,
+        rank_pattern=split_server.TITLE,
+        progress_patterns=(r"shards: +(?P<percent>\d+)%",),
+        compile_pattern=r"compiling took (?P<seconds>[0-9.]+) s",
     )

@@ -70,7 +70,13 @@ def test_what_booted_is_told_as_it_was_read_back(bench):
     assert "--no-warmup" in told["arguments"]
     assert entry.body["fingerprint"]["cores"] == os.cpu_count()
     assert entry.body["runner"] == "r1"
-    assert entry.body["ready_ms"] > 0
+    took = entry.body
+    assert took["ready_ms"] == took["loading_ms"] + took["warming_ms"] > 0
+    assert (took["warm_requests"], took["warm_failed"], took["was_staged"]) == (1, 0, False)
+    assert took["page_cache_percent"] == 100  # it was hashed a moment before
+    (boot,) = bench.client().bundles.boots(bundle.digest)
+    gates = sum(one["duration_ms"] for one in bench.run(run).results)
+    assert (boot.entry, boot.is_cold, boot.gates_ms) == (entry.entry_digest, False, gates)
 
 
 def test_a_runner_without_the_store_fetches_the_bytes(bench):

@@ -13,6 +13,7 @@ from tests.support import chain
 from tests.support.runners import until
 from tests.support.split_engine import split
 from workers import vitals
+from workers.diagnosis import compile_ms
 from workers.engines.base import Launch
 from workers.engines.llamacpp import LLAMACPP
 from workers.engines.table import DRIVERS
@@ -137,5 +138,7 @@ def test_a_watcher_that_stood_still_itself_blames_nobody(ready, monkeypatch):
 
 
 def test_how_far_it_has_loaded_is_told(ready):
-    _, told = ready(lines=("shards:  40%", "shards:  80%"))
-    assert told[-1] == "loading: 80 %"
+    replica, told = ready(lines=("shards:  40%", "compiling took 1.5 s", "shards:  80%"))
+    assert "loading: 80 %" in told
+    assert told[-1] == "warming: request 1"
+    assert compile_ms(replica.log_path, replica.driver.compile_pattern) == 1500

@@ -50,7 +50,7 @@ class Driver:
     `schemas.failures.Cause`. `takes_port` says that it has to be told a port by `--port`, instead of writing the one
     that it got into the port file. `progress_patterns` find in the log how far it has loaded: the group `percent`, or
     `done` and `total`. `rank_pattern` is found in the titles of its child processes without which it cannot serve;
-    None when it has none.
+    None when it has none. `compile_pattern` finds in the log how long it compiled, with the group `seconds`.
     `admits` is there for an engine that runs elsewhere, and returns what this runner's operator does not allow of a
     bundle.
     """
@@ -64,6 +64,7 @@ class Driver:
     takes_port: bool = False
     progress_patterns: tuple[str, ...] = ()
     rank_pattern: str | None = None
+    compile_pattern: str | None = None
     admits: Callable[[Bundle], list[str]] | None = None
 
 

@@ -218,5 +218,8 @@ VLLM = Driver(
     check_bundle=_check_bundle,
     identity=lambda: engine_environment(NAME),
     failure_patterns=_FAILURES,
+    progress_patterns=(r"Loading safetensors checkpoint shards: +(?P<percent>\d+)%",),
+    rank_pattern=r"^VLLM::(EngineCore|Worker)",
+    compile_pattern=r"torch\.compile takes (?P<seconds>[0-9.]+) s in total",
     takes_port=True,
 )

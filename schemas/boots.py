@@ -1,0 +1,36 @@
+"""What one boot of a bundle took, as the service gives it out."""
+
+from uuid import UUID
+
+from pydantic import Field
+
+from schemas.common import Instant, Wire
+
+WARM_PERCENT = 95
+"""Share of the weights in memory from which on a boot counts as warm."""
+
+
+class Boot(Wire):
+    """One boot of one bundle: what it took, and what was there already. Durations in ms; null where not known."""
+
+    run: UUID = Field(description="Job that booted it.")
+    kind: str = Field(description="evaluate, serve or record.")
+    release: UUID | None = Field(description="Release it belongs to.")
+    runner: str = Field(description="Runner's name.")
+    entry: str = Field(description="Digest of the entry that says so.")
+    booted_at: Instant = Field(description="When that was recorded.")
+    is_cold: bool | None = Field(
+        description="Whether it read weights from a disk (under 95 % of them in memory at the launch) or compiled "
+        "into an empty cache; null when the kernel does not say."
+    )
+    was_staged: bool | None = Field(description="Whether an earlier job had put the files in place.")
+    page_cache_percent: int | None = Field(
+        description="Share of the weights in memory at the launch, as the kernel says of a sample of their pages."
+    )
+    kernel_cache: str | None = Field(description="empty when it compiled anew; null when it does not compile.")
+    stage_ms: int | None = Field(description="Putting the files in place.")
+    loading_ms: int | None = Field(description="Launch until its health route answered.")
+    compile_ms: int | None = Field(description="Compiling, as its log tells it; part of the others.")
+    warming_ms: int | None = Field(description="From then until ready.")
+    ready_ms: int = Field(description="Launch to ready; 0 for an engine that was taken up again.")
+    gates_ms: int | None = Field(description="Gates on this boot, added up; null when there were none.")

@@ -16,8 +16,8 @@ from schemas.policy import IntegrityRule
 from schemas.problems import EngineFailed, Problem
 from schemas.result import Verdict
 from schemas.runner import ReplicaState
-from workers.engines.base import Launch
 from workers.engines.table import DRIVERS
+from workers.launchers.base import Order
 from workers.lease import JobEnded, Lease, log
 from workers.serving import NotWanted, Ready, Replica
 from workers.site import Site
@@ -178,12 +178,8 @@ def gate_replica(
     """
     workdir = site.data_dir / "engines" / (str(lease.job) if beside is None else f"{lease.job}-{beside}")
     shutil.rmtree(workdir, ignore_errors=True)
-    launch = Launch(
-        root=place.root,
-        port_file=workdir / "port.json",
-        drain_seconds=DRAIN_SECONDS,
-        parent_pid=os.getpid(),
-    )
+    order = Order(bundle, place.root)
+    launch = site.launcher.place(order, workdir, drain_seconds=DRAIN_SECONDS, parent_pid=os.getpid())
     transitions = Transitions(lease)
 
     def tell(state: ReplicaState, cause: str) -> None:

@@ -26,8 +26,7 @@ from schemas.common import Closed, Digest, Positive, ShortText
 from schemas.problems import EngineFailed, Problem
 from schemas.runner import Claim, ReplicaState
 from workers.boot import Transitions, booted, require_engine, require_integrity, start_and_wait
-from workers.engines.base import Launch
-from workers.launchers.base import Launched
+from workers.launchers.base import Launched, Order
 from workers.launchers.logs import trim
 from workers.launchers.proc import strays
 from workers.launchers.process import ProcessLauncher
@@ -182,8 +181,9 @@ class _Live:
 
     def _replica(self) -> Replica:
         workdir = self.kept.workdir(self.lease.job)
-        root = self.site.staging.root(self.bundle)
-        launch = Launch(root=root, port_file=workdir / "port.json", drain_seconds=self.drain_seconds)
+        order = Order(self.bundle, self.site.staging.root(self.bundle))
+        # An engine that has to be told its port gets one that is held for it.
+        launch = self.site.launcher.place(order, workdir, drain_seconds=self.drain_seconds, parent_pid=None)
         replica = Replica(
             self.bundle,
             launch,

@@ -133,7 +133,7 @@ def test_the_proxy_alone_changes_no_verdict(good):
     assert run_with(good, as_it_is).verdict is Verdict.PASSED
 
 
-def test_a_finish_reason_that_is_null_fails(good):
+def test_b21_a_finish_reason_that_is_null_fails(good):
     def fault(one):
         return one.status, one.content_type, one.body.replace(b'"finish_reason":"stop"', b'"finish_reason":null')
 
@@ -142,7 +142,7 @@ def test_a_finish_reason_that_is_null_fails(good):
     assert {("finish-reason", "chat"), ("finish-reason", "chat-stream")} <= blocking(result)
 
 
-def test_a_stream_that_loses_its_last_token_fails(good):
+def test_b24_a_stream_that_loses_its_last_token_fails(good):
     def fault(one):
         body = one.body
         if one.content_type.startswith("text/event-stream"):
@@ -154,7 +154,7 @@ def test_a_stream_that_loses_its_last_token_fails(good):
     assert {("stream-differs", "chat-stream"), ("stream-differs", "completion-stream")} <= blocking(result)
 
 
-def test_a_malformed_request_that_kills_the_engine_fails_and_is_named(tmp_path):
+def test_b19_a_malformed_request_that_kills_the_engine_fails_and_is_named(tmp_path):
     with served.served(tmp_path / "case", HASTY) as context:
         dead = []
 
@@ -184,7 +184,7 @@ def test_an_engine_that_is_restarted_behind_the_gate_fails(good):
     assert blocking(result) == {("engine-died", "max-tokens-list"), ("case-missing", first_missing)}
 
 
-def test_a_malformed_request_that_is_never_answered_fails(good):
+def test_b20_a_malformed_request_that_is_never_answered_fails(good):
     def fault(one):
         if b'"temperature": "hot"' in one.request:
             hang()
@@ -364,7 +364,7 @@ def sentinel(outcome, state, seconds=0.01):
         ({"sentinel": sentinel("timeout", None)}, "sentinel-late"),
     ],
 )
-def test_what_a_case_leaves_behind_fails_and_names_the_case(good, passed, values, code):
+def test_b27_what_a_case_leaves_behind_fails_and_names_the_case(good, passed, values, code):
     changed = copy.deepcopy(passed[1])
     changed["cases"][7] |= values
     assert blocking(conclude(good, changed)) == {(code, changed["cases"][7]["case"])}

@@ -142,7 +142,7 @@ def test_bytes_that_are_no_text_are_malformed():
 
 
 @pytest.mark.parametrize("cut_after", range(5))
-def test_a_cut_stream_is_truncated_and_keeps_what_came(cut_after):
+def test_b23_a_cut_stream_is_truncated_and_keeps_what_came(cut_after):
     answer, _ = chat(Script(chunks=chat_stream("H", "i")[:cut_after], ending="cut"))
     assert answer.outcome is Outcome.TRUNCATED
     assert answer.text == ["", "", "H", "Hi", "Hi"][cut_after]

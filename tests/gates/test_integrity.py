@@ -116,7 +116,7 @@ def pipe_beside(root):
     ],
 )
 @pytest.mark.parametrize("when", ["before boot", "after the last gate"])
-def test_a_tree_that_is_not_the_bundles_fails_and_is_named(root, bundle, *, harm, code, file, when):
+def test_b25_a_tree_that_is_not_the_bundles_fails_and_is_named(root, bundle, *, harm, code, file, when):
     clean = integrity.observe(bundle, root)
     harm(root)
     harmed = integrity.observe(bundle, root)

@@ -42,7 +42,7 @@ def test_any_cuts_give_the_same_events(places):
     assert parse([STREAM[a:b] for a, b in itertools.pairwise(marks)])[0] == EVENTS
 
 
-def test_single_bytes_give_the_same_events():
+def test_b22_single_bytes_give_the_same_events():
     assert parse([bytes([byte]) for byte in STREAM])[0] == EVENTS
 
 

@@ -69,7 +69,7 @@ def test_the_processes_of_an_engine_are_known_by_descent_and_title(ready):
     assert family(2**30) == []
 
 
-def test_a_lost_rank_takes_the_whole_replica_out_at_once(ready):
+def test_b18_a_lost_rank_takes_the_whole_replica_out_at_once(ready):
     replica, _ = ready()
     watcher = Watcher(replica)
     assert watcher.look() is None
@@ -90,7 +90,7 @@ def test_an_engine_that_ends_by_itself_after_its_rank_has_failed_whatever_its_st
         Watcher(replica).look()
 
 
-def test_a_hung_engine_behind_a_lively_front_is_found_dead_within_ten_seconds(ready):
+def test_c121_a_hung_engine_behind_a_lively_front_is_found_dead_within_ten_seconds(ready):
     replica, _ = ready()
     watcher = Watcher(replica)
     watcher.look()
@@ -119,7 +119,7 @@ def test_an_engine_that_works_for_others_is_not_even_asked(ready, monkeypatch):
     assert until(watcher.look).startswith("ready; a completion took")
 
 
-def test_an_engine_that_is_slow_to_answer_is_busy_while_its_counter_moves(ready, monkeypatch):
+def test_c122_an_engine_that_is_slow_to_answer_is_busy_while_its_counter_moves(ready, monkeypatch):
     monkeypatch.setattr(vitals, "PROBE_SECONDS", 0.1)
     monkeypatch.setattr(vitals, "ANSWER_SECONDS", 0.5)
     replica, _ = ready(token_seconds=0.1)

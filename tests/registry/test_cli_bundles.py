@@ -297,7 +297,7 @@ def test_bundles_are_listed_and_found_by_a_beginning(engineer, directory):
 
 
 def test_an_engine_that_is_not_installed_here_must_be_named(engineer, directory):
-    assert "--engine-image" in refused(engineer, "bundle", "create", directory, "--engine", "tgi")[""]
+    assert "--engine-image" in refused(engineer, "bundle", "create", directory, "--engine", "sglang")[""]
     image = "example.test/vllm@sha256:" + "a" * 64
     document = engineer.ok(
         "bundle", "create", directory, "--engine", "vllm", "--engine-image", image, "--engine-version", "0.32.0",

@@ -7,8 +7,8 @@ parameters; one thread does the rest.
 """
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, get_args
@@ -51,6 +51,15 @@ class Exchange:
         if self.unit is None:
             raise RuntimeError("the endpoint has no unit of work: it does not ask for a session")
         return self.unit
+
+    @contextmanager
+    def within(self, session: Session) -> Iterator[None]:
+        """Be in a unit of work. Whoever asked it for anything once it has ended would take a connection for ever."""
+        self.unit = session
+        try:
+            yield
+        finally:
+            self.unit = None
 
     def give(self, given: "Given") -> Any:
         """Return what an endpoint asks for; the same however often it asks. Call it in the endpoint's thread."""
@@ -161,16 +170,14 @@ class _Served:
         database = exchange.service.database
         if self._has_session and exchange.request.method in SAFE:
             # Statements that only read stand alone, so the look at the caller is one more of them.
-            with database.reading() as session:
-                exchange.unit = session
+            with database.reading() as session, exchange.within(session):
                 _pass(exchange, self._gates)
                 return self._answer(exchange, values)
         # Before the unit of work: its connection is another's until then.
         _pass(exchange, self._gates)
         if not self._has_session:
             return self._answer(exchange, values)
-        with database.transaction() as session:
-            exchange.unit = session
+        with database.transaction() as session, exchange.within(session):
             return self._answer(exchange, values)
 
     def _answer(self, exchange: Exchange, values: Mapping[str, Any]) -> Response:

@@ -31,7 +31,13 @@ def filled(shared_api):
     policy = registered_policy(service, actor, MARK).digest
     suite = registered_golden(service, actor, MARK).digest
     created_target(service, actor, f"{MARK}@staging")
-    registration = {"name": MARK, "runner_class": MARK, "fingerprint": FINGERPRINT, "engines": [], "boot_id": "b"}
+    registration = {
+        "name": MARK,
+        "runner_class": MARK,
+        "fingerprint": FINGERPRINT,
+        "engines": ["llamacpp"],
+        "boot_id": "b",
+    }
     body = {"bundle": bundle, "policy": policy, "runner_class": MARK}
     run = shared_api.clients["engineer"].post("/v1/runs", json=body).json()["id"]
     registered = runner.post("/v1/runners", json=registration).json()["id"]

@@ -3,6 +3,7 @@
 import json
 import socket
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 
@@ -119,3 +120,13 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(api):
 def test_the_service_goes_on_afterwards(api):
     answered(api, b"\x00\x01\x02\r\n\r\n")
     assert api.clients["engineer"].get("/v1/me").status_code == 200
+
+
+def test_no_connection_is_kept_by_who_is_refused_or_asks_for_nothing_that_is_there(shared_api):
+    pool = shared_api.service.database.engine.pool
+    before = pool.checkedout()
+    for role in ("viewer", "admin"):
+        client = shared_api.clients[role]
+        statuses = {client.get(path).status_code for path in ("/v1/tokens", f"/v1/releases/{uuid4()}", "/v1/bundles")}
+        assert statuses == ({403, 404, 200} if role == "viewer" else {200, 404})
+    assert pool.checkedout() == before

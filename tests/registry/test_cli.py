@@ -33,7 +33,7 @@ COMMANDS = {
         "lift",
     },
     "alias": {"set", "list", "show", "history", "delete", "protect"},
-    "blob": {"gc"},
+    "blob": {"check", "gc"},
     "policy": {"push", "show", "list"},
     "suite": {"push", "show", "list", "record"},
     "target": {"create", "show", "history", "list"},
@@ -52,7 +52,7 @@ COMMANDS = {
     },
     "gate": {"run", "watch", "list"},
     "evidence": {"list", "follow", "verify", "checkpoint", "export", "revoke", "erase"},
-    "runner": {"list", "show"},
+    "runner": {"drain", "list", "show", "undrain"},
     "token": {"create", "list", "revoke"},
     "project": {"create", "list", "show", "limit"},
 }

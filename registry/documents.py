@@ -199,6 +199,7 @@ def _store(
         labels=_as_kept(labels),
         quarantine=None,
         locks=_as_told(resolved),
+        aliases=None,
     )
     return Found(identity, registered, is_quarantined=False)
 
@@ -330,9 +331,10 @@ def _wire(row: Row[Any], document: dict[str, object] | None, locks: list[Any] | 
         serving_digest=row.serving_digest,
         components=row.components,
         labels=row.labels,
-        # Told by whoever answers for what may be done with it: `registry.quarantine`.
+        # Told by whoever answers for them: `registry.quarantine` and `registry.aliases`.
         quarantine=None,
         locks=_as_told(locks),
+        aliases=None,
     )
     return Found(row.id, registered, row.is_quarantined)
 

@@ -206,6 +206,9 @@ class Registered(Wire):
     locks: list[LockedSource] | None = Field(
         description="For bundles that came with them: how their sources were resolved; left out of lists."
     )
+    aliases: list[str] | None = Field(
+        description="For a bundle that is asked for by itself: the aliases that name it now, sorted."
+    )
 
 
 class MissingBlobs(Closed):

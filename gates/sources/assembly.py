@@ -5,7 +5,9 @@ Everything is resolved, listed and chosen before a byte is fetched, and only wha
 
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 
 from gates.directory import Contents, DirectoryRefused, Memory, read_listing
@@ -15,6 +17,7 @@ from gates.files.names import collisions, refuse_name
 from gates.files.refusal import FileRefused
 from gates.sources.directory import DirectorySource
 from gates.sources.fetch import Bounds, Fetched, Progress, fetch, patiently
+from gates.sources.fronts import WEIGHTS, fetch_front, is_read_whole
 from gates.sources.parts import BASE, Choice, Placed, choose, together
 from gates.sources.source import Item, Resolved, Source
 from gates.sources.store import FetchStore
@@ -73,6 +76,7 @@ class Assembly:
         self._parts: dict[str, _Part] = {}
         self._whole = Choice()
         self._fetched: dict[tuple[str, str], Fetched] = {}
+        self._sketched: list[tuple[str, Path]] | None = None
 
     def choose(self) -> Choice:
         """Resolve and list all sources, and choose. Nothing is fetched.
@@ -117,9 +121,44 @@ class Assembly:
             received += sum(one.received for one in found)
         return received
 
+    def sketch(self, root: Path) -> None:
+        """Fetch, instead of all that was chosen, configurations, and of weights only the headers.
+
+        Args:
+            root: an empty folder for what has no bytes but a header; all else of it is a hole.
+
+        Raises:
+            SourceRefused, SourceUnavailable.
+        """
+        self._sketched = []
+        for part in self._parts.values():
+            taken = {one.path: one for one in self._taken(part)}
+            small = [item for item in self._away(part) if is_read_whole(taken[item.path].placed)]
+            fetched = fetch(part.source, part.resolved, small, self._store, bounds=self._bounds)
+            self._sketched += [(taken[one.item.path].placed, one.place) for one in fetched]
+            self._sketched += [(one.placed, place) for one in taken.values() if (place := part.items[one.path].place)]
+            weights = [item for item in self._away(part) if item.path.endswith(WEIGHTS)]
+            fronts = [(item, root / taken[item.path].placed) for item in weights]
+            with ThreadPoolExecutor(self._bounds.at_once, thread_name_prefix="front") as pool:
+                list(pool.map(self._front, repeat(part), *zip(*fronts, strict=True)) if fronts else ())
+            self._sketched += [(taken[item.path].placed, place) for item, place in fronts]
+
+    def _front(self, part: _Part, item: Item, place: Path) -> None:
+        try:
+            patiently(lambda: fetch_front(part.source, part.resolved, item, place), self._bounds)
+        except FileRefused as refused:
+            raise refused.of(item.path) from None
+
+    @property
+    def resolved(self) -> dict[str, Resolved]:
+        """Part → what its source resolved to, the base first."""
+        return {name: part.resolved for name, part in self._parts.items()}
+
     @property
     def places(self) -> list[tuple[str, Path]]:
-        """Path in the bundle and where the bytes lie, of each file that was chosen and fetched."""
+        """Path in the bundle and where the bytes lie, of each file that was chosen and fetched, or sketched."""
+        if self._sketched is not None:
+            return sorted(self._sketched)
         entries = (self._entry(part, one) for part in self._parts.values() for one in self._taken(part))
         return [(entry.path, entry.place) for entry in entries]
 

@@ -244,7 +244,7 @@ class _Fetch:
                     self._moved(-start)
                     sums, start = _Sums(item, self.bounds.largest), 0
                     part.begin(opened.tag)
-                _check_opened(item, opened)
+                check_opened(item, opened)
                 self._write(opened, part, sums)
                 sums.finish(opened.size)
         sha256 = sums.verify()
@@ -316,7 +316,8 @@ class _Sums:
         return found
 
 
-def _check_opened(item: Item, opened: Opened) -> None:
+def check_opened(item: Item, opened: Opened) -> None:
+    """Return when a file is announced with the size that was listed. Raises SourceRefused."""
     if item.size is not None and opened.size is not None and opened.size != item.size:
         said = f"is announced with {opened.size} bytes, and its source lists {item.size}"
         raise SourceRefused("size-mismatch", said, found=opened.size, expected=item.size)

@@ -25,6 +25,8 @@ from gates.static.tensors import Weights, gguf_headers
 from gates.static.words import Tokenizer
 from schemas.bundle import Bundle, Role
 
+DRAFT = "draft"
+"""Folder that a source of a draft model brings its files to."""
 MAX_TEXT_BYTES = 8 * 1024 * 1024
 
 _OBJECTS = (
@@ -335,6 +337,31 @@ def of_directory(root: Path, declared: Declared, *, beside: Path | None = None) 
         adapters = tuple(_found_adapters(listing))
     draft = _part(listing, places, declared.draft_folder) if declared.draft_folder else None
     return Composition(listing, declared, Part("", listing.entries), adapters, draft)
+
+
+def of_places(places: Mapping[str, Path], declared: Declared, *, beside: Path | None = None) -> Composition:
+    """Return the composition of files that were put together from several sources.
+
+    Args:
+        places: path of each file in the bundle → where its bytes are. Adapters and a draft that lie where sources
+            bring them count beside what is declared.
+        declared: what the files cannot tell.
+        beside: where the declaration lies: its folders are looked for there.
+
+    Raises:
+        OSError: a directory cannot be read.
+    """
+    listing = list_named(places)
+    folders = [] if beside is None else [beside]
+    adapters = [(one, _part(listing, folders, one.folder)) for one in declared.adapters]
+    named = {part.folder for _, part in adapters}
+    adapters += [one for one in _found_adapters(listing) if one[1].folder not in named]
+    draft = None
+    if declared.draft_folder:
+        draft = _part(listing, folders, declared.draft_folder)
+    elif any(entry.folder == DRAFT for entry in listing.entries.values()):
+        draft = Part(DRAFT, listing.entries)
+    return Composition(listing, declared, Part("", listing.entries), tuple(adapters), draft)
 
 
 def of_bundle(bundle: Bundle, root: Path) -> Composition:

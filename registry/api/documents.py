@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from registry import deletion, documents, quarantine
+from registry import aliases, deletion, documents, quarantine
 from registry.api.deps import IfMatch, PerformDep, ServiceDep, SessionDep, allow, tag
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import Responses, declare
@@ -189,9 +189,9 @@ def list_bundles(
 
 @router.get("/v1/bundles/{digest}", operation_id="getBundle", responses=NAMED)
 def get_bundle(digest: NamedDigest, actor: FetcherDep, session: SessionDep) -> Registered:
-    """Return a bundle."""
+    """Return a bundle, with the aliases that name it now."""
     (found,) = _standing(session, actor, [documents.find(session, actor.project_id, "bundle", digest)])
-    return found
+    return found.model_copy(update={"aliases": aliases.of_bundle(session, actor.project_id, found.digest)})
 
 
 @router.post("/v1/bundles/{digest}/deletions", operation_id="deleteBundle", responses=NAMED)

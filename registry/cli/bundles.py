@@ -24,7 +24,7 @@ from registry.cli.placement import EXAMPLES as PLAN_EXAMPLES
 from registry.cli.placement import plan
 from registry.cli.profile import connect, folder
 from registry.cli.quarantine import LIFT_EXAMPLES, QUARANTINE_EXAMPLES, lift, quarantine, show_quarantine
-from registry.cli.sources import AllowHost, CacheFolder, From, Gathered, Given, SourceName
+from registry.cli.sources import AllowHost, CacheFolder, From, Gathered, Given, SourceName, WeightsPattern
 from registry.cli.validation import EXAMPLES, validate
 from registry.client import Client
 from schemas.api import LockedSource, Registered
@@ -69,10 +69,6 @@ GivenLicence = Annotated[str | None, typer.Option("--licence", "--license", help
 Patterns = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="PATTERN", help="Paths to leave out, such as 'original/*'; repeatable."),
-]
-WeightsPattern = Annotated[
-    str | None,
-    typer.Option("--weights", metavar="PATTERN", help="Which weights, where there are several: q4_k_m, or a pattern."),
 ]
 HardLinks = Annotated[bool, typer.Option("--hard-links", help="Take files that have another name elsewhere.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the document; send nothing.")]
@@ -399,14 +395,22 @@ def _locked(lock: LockedSource) -> list[str]:
 
 @app.command(epilog=examples("sluicegate bundle show 3c3aff2a", "sluicegate bundle show 3c3aff2a --json"))
 def show(bundle: BundleName, as_json: Json = False) -> int:
-    """Show a bundle: its sections, files and component digests, and what its boots took."""
+    """Show a bundle: its aliases, sections, files and component digests, and what its boots took."""
     output = Output(as_json=as_json)
     with connect() as client:
         found = client.bundles.get(resolve(bundle, client.bundles, read_bundle, "bundle"))
         boots = list(client.bundles.boots(found.digest))
 
     def human(out: Output) -> None:
-        out.fields([("name", found.name), ("digest", found.digest), ("serving", found.serving_digest)])
+        named = " ".join(f"@{name}" for name in found.aliases or [])
+        out.fields(
+            [
+                ("name", found.name),
+                ("digest", found.digest),
+                ("serving", found.serving_digest),
+                ("aliases", named),
+            ]
+        )
         show_quarantine(out, found.quarantine)
         _show_body(out, Bundle.model_validate(found.document))
         out.say("")

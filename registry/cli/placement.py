@@ -1,9 +1,9 @@
 """`sluicegate bundle plan`: what a bundle takes on each device, whether it fits, and the smallest layout that does."""
 
 import re
-import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gates.sources.named import is_directory
+from gates.sources.source import bare
+from registry.cli.composed import composed
 from registry.cli.documents import read_bundle, resolve
 from registry.cli.failures import Exit, Usage
 from registry.cli.options import Json, examples
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
+from registry.cli.sources import AllowHost, CacheFolder, From, WeightsPattern, given
 from registry.cli.validation import DeclaredFile, declared_in
 from registry.client import Client
 from schemas.bundle import Bundle
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "sluicegate bundle plan ./llama --device-memory 80GB",
     "sluicegate bundle plan ./llama -f bundle.yaml --device-memory 80GB --context 8000 --sequences 50",
+    "sluicegate bundle plan hf:owner/name@main --from adapter:de=hf:org/lora --device-memory 80GB",
     "sluicegate bundle plan 3c3aff2a --device-memory 80GB --topology tp=4 --price 4 --rate 2400 --json",
 )
 _UNITS = {"": 1, **{f"{letter}b": 1000**n for n, letter in enumerate("kmgt", 1)}} | {
@@ -36,13 +41,14 @@ _UNITS = {"": 1, **{f"{letter}b": 1000**n for n, letter in enumerate("kmgt", 1)}
     "b": 1,
 }
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,6})?) ?([a-z]{0,3})")
-_FRONT_BYTES = 128 * 1024 * 1024
-"""Most bytes read of a weight file on the service: more than any header that is accepted."""
 _SMALL_BYTES = 64 * 1024 * 1024
-_READ_WHOLE = ("config.json", "adapter_config.json", ".safetensors.index.json")
 
 What = Annotated[
-    str, typer.Argument(metavar="DIR|BUNDLE", help="Directory with the files, or a registered bundle's digest.")
+    str,
+    typer.Argument(
+        metavar="SOURCE|BUNDLE",
+        help="Directory, hf:owner/name@revision, s3://bucket/prefix, https://host/file, or a registered bundle.",
+    ),
 ]
 Memory = Annotated[
     str | None, typer.Option("--device-memory", metavar="SIZE", help="Memory of one device, such as 80GB or 80GiB.")
@@ -72,6 +78,7 @@ Rate = Annotated[
 
 def plan(
     what: What,
+    part: From = None,
     file: DeclaredFile = None,
     device_memory: Memory = None,
     utilization: Utilization = None,
@@ -84,13 +91,17 @@ def plan(
     among: Among = None,
     price: Price = None,
     rate: Rate = None,
+    weights: WeightsPattern = None,
+    allow_host: AllowHost = None,
+    cache: CacheFolder = None,
     as_json: Json = False,
 ) -> int:
     """Plan a bundle's memory on each device: weights, cache and reserves, and how many sequences fit.
 
     Exit status: 0 when it fits, 1 when it does not, 2 for usage, 3 when something that decides is not known. Of a
-    registered bundle only configurations and the headers of weights are fetched. With -f comes what a directory's
-    files cannot tell. Price and rate together give the price of a million output tokens.
+    registered bundle, and of a source that is not on this machine, only configurations and the headers of weights are
+    fetched; no digest can vouch for a part of a file. With -f comes what files cannot tell. Price and rate together
+    give the price of a million output tokens.
     """
     # Only where it is asked for: it brings in what reads tensors, and takes a moment.
     from gates.placement import PlacementUnknown, ledger
@@ -104,7 +115,8 @@ def plan(
         None if not among else tuple(_layout(one) for one in among),
     )
     share = None if utilization is None else _number(utilization, "--utilization")
-    with _composition(what, file) as (composition, bundle):
+    asked_for = _Asked(what, part, file, weights, allow_host, cache)
+    with _composition(asked_for, output) as (composition, bundle):
         memory = device_memory or (None if bundle is None else str(bundle.hardware.memory_bytes or "")) or None
         if memory is None:
             raise Usage("say how much memory a device has: --device-memory 80GB")
@@ -129,32 +141,46 @@ def plan(
             reason = str(error)
             output.result({"verdict": "errored", "reason": reason}, lambda out: out.note(f"errored: {reason}", "bad"))
             return Exit.UNDECIDED
-    output.result(plans.as_json(found), lambda out: _say(out, what, found))
+    output.result(plans.as_json(found), lambda out: _say(out, bare(what), found))
     return Exit.DONE if found.judged.judgement.fits else Exit.FAILED
 
 
 # ------------------------------------------------------------------------------------------------ what is planned
 
 
-@contextmanager
-def _composition(what: str, file: Path | None) -> "Iterator[tuple[Composition, Bundle | None]]":
-    """Return a directory's composition, or that of a registered bundle with its document."""
-    from gates.static import composition  # as above
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the command line names."""
 
-    if Path(what).is_dir():
-        beside = None if file is None else file.resolve().parent
-        try:
-            found = composition.of_directory(Path(what), declared_in(file), beside=beside)
-        except FileNotFoundError as error:
-            raise Usage(f"{file}: {error.strerror}: {error.filename}") from None
-        except OSError as error:
-            raise Usage(f"{what} cannot be read: {error.strerror or error}") from None
-        yield found, None
+    what: str
+    parts: list[str] | None
+    file: Path | None
+    weights: str | None
+    allow_host: list[str] | None
+    cache: Path | None
+
+
+@contextmanager
+def _composition(asked: _Asked, output: Output) -> "Iterator[tuple[Composition, Bundle | None]]":
+    """Return the composition of a source, or that of a registered bundle with its document."""
+    if Path(asked.what).is_dir() or not is_directory(asked.what):
+        declared, parts = declared_in(asked.file)
+        sources = given(asked.what, asked.parts, parts, asked.allow_host, asked.cache)
+        with ExitStack() as stack:
+            whole = composed(sources, declared, output, file=asked.file, weights=asked.weights, is_sketch=True)
+            try:
+                found = stack.enter_context(whole)
+            except OSError as error:
+                raise Usage(f"{bare(asked.what)} cannot be read: {error.strerror or error}") from None
+            yield found, None
         return
-    if file is not None:
-        raise Usage("-f goes with a directory: a registered bundle says everything itself")
+    if asked.file is not None or asked.parts or asked.weights:
+        raise Usage("-f, --from and --weights go with a directory or another source: a bundle says everything itself")
+    # Only where it is asked for, as above.
+    from gates.static import composition
+
     with connect() as client, TemporaryDirectory(prefix="sluicegate-plan-") as name:
-        registered = client.bundles.get(resolve(what, client.bundles, read_bundle, "bundle or directory"))
+        registered = client.bundles.get(resolve(asked.what, client.bundles, read_bundle, "bundle, directory or source"))
         bundle = Bundle.model_validate(registered.document)
         for one in bundle.files:
             _fetch(client, one, Path(name))
@@ -163,27 +189,15 @@ def _composition(what: str, file: Path | None) -> "Iterator[tuple[Composition, B
 
 def _fetch(client: Client, file: BundleFile, root: Path) -> None:
     """Write what a plan reads of a file: small ones whole, of weights the header in a file of the right length."""
+    from gates.sources.fronts import WEIGHTS, is_read_whole, write_front  # as above
+
     place = root / file.path
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if file.path.endswith(_READ_WHOLE):
+    if is_read_whole(file.path):
+        place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(client.blobs.read(file.sha256, limit=_SMALL_BYTES))
-    elif file.path.endswith((".safetensors", ".gguf")):
-        front = bytearray()
+    elif file.path.endswith(WEIGHTS):
         with client.blobs.stream(file.sha256) as chunks:
-            for chunk in chunks:
-                front += chunk
-                if len(front) >= min(_FRONT_BYTES, _header_bytes(front, file)):
-                    break
-        with place.open("wb") as out:
-            out.write(front)
-            out.truncate(file.size)
-
-
-def _header_bytes(front: bytearray, file: BundleFile) -> int:
-    """Return how many bytes a header takes. A GGUF file does not tell, so all that a header may take is read."""
-    if len(front) < 8 or not file.path.endswith(".safetensors"):
-        return file.size
-    return 8 + int(struct.unpack_from("<Q", front)[0])
+            write_front(chunks, file.size, file.path, place)
 
 
 # ------------------------------------------------------------------------------------------------- what is written

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,6 +46,10 @@ From = Annotated[
         metavar="PART=SOURCE",
         help="Take a part from elsewhere: tokenizer, template, code, draft or adapter:NAME; repeatable.",
     ),
+]
+WeightsPattern = Annotated[
+    str | None,
+    typer.Option("--weights", metavar="PATTERN", help="Which weights, where there are several: q4_k_m, or a pattern."),
 ]
 AllowHost = Annotated[
     list[str] | None,
@@ -192,7 +195,7 @@ def gather(
             )
         resolved = resolved_now("directory", directory.resolve().name, location=None, revision=contents.revision)
         return Gathered(contents, {BASE: resolved})
-    whole = _assembly(asked, reader, output, exclude=exclude, roles=roles)
+    whole = assembled(asked, reader, output, exclude=exclude, roles=roles)
     with whole as assembly, output.moving("hashing") as moved:
         found = assembly.read(memory=memory, progress=moved)
     _tell_pins(found, output)
@@ -200,54 +203,39 @@ def gather(
 
 
 @contextmanager
-def _assembly(
-    asked: Given, reader: Reader, output: Output, *, exclude: Sequence[str], roles: Mapping[str, Role]
+def assembled(
+    asked: Given,
+    reader: Reader,
+    output: Output,
+    *,
+    exclude: Sequence[str] = (),
+    roles: Mapping[str, Role] | None = None,
+    sketch: Path | None = None,
 ) -> "Iterator[Assembly]":
-    """Fetch what the reader reads, and yield what was put together. Raises as `gather`."""
+    """Fetch what the reader reads, and yield what was put together. Raises as `gather`.
+
+    `sketch` is an empty folder for weights of which only the headers are wanted.
+    """
     # Only where something is fetched: it brings in TLS.
     from gates.sources.assembly import Assembly, Wants
 
     try:
         with asked.access.web(asked.sources.values()) as web:
             sources = {part: open_source(text, web, asked.access) for part, text in asked.sources.items()}
-            assembly = Assembly(sources, Wants(reader, tuple(exclude), roles), FetchStore(asked.cache))
+            assembly = Assembly(sources, Wants(reader, tuple(exclude), roles or {}), FetchStore(asked.cache))
             assembly.choose()
-            clock = Clock()
-            with output.moving("fetching", assembly.left or None) as moved:
-                received = assembly.fetch(lambda count, _: moved(count, None))
-            _tell(received, clock, output)
+            if sketch is not None:
+                assembly.sketch(sketch)
+            else:
+                clock = Clock()
+                with output.moving("fetching", assembly.left or None) as moved:
+                    received = assembly.fetch(lambda count, _: moved(count, None))
+                _tell(received, clock, output)
         yield assembly
     except FileRefused as refused:
         raise refusal(refused) from None
     except BadHost as error:
         raise Usage(str(error)) from None
-
-
-@contextmanager
-def local(asked: Given, reader: Reader, output: Output) -> Iterator[Path]:
-    """Yield the base's directory; of another source, a directory with what the reader reads, fetched into the cache.
-
-    Its files are further names of the cache's own, and only to be read.
-
-    Raises:
-        InvalidDocument, Usage.
-        Unavailable: a source cannot be reached.
-    """
-    if asked.directory is not None:
-        yield asked.directory
-        return
-    views = asked.cache / "views"
-    try:
-        with _assembly(asked, reader, output, exclude=(), roles={}) as assembly:
-            places = assembly.places
-    except DirectoryRefused as refused:
-        raise not_a_bundle(asked.base, refused) from None
-    views.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=views) as name:
-        for path, place in places:
-            (Path(name) / path).parent.mkdir(parents=True, exist_ok=True)
-            (Path(name) / path).hardlink_to(place)
-        yield Path(name)
 
 
 def not_a_bundle(source: str, refused: DirectoryRefused) -> InvalidDocument:

@@ -2,19 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gates.files.contents import Reader
-from gates.sources.named import is_directory
 from gates.sources.source import bare
+from registry.cli.composed import composed
 from registry.cli.documents import read_file
 from registry.cli.failures import Exit, Usage
 from registry.cli.inferred import say
 from registry.cli.options import Json, examples
 from registry.cli.output import Output
-from registry.cli.sources import AllowHost, CacheFolder, SourceName, given, local
+from registry.cli.sources import AllowHost, CacheFolder, From, SourceName, WeightsPattern, given
 from schemas.problems import InvalidDocument
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ EXAMPLES = examples(
     "sluicegate bundle validate ./gemma",
     "sluicegate bundle validate ./qwen -f bundle.yaml --json",
     "sluicegate bundle validate hf:owner/name@main -f bundle.yaml",
+    "sluicegate bundle validate hf:org/base@v1 --from tokenizer=hf:org/tok --from adapter:de=./lora",
     "sluicegate bundle validate ./qwen -f bundle.yaml --junit report.xml --sarif report.sarif",
 )
 _TONES = {"block": "bad", "warn": "warn", "info": "plain"}
@@ -44,10 +44,12 @@ WithDigest = Annotated[
 
 def validate(
     source: SourceName,
+    part: From = None,
     file: DeclaredFile = None,
     junit: JUnit = None,
     sarif: Sarif = None,
     digest: WithDigest = False,
+    weights: WeightsPattern = None,
     allow_host: AllowHost = None,
     cache: CacheFolder = None,
     as_json: Json = False,
@@ -56,62 +58,46 @@ def validate(
 
     Exit status: 0 when nothing blocks, 1 when something does, 2 for usage, 3 when the files cannot be read.
     With -f comes what the files cannot tell, in the form of a bundle document or a part of one; adapters map names to
-    directories.
+    directories. Parts that come from elsewhere, by --from or under "from" of that file, are checked with the base as
+    `bundle create` would put them together.
     """
+    # Only where it is asked for: it brings in what reads tensors, and takes a moment.
+    from gates.static import examine, report
+
     output = Output(as_json=as_json)
-    asked = given(source, None, None, allow_host, cache)
+    declared, parts = declared_in(file)
+    asked = given(source, part, parts, allow_host, cache)
     if asked.directory is not None and not asked.directory.is_dir():
         raise Usage(f"{source} is not a directory")
-    declared = declared_in(file)
-    with local(asked, Reader(declared.engine or "external"), output) as directory:
-        return _validate(source, directory, declared, file=file, junit=junit, sarif=sarif, digest=digest, output=output)
-
-
-def _validate(
-    source: str,
-    directory: Path,
-    declared: "Declared",
-    *,
-    file: Path | None,
-    junit: Path | None,
-    sarif: Path | None,
-    digest: bool,
-    output: Output,
-) -> int:
-    # Only where it is asked for: it brings in what reads tensors, and takes a moment.
-    from gates.static import composition, examine, report
-
     try:
-        what = composition.of_directory(directory, declared, beside=None if file is None else file.resolve().parent)
-    except FileNotFoundError as error:
-        raise Usage(f"{file}: {error.strerror}: {error.filename}") from None
+        with composed(asked, declared, output, file=file, weights=weights) as what:
+            found = examine.examine(what, with_digest=digest)
     except OSError as error:
-        return _unread(output, f"{directory} cannot be read: {error.strerror or error}")
-    try:
-        found = examine.examine(what, with_digest=digest)
-    except OSError as error:
-        return _unread(output, f"{error.filename or directory} cannot be read: {error.strerror or error}")
+        return _unread(output, f"{error.filename or bare(source)} cannot be read: {error.strerror or error}")
     if junit is not None:
-        _write(junit, report.as_junit(found, directory.resolve().name if is_directory(source) else bare(source)))
+        _write(junit, report.as_junit(found, bare(source) if asked.directory is None else Path(source).resolve().name))
     if sarif is not None:
         _write(sarif, json.dumps(report.as_sarif(found), indent=2, ensure_ascii=False).encode() + b"\n")
     output.result(report.as_json(found), lambda out: _say(out, source, found))
     return Exit.FAILED if found.verdict == "failed" else Exit.DONE
 
 
-def declared_in(file: Path | None) -> Any:
-    """Return what a file of `-f` declares, nothing without one. Raises Usage, InvalidDocument."""
+def declared_in(file: Path | None) -> "tuple[Declared, object]":
+    """Return what a file of `-f` declares, nothing without one, and what it has under "from".
+
+    Raises Usage, InvalidDocument.
+    """
     from gates.static.declared import DeclaredError, read_declared  # as above
 
     if file is None:
-        return read_declared({})
+        return read_declared({}), None
     document = read_file(file)
     if document is None:
         document = {}
     if not isinstance(document, dict):
         raise InvalidDocument(f"{file} is not an object")
     try:
-        return read_declared(document)
+        return read_declared(document), document.get("from")
     except DeclaredError as error:
         raise InvalidDocument(
             f"{file} cannot be read as a declaration", errors=[{"pointer": error.pointer, "detail": error.detail}]

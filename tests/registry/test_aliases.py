@@ -215,7 +215,11 @@ def test_the_command_takes_an_alias_where_it_takes_a_bundle_and_records_the_dige
     assert [one["name"] for one in command.ok("alias", "list", "--bundle", "@champion", "--json").json["items"]] == [
         "champion"
     ]
-    assert command.ok("bundle", "show", "@champion", "--json").json["digest"] == b
+    shown = command.ok("bundle", "show", "@champion", "--json").json
+    assert (shown["digest"], shown["aliases"]) == (b, ["champion"])
+    command.ok("alias", "set", "best", b[7:19], "--reason", "a second name")
+    assert "@best @champion" in command.ok("bundle", "show", b[7:19]).out
+    assert clients["viewer"].bundles.get(a).aliases == []
     new = ("release", "create", "--target", "chat@prod", "--bundle", "@champion", "--policy", policy, "--json")
     release = command.ok(*new).json
     assert release["bundle"] == b

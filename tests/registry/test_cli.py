@@ -235,6 +235,7 @@ def test_what_others_wrote_cannot_move_the_terminal(command):
         "labels": None,
         "quarantine": None,
         "locks": None,
+        "aliases": None,
     }
     page = json.dumps({"items": [document], "next": None}).encode()
     with ScriptedHttp(lambda asked: answer(200, page)) as http:
@@ -261,6 +262,7 @@ def test_a_document_that_only_a_newer_command_knows_is_said_so(command):
         "labels": None,
         "quarantine": None,
         "locks": None,
+        "aliases": None,
     }
     with ScriptedHttp(lambda asked: answer(200, json.dumps(stored).encode())) as http:
         command.use(http.url, "token")

@@ -180,6 +180,7 @@ def service(bundle, weights, length):
                 "labels": None,
                 "quarantine": None,
                 "locks": None,
+                "aliases": None,
             }
             return answer(200, json.dumps(told).encode())
         if asked.path.endswith(sha256_digest(CONFIG)):
@@ -207,7 +208,7 @@ def test_a_registered_bundle_says_everything_itself(command, tmp_path):
     (tmp_path / "bundle.json").write_text("{}")
     ran = command("bundle", "plan", "0" * 64, "-f", tmp_path / "bundle.json", "--device-memory", "1GB")
     assert ran.status == 2
-    assert "-f goes with a directory" in ran.err
+    assert "a bundle says everything itself" in ran.err
 
 
 def test_the_example_of_the_readme_is_what_the_command_says(command, llama):

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from schemas.bundle import Bundle
+from gates.files.contents import role_of
+from schemas.bundle import Bundle, Role
 from tests.support.chain import write_bundle_directory
+from tests.support.checkpoints import adapt, micro, speak
+from tests.support.headers import safetensors, tensor
 from tests.support.hub import Hub, Repository, answer
 
 IDENTIFIED = ("--engine-environment", "sha256:" + "e" * 64, "--engine-version", "1.0")
@@ -160,8 +163,81 @@ def test_a_repository_is_validated_as_a_directory_with_its_files_is(command, hub
     assert there.json == here.json
     assert there.status == here.status == 0
     assert "hf:org/chain: passed" in command("bundle", "validate", "hf:org/chain", "-f", told, *allowed).out
-    assert list((command.home / "cache" / "sluicegate" / "fetched" / "views").iterdir()) == []
     assert command("bundle", "validate", "hf:org/nothing", *allowed).status == 2
+
+
+def test_a_base_is_validated_with_the_parts_that_come_from_elsewhere(command, hub, tmp_path):
+    whole, base, words = speak(micro(tmp_path / "whole")), tmp_path / "base", tmp_path / "words"
+    for folder in (base, words):
+        folder.mkdir()
+    for path in whole.iterdir():
+        shutil.copy(path, words if role_of(path.name) is Role.TOKENIZER else base)
+    assert list(words.iterdir())
+    there = command("bundle", "validate", base, "--from", f"tokenizer={words}", "--json")
+    assert there.json == command("bundle", "validate", whole, "--json").json
+    assert there.status == 0
+    # The same file of -f serves `create` and `validate`; a part may come from anywhere, and is checked with the base.
+    adapt(tmp_path / "de", r=0)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "de").iterdir()}
+    hub.repositories["org/de"] = Repository(files, name="org/de")
+    told = tmp_path / "bundle.json"
+    told.write_text(json.dumps({"from": {"tokenizer": str(words), "adapter:de": "hf:org/de"}}))
+    ran = command("bundle", "validate", base, "-f", told, "--json")
+    assert ran.status == 1
+    assert {one["file"] for one in ran.json["findings"] if one["severity"] == "block"} == {
+        "adapters/de/adapter_config.json"
+    }
+    refused = command("bundle", "validate", base, "--from", f"template={tmp_path / 'de'}")
+    assert (refused.status, "nothing that template could bring" in refused.err) == (2, True)
+
+
+PLANNED = ("--device-memory", "1GB", "--activations", "0", "--context", "100", "--json")
+
+
+def test_a_repository_is_planned_by_its_headers_and_its_weights_are_not_fetched(command, hub, tmp_path):
+    root, body = micro(tmp_path / "micro"), bytes(32 << 20)
+    names = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight")
+    half = len(body) // 2
+    header = safetensors({name: tensor(at * half, (at + 1) * half) for at, name in enumerate(names)}, b"")
+    (root / "model.safetensors").write_bytes(header + body)
+    files = {path.name: path.read_bytes() for path in root.iterdir()}
+    hub.repositories["org/large"] = Repository(files, {"model.safetensors"}, name="org/large")
+    brought = []
+
+    def slowly(request):
+        yield answer(200, b"", {"content-length": len(header) + len(body)}) + header
+        for _ in range(512):
+            brought.append(1 << 16)
+            yield body[: 1 << 16]
+
+    hub.lies["cdn"] = slowly
+    there = command("bundle", "plan", "hf:org/large", "--allow-host", hub.url("cdn"), *PLANNED)
+    assert there.status == 0, there
+    assert there.json == command.ok("bundle", "plan", root, *PLANNED).json
+    assert there.json["devices"][0]["weight_bytes"] == len(body)
+    assert sum(brought) < len(body) // 2  # what was on its way when the header had come
+    assert f"base: hf:org/large is {hub.repositories['org/large'].commit}" in there.err
+    # With a part from elsewhere, which takes memory of its own.
+    adapt(tmp_path / "de")
+    more = command("bundle", "plan", root, "--from", f"adapter:de={tmp_path / 'de'}", *PLANNED)
+    assert more.json["devices"][0]["adapter_bytes"] > 0
+
+
+def test_a_file_over_https_and_a_bucket_are_planned_by_their_headers(command, hub, written, s3_server, monkeypatch):
+    body, asked = (written / "model.gguf").read_bytes(), ("--allow-host", hub.url("cdn"))
+    here = command("bundle", "plan", written, *PLANNED)
+    assert here.status == 0, here
+    hub.lies["cdn"] = lambda request: answer(200, body)
+    there = command("bundle", "plan", f"{hub.url('cdn')}/model.gguf?signature=secret", *asked, *PLANNED)
+    assert (there.json["devices"], "secret" in there.out + there.err) == (here.json["devices"], False)
+    hub.lies["cdn"] = lambda request: answer(200, body, {"content-length": None})
+    endless = command("bundle", "plan", f"{hub.url('cdn')}/model.gguf", *asked, *PLANNED)
+    assert (endless.status, "without a length" in endless.err + endless.out) == (2, True)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server.url)
+    prefix = s3_server.place()
+    s3_server.client.put_object(Bucket=s3_server.bucket, Key=f"{prefix}/model.gguf", Body=body)
+    stored = command("bundle", "plan", f"s3://{s3_server.bucket}/{prefix}", *PLANNED)
+    assert stored.json["devices"] == here.json["devices"]
 
 
 def test_the_record_of_a_bundle_says_what_was_asked_for_and_what_it_was(command, stack, hub):

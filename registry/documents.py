@@ -153,8 +153,7 @@ def _store(
     at: datetime,
 ) -> Found | None:
     """Store a document with its entry; return None when somebody else has just done so."""
-    components = document.components() if isinstance(document, Bundle) else None
-    labels = document.labels if isinstance(document, Bundle) else None
+    components, labels = (document.components(), document.labels) if isinstance(document, Bundle) else (None, None)
     serving = sha256_digest(canonical_json(components)) if components is not None else None
     name = document.name if not isinstance(document, Reference) else document.suite
     identity = uuid7()

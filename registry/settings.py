@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gates.sources.hosts import external_hosts
 from schemas.common import S3_PATTERN
+from schemas.runner import LauncherName
 
 MOST_PROCESSES = 64
 
@@ -118,6 +119,45 @@ class RunnerSettings(BaseSettings):
         description="Python environments of engines that have one of their own, by engine; otherwise `.venv-<engine>` "
         "beside this program's.",
     )
+    launcher: LauncherName = Field("process", description="How engines are started: process, container or kubernetes.")
+    hardware: Path | None = Field(
+        None,
+        description="JSON of the hardware that engines get, where it is not this machine's: that of one node.",
+    )
+    engine_memory_bytes: int | None = Field(None, description="Most main memory of one engine, in bytes.", ge=2**20)
+    engine_files: int = Field(65_536, description="Files that one engine may have open at once.", ge=64)
+    engine_processes: int | None = Field(
+        None, description="Most processes and threads: of one container, or of the account that runs engines.", ge=16
+    )
+    engine_nice: int = Field(0, description="Niceness of engines that are processes.", ge=0, le=19)
+    container_program: str = Field("podman", description="Container engine: podman or docker, by name or path.")
+    container_gpus: Literal["cdi", "runtime"] = Field(
+        "cdi", description="How containers get accelerators: cdi names devices, runtime is docker's --gpus."
+    )
+    container_network: str | None = Field(
+        None, description="Network of containers; none for the container engine's own."
+    )
+    container_seccomp: Path | None = Field(
+        None, description="Profile of system calls for containers; none for the container engine's own."
+    )
+    container_pull: Literal["missing", "never"] = Field(
+        "missing", description="Which images are pulled, by digest: those that are missing, or none."
+    )
+    kubernetes_url: str = Field(
+        "https://kubernetes.default.svc", description="Address of the cluster's API.", pattern=r"^https?://[^@\s]+$"
+    )
+    kubernetes_namespace: str = Field("default", description="Namespace in which pods are made.")
+    kubernetes_secrets: Path = Field(
+        Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+        description="Folder with the service account's token and ca.crt.",
+    )
+    kubernetes_claim: str | None = Field(
+        None, description="PersistentVolumeClaim that holds the data folder, readable from every node."
+    )
+    kubernetes_pod: str | None = Field(
+        None, description="Name of the pod that this runner is, with which goes what is made for gates."
+    )
+    kubernetes_pull_secret: str | None = Field(None, description="Secret by which nodes pull images.")
     slots: int = Field(
         16,
         description="Jobs held at once; each live replica holds one. One of several is kept for bundles that are live "

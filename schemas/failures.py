@@ -10,6 +10,9 @@ class Cause(StrEnum):
     UNSUPPORTED = "unsupported"
     ENVIRONMENT_DIFFERS = "environment_differs"
     NOT_STARTED = "not_started"
+    IMAGE_UNAVAILABLE = "image_unavailable"
+    UNSCHEDULABLE = "unschedulable"
+    EVICTED = "evicted"
     BAD_ARGUMENT = "bad_argument"
     PORT_IN_USE = "port_in_use"
     OUT_OF_MEMORY = "out_of_memory"
@@ -56,6 +59,21 @@ FAILURES: dict[Cause, Failure] = {
     ),
     Cause.NOT_STARTED: Failure(
         "The system refused to start the process.", "Look at the runner's limits and its folder.", is_transient=True
+    ),
+    Cause.IMAGE_UNAVAILABLE: Failure(
+        "The engine's image is not on the machine and could not be pulled.",
+        "Look at what the registry said: the image's name and digest, and who may pull it.",
+        is_transient=True,
+    ),
+    Cause.UNSCHEDULABLE: Failure(
+        "No node of the cluster takes it.",
+        "Look at what the scheduler said: free accelerators, selectors and taints.",
+        is_transient=True,
+    ),
+    Cause.EVICTED: Failure(
+        "The cluster took its node or its place away.",
+        "Give engines a priority, or a disruption budget, that keeps them where they are.",
+        is_transient=True,
     ),
     Cause.BAD_ARGUMENT: Failure(
         "The engine refused its command line.",

@@ -26,7 +26,10 @@ from workers.boot import installed_engines
 from workers.engines import external
 from workers.engines.external import EXTERNAL, Admission
 from workers.engines.table import DRIVERS
-from workers.launchers.process import ProcessLauncher, boot_id, strays
+from workers.launchers.base import Launcher
+from workers.launchers.choice import launcher_of
+from workers.launchers.proc import boot_id
+from workers.launchers.process import ProcessLauncher
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.site import Site
 from workers.staging import Staging
@@ -55,7 +58,7 @@ class Agent:
         self._client = client
         # The process is one runner: what its operator allows of engines that run elsewhere holds for all of its jobs.
         DRIVERS[EXTERNAL.name] = external.driver(Admission(settings.external_hosts or "", settings.external_tokens))
-        self._launcher = ProcessLauncher()
+        self._launcher: Launcher | None = None
         self._bell = threading.Event()
         self._stopping = threading.Event()
         self._held: dict[UUID, Lease] = {}
@@ -121,7 +124,7 @@ class Agent:
         with self._lock:
             is_first = not self._held
         if is_first:
-            end_left_engines(site.data_dir)
+            end_left_engines(site.data_dir, site.launcher)
             site.staging.tidy()
         runner = self._register(site)
         if is_first and runner is not None:
@@ -133,7 +136,7 @@ class Agent:
                     self._client.runners.heartbeat(runner, disk_free_bytes=self._disk_left())
                     beat = time.monotonic()
                 self._claim_all(site, runner)
-                self._launcher.reap()
+                site.launcher.reap()
             except NotFound:
                 # The service has forgotten this runner: its database was replaced.
                 runner = self._register(site)
@@ -158,10 +161,12 @@ class Agent:
 
     def _site(self) -> Site:
         settings, found = self._settings, nvml.read()
+        # One for as long as this runs: it knows the engines that it started.
+        self._launcher = self._launcher or launcher_of(settings)
         return Site(
             name=settings.name,
             data_dir=settings.data_dir,
-            fingerprint=fingerprint.fingerprint(found),
+            fingerprint=fingerprint.told(settings.hardware) or fingerprint.fingerprint(found),
             identifiers=found.identifiers,
             hardware=settings.runner_class,
             staging=Staging(settings.data_dir, settings.store_dir, kept_bytes=settings.kept_bytes),
@@ -171,13 +176,14 @@ class Agent:
 
     def _register(self, site: Site) -> UUID | None:
         """Say who this runner is, however long the service needs to answer. None when this runner stops before."""
-        engines = installed_engines()
+        engines = installed_engines(site.launcher)
         body = RunnerRegistration(
             name=site.name,
             runner_class=self._settings.runner_class,
             fingerprint=site.fingerprint,
             engines=list(engines),
             environments={name: digest for name, digest in engines.items() if digest},
+            launcher=site.launcher.name,
             boot_id=boot_id(),
             slots=self._settings.slots,
             disk_free_bytes=self._disk_left(),
@@ -311,11 +317,15 @@ class Agent:
                 self._hold(site, left.claim, lease)
 
 
-def end_left_engines(data_dir: Path) -> None:
-    """End the engines of gates that a dead predecessor left, by the folder that they run in, and the folders."""
-    launcher = ProcessLauncher()
+def end_left_engines(data_dir: Path, launcher: Launcher) -> None:
+    """End the engines of gates that a dead predecessor left, by the folder that they run in, and the folders.
+
+    The predecessor may have started them as processes, whatever this runner does.
+    """
+    launchers = [launcher] if isinstance(launcher, ProcessLauncher) else [launcher, ProcessLauncher()]
     for workdir in sorted((data_dir / "engines").glob("*")):
-        for stray in strays(workdir):
-            log.warning("left_engine_ended", pid=stray.pid, folder=workdir.name)
-            launcher.kill(stray)
+        for one in launchers:
+            for stray in one.strays(workdir):
+                log.warning("left_engine_ended", engine=str(stray), folder=workdir.name)
+                one.kill(stray)
         shutil.rmtree(workdir, ignore_errors=True)

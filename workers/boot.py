@@ -17,7 +17,7 @@ from schemas.problems import EngineFailed, Problem
 from schemas.result import Verdict
 from schemas.runner import ReplicaState
 from workers.engines.table import DRIVERS
-from workers.launchers.base import Order
+from workers.launchers.base import Launcher
 from workers.lease import JobEnded, Lease, log
 from workers.serving import NotWanted, Ready, Replica
 from workers.site import Site
@@ -40,9 +40,14 @@ class IntegrityFailed(Problem):
     kind, title, status = "integrity-failed", "Integrity failed", 409
 
 
-def installed_engines() -> dict[str, str]:
-    """Return the engines that this runner has, sorted, each with the digest of the environment it is installed in."""
-    found = {}
+def installed_engines(launcher: Launcher | None = None) -> dict[str, str | None]:
+    """Return the engines that a runner can start, sorted, each with the digest of the environment it is installed in.
+
+    An image brings its engine with it, so of those there is no digest before a bundle names one.
+    """
+    if launcher is not None and launcher.runs_images:
+        return {name: None for name, driver in sorted(DRIVERS.items()) if driver.admits is None}
+    found: dict[str, str | None] = {}
     for name, driver in sorted(DRIVERS.items()):
         with contextlib.suppress(EnvironmentAltered, NotInstalled):
             # Gigabytes of an environment of its own are looked at where something is booted.
@@ -55,16 +60,26 @@ def _has() -> str:
     return ", ".join(installed_engines()) or "no engine"
 
 
-def require_engine(bundle: Bundle) -> None:
-    """Return when this runner has the very engine that a bundle names. Raises EngineMismatch naming both."""
+def require_engine(bundle: Bundle, launcher: Launcher) -> None:
+    """Return when this runner can start the very engine that a bundle names. Raises EngineMismatch naming both.
+
+    An image is named by its digest, so whether it can be had is seen when it is pulled.
+    """
     engine = bundle.engine
     driver = DRIVERS.get(engine.name)
-    if driver is not None and driver.admits is not None:
+    wanted = engine.image or engine.environment or "an endpoint"
+    wanted = f"{engine.name} {engine.version} in {wanted}"
+    if driver is None:
+        raise EngineMismatch(f"the bundle is served by {wanted}; this runner has {_has()}")
+    if launcher.runs_images:
+        if engine.image is None:
+            raise EngineMismatch(f"the bundle is served by {wanted}; this runner starts engines from images alone")
+        return
+    if driver.admits is not None:
         if refused := driver.admits(bundle):
             raise EngineMismatch(f"this runner does not speak to that endpoint: {'; '.join(refused)}")
         return
-    if driver is None or engine.environment is None:
-        wanted = engine.image or f"{engine.name} {engine.version}"
+    if engine.environment is None:
         raise EngineMismatch(f"the bundle is served by {wanted}; this runner has {_has()}, and starts processes alone")
     try:
         installed = driver.identity()
@@ -178,7 +193,7 @@ def gate_replica(
     """
     workdir = site.data_dir / "engines" / (str(lease.job) if beside is None else f"{lease.job}-{beside}")
     shutil.rmtree(workdir, ignore_errors=True)
-    order = Order(bundle, place.root)
+    order = site.order(lease, bundle, place.root)
     launch = site.launcher.place(order, workdir, drain_seconds=DRAIN_SECONDS, parent_pid=os.getpid())
     transitions = Transitions(lease)
 
@@ -189,7 +204,13 @@ def gate_replica(
             lease.progress(f"{beside} replica {state}: {cause}")
 
     replica = Replica(
-        bundle, launch, workdir=workdir, launcher=site.launcher, on_transition=tell, on_progress=lease.progress
+        bundle,
+        launch,
+        workdir=workdir,
+        launcher=site.launcher,
+        order=order,
+        on_transition=tell,
+        on_progress=lease.progress,
     )
     transitions.replica = replica
     try:

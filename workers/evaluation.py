@@ -51,7 +51,7 @@ def evaluate(site: Site, lease: Lease) -> None:
     if policy is None:
         raise InvalidDocument(f"job {lease.job} names no policy to judge by", errors=[])
     bundle = site.bundle(lease)
-    require_engine(bundle)
+    require_engine(bundle, site.launcher)
     place = site.stage(lease, bundle)
     lease.report(Kind.STAGED, lease.act("staged", 1), place.facts)
     _Evaluation(site, lease, policy, bundle, place).run()

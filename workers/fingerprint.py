@@ -42,6 +42,14 @@ def fingerprint(found: nvml.Found | None = None) -> Fingerprint:
     )
 
 
+def told(path: Path | None) -> Fingerprint | None:
+    """Read hardware out of a file, for a runner whose engines run elsewhere; None where no file is named.
+
+    Raises OSError, or pydantic's ValidationError, when it cannot be read: hardware is not guessed at.
+    """
+    return None if path is None else Fingerprint.model_validate_json(path.read_bytes())
+
+
 def processor(cpuinfo: str, machine: str) -> tuple[str, str]:
     """Read the processor's model, and its flags in KERNEL_FLAGS, sorted, out of /proc/cpuinfo.
 

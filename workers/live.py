@@ -22,14 +22,12 @@ from pathlib import Path
 from pydantic import Field, ValidationError, field_validator
 
 from schemas.bundle import Bundle
-from schemas.common import Closed, Digest, Positive, ShortText
+from schemas.common import Closed, Digest, Integer, ShortText
 from schemas.problems import EngineFailed, Problem
 from schemas.runner import Claim, ReplicaState
 from workers.boot import Transitions, booted, require_engine, require_integrity, start_and_wait
-from workers.launchers.base import Launched, Order
+from workers.launchers.base import Launched, Launcher
 from workers.launchers.logs import trim
-from workers.launchers.proc import strays
-from workers.launchers.process import ProcessLauncher
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.serving import NotWanted, Replica
 from workers.site import Site
@@ -50,9 +48,10 @@ class Left(Closed):
 
     claim: Claim = Field(description="The claim, with the fencing token that holds now.")
     bundle: Digest = Field(description="What it serves.")
-    pid: Positive = Field(description="Process id.")
+    pid: Integer = Field(description="Process id; 0 where no process of this machine is the engine.")
     start_time: ShortText = Field(description="Start of the process in clock ticks since boot.")
     boot_id: ShortText = Field(description="The machine's boot.")
+    handle: ShortText | None = Field(None, description="What a container engine or a cluster calls it.")
     drain_seconds: float = Field(description="Given to running requests when it is ended.", ge=0, allow_inf_nan=False)
 
     @field_validator("claim", mode="before")
@@ -64,7 +63,7 @@ class Left(Closed):
     @property
     def launched(self) -> Launched:
         """The process."""
-        return Launched(self.pid, self.start_time, self.boot_id)
+        return Launched(self.pid, self.start_time, self.boot_id, handle=self.handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +111,15 @@ class Shelf:
         self.file(job).unlink(missing_ok=True)
         shutil.rmtree(self.workdir(job), ignore_errors=True)
 
-    def end(self, job: object, launcher: ProcessLauncher) -> None:
+    def end(self, job: object, launcher: Launcher) -> None:
         """End the process that is provably the kept one, after its requests, and whatever else runs in its folder."""
         left = self.read(job)
-        if left is not None and (found := launcher.adopt(left.pid, left.start_time, left.boot_id)) is not None:
+        if (
+            left is not None
+            and (found := launcher.adopt(left.pid, left.start_time, left.boot_id, left.handle)) is not None
+        ):
             launcher.stop(found, grace_seconds=left.drain_seconds + KILL_SECONDS)
-        for stray in strays(self.workdir(job)):
+        for stray in launcher.strays(self.workdir(job)):
             launcher.kill(stray)
         self.forget(job)
 
@@ -181,7 +183,8 @@ class _Live:
 
     def _replica(self) -> Replica:
         workdir = self.kept.workdir(self.lease.job)
-        order = Order(self.bundle, self.site.staging.root(self.bundle))
+        root = self.site.staging.root(self.bundle)
+        order = self.site.order(self.lease, self.bundle, root)
         # An engine that has to be told its port gets one that is held for it.
         launch = self.site.launcher.place(order, workdir, drain_seconds=self.drain_seconds, parent_pid=None)
         replica = Replica(
@@ -189,6 +192,7 @@ class _Live:
             launch,
             workdir=workdir,
             launcher=self.site.launcher,
+            order=order,
             on_transition=lambda state, cause: self._changed(replica, state, cause),
             on_progress=self.lease.progress,
         )
@@ -215,6 +219,7 @@ class _Live:
             pid=launched.pid,
             start_time=launched.start_time,
             boot_id=launched.boot_id,
+            handle=launched.handle,
             drain_seconds=self.drain_seconds,
         )
         self.kept.write(self.lease.job, left)
@@ -226,7 +231,7 @@ class _Live:
             replica = self._replica()
             self.is_adopting = True
             try:
-                if replica.adopt(left.pid, left.start_time, left.boot_id, None):
+                if replica.adopt(left.pid, left.start_time, left.boot_id, None, left.handle):
                     replica.wait_ready(ADOPT_SECONDS, is_wanted=self._goes_on)
                     return replica
             except NotWanted:
@@ -239,7 +244,7 @@ class _Live:
         return None
 
     def _boot(self) -> Replica:
-        require_engine(self.bundle)
+        require_engine(self.bundle, self.site.launcher)
         place = self.site.stage(self.lease, self.bundle)
         require_integrity(self.site, self.lease, self.bundle, place)
         replica = self._replica()

@@ -29,7 +29,7 @@ def record(site: Site, lease: Lease) -> None:
     if len(suites) != 1 or not isinstance(suites[0], GoldenSuite):
         raise InvalidDocument(f"job {lease.job} must name one golden suite", errors=[])
     bundle = site.bundle(lease)
-    require_engine(bundle)
+    require_engine(bundle, site.launcher)
     place = site.stage(lease, bundle)
     lease.report(Kind.STAGED, lease.act("staged", 1), place.facts)
     require_integrity(site, lease, bundle, place)

@@ -137,7 +137,7 @@ class _Engines:
     def _boot(self, bundle: Bundle) -> Side:
         site, lease = self.site, self.lease
         try:
-            require_engine(bundle)
+            require_engine(bundle, site.launcher)
             place = site.stage(lease, bundle)
             require_integrity(site, lease, bundle, place)
         except EngineMismatch as problem:

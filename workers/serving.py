@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -26,17 +26,9 @@ from workers import warming
 from workers.diagnosis import LoadProgress, classify, compile_ms, memory_kills
 from workers.engines.base import Command, Driver, Launch
 from workers.engines.table import DRIVERS
-from workers.launchers.process import (
-    PROC,
-    Condition,
-    Launched,
-    LaunchFailed,
-    ProcessLauncher,
-    ProcessState,
-    strays,
-    tail,
-    trim,
-)
+from workers.launchers.base import Condition, Launched, Launcher, LaunchFailed, Order, ProcessState
+from workers.launchers.logs import trim
+from workers.launchers.proc import PROC
 from workers.vitals import Member, lost, ranks
 
 PROBE_TOKENS = 8
@@ -111,7 +103,8 @@ class Replica:
         launch: Launch,
         *,
         workdir: Path,
-        launcher: ProcessLauncher,
+        launcher: Launcher,
+        order: Order | None = None,
         on_transition: Callable[[ReplicaState, str], None] = lambda _state, _cause: None,
         on_progress: Callable[[str], None] = lambda _line: None,
     ) -> None:
@@ -126,6 +119,7 @@ class Replica:
         self.ranks: list[Member] = []
         self._launch = launch
         self._launcher = launcher
+        self._order = order or Order(bundle, launch.root)
         self._on_transition = on_transition
         self._on_progress = on_progress
         self._memory_kills: int | None = None
@@ -148,26 +142,29 @@ class Replica:
             self._page_cache_percent = warming.resident_percent(weights)
             self._started = time.monotonic()
             try:
-                self.launched = self._launcher.start(self._command, workdir=self.workdir, log_path=self.log_path)
+                self.launched = self._launcher.start(
+                    self._command, workdir=self.workdir, log_path=self.log_path, order=self._order
+                )
             except LaunchFailed as error:
-                raise self._failed(Cause.NOT_STARTED, str(error)) from error
+                raise self._failed(Cause(error.cause or Cause.NOT_STARTED), str(error)) from error
             self._memory_kills = memory_kills(self.launched.pid)
-            self._move(ReplicaState.LOADING, f"process {self.launched.pid} started")
+            self._move(ReplicaState.LOADING, f"{self.launched} started")
             return self.launched
 
-    def adopt(self, pid: int, start_time: str, boot_id: str, port: int | None) -> bool:
+    def adopt(self, pid: int, start_time: str, boot_id: str, port: int | None, handle: str | None = None) -> bool:
         """Take over an engine that an earlier worker started. False when it is not provably that process.
 
         An adopted replica is loading until `wait_ready` has seen it answer.
         """
         with self._lock:
-            found = self._launcher.adopt(pid, start_time, boot_id)
+            found = self._launcher.adopt(pid, start_time, boot_id, handle)
             if found is None:
                 return False
             self._command = self.driver.command(self.bundle, self._launch)
-            self.launched = Launched(pid, start_time, boot_id, port)
+            self.launched = replace(found, port=port)
+            self._launcher.leave(self.workdir)
             self._memory_kills = memory_kills(pid)
-            self._move(ReplicaState.LOADING, f"process {pid} adopted")
+            self._move(ReplicaState.LOADING, f"{found} adopted")
             return True
 
     def wait_ready(self, deadline_seconds: float, *, is_wanted: Callable[[], bool] = lambda: True) -> Ready:
@@ -230,10 +227,20 @@ class Replica:
     def _refuse_what_cannot_run(self) -> None:
         if problems := self.driver.check_bundle(self.bundle):
             raise self._failed(Cause.UNSUPPORTED, "; ".join(problems))
+        if self._launcher.runs_images and self.bundle.engine.image is None:
+            named = self.bundle.engine.environment or "an endpoint"
+            raise self._failed(Cause.ENVIRONMENT_DIFFERS, f"the bundle names {named}, and engines run from images here")
+        if self._launcher.runs_images:
+            return  # The digest in its name is what is run.
         if self.driver.admits is not None:
             if refused := self.driver.admits(self.bundle):
                 raise self._failed(Cause.ENVIRONMENT_DIFFERS, "; ".join(refused))
             return
+        if self.bundle.engine.image is not None:
+            raise self._failed(
+                Cause.ENVIRONMENT_DIFFERS,
+                f"the bundle names {self.bundle.engine.image}, and engines are processes here",
+            )
         try:
             installed = self.driver.identity()
         except (EnvironmentAltered, NotInstalled) as error:
@@ -269,7 +276,7 @@ class Replica:
         """Host and port that the engine listens on."""
         if self.launched is None or self.launched.port is None:
             raise RuntimeError("the engine does not listen")
-        return f"{self._launch.host}:{self.launched.port}"
+        return f"{self.launched.host or self._launch.host}:{self.launched.port}"
 
     @property
     def base_url(self) -> str:
@@ -375,7 +382,7 @@ class Replica:
             pid=launched.pid if launched else None,
             start_time=launched.start_time if launched else None,
             boot_id=launched.boot_id if launched else None,
-            log_tail=tail(self.log_path, _LOG_LINES) if self.state is ReplicaState.FAILED else None,
+            log_tail=self._log(_LOG_LINES) if self.state is ReplicaState.FAILED else None,
         )
 
     # -------------------------------------------------------------------------------------------- stopping
@@ -388,6 +395,7 @@ class Replica:
         """
         with self._lock:
             self._is_stopping = True
+            self._launcher.leave(self.workdir)
             if self.launched is None:
                 if self.state is ReplicaState.STAGED:
                     self._move(ReplicaState.STOPPED, "never started")
@@ -415,10 +423,11 @@ class Replica:
     def _failed(self, cause: Cause, detail: str) -> EngineFailed:
         """End what runs, move to failed, and return the problem to raise."""
         with self._lock:
+            self._launcher.leave(self.workdir)
             if self.launched is not None:
                 self._launcher.kill(self.launched)
                 self._end_strays()
-            log_tail = tail(self.log_path, _LOG_LINES)
+            log_tail = self._log(_LOG_LINES)
             if ReplicaState.FAILED in NEXT[self.state]:
                 self.failure = cause
                 self._move(ReplicaState.FAILED, f"{cause}: {detail}")
@@ -426,8 +435,11 @@ class Replica:
 
     def _end_strays(self) -> None:
         """End what the engine started in sessions of their own: it would hold memory, an accelerator or a port."""
-        for stray in strays(self.workdir):
+        for stray in self._launcher.strays(self.workdir):
             self._launcher.kill(stray)
+
+    def _log(self, lines: int) -> list[str]:
+        return self._launcher.logs(self.launched, self.log_path, lines)
 
     def _process_state(self) -> ProcessState:
         if self.launched is None:
@@ -436,7 +448,7 @@ class Replica:
 
     def _exit_cause(self, state: ProcessState) -> Cause:
         is_ready = self.state not in {ReplicaState.LOADING, ReplicaState.WARMING}
-        log = tail(self.log_path, _CLASSIFIED_LINES_ONCE_READY if is_ready else _CLASSIFIED_LINES)
+        log = self._log(_CLASSIFIED_LINES_ONCE_READY if is_ready else _CLASSIFIED_LINES)
         kills = memory_kills(os.getpid()) if self._memory_kills is not None else None
         was_short = kills is not None and self._memory_kills is not None and kills > self._memory_kills
         return classify(state, log, self.driver.failure_patterns, was_short_of_memory=was_short)

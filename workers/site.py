@@ -16,7 +16,7 @@ from schemas.problems import DigestMismatch, InvalidDocument, Problem
 from schemas.reference import Reference
 from schemas.runner import Fingerprint
 from schemas.suite import SUITE, AnySuite
-from workers.launchers.process import ProcessLauncher
+from workers.launchers.base import Launcher, Order
 from workers.lease import Lease
 from workers.staging import Place, Staging
 
@@ -35,7 +35,7 @@ class Site:
     hardware: str
     """Class of like hardware: the runner's class."""
     staging: Staging
-    launcher: ProcessLauncher
+    launcher: Launcher
     client: Client
     identifiers: tuple[str, ...] = ()
     """What the driver calls the accelerators of the fingerprint, in the same order."""
@@ -43,10 +43,18 @@ class Site:
     def devices(self, lease: Lease) -> tuple[str, ...]:
         """Return the accelerators that are reserved for a job, as the driver names them.
 
+        A cluster chooses by itself: none are named there.
+
         Raises:
             IndexError: the service knows of more than there are here now; this runner has to register again.
         """
+        if self.launcher.name == "kubernetes":
+            return ()
         return tuple(self.identifiers[place] for place in lease.claim.devices)
+
+    def order(self, lease: Lease, bundle: Bundle, files: Path) -> Order:
+        """Return a replica of a job as its launcher takes it. Raises IndexError as `devices` does."""
+        return Order(bundle, files, str(lease.job), lease.token, self.devices(lease))
 
     # ------------------------------------------------------------------------------------------ documents
 

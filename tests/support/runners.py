@@ -222,8 +222,9 @@ def bench(service: Service, folder: Path) -> Iterator[Bench]:
                 end_all(data_dir)
             for agent in made.agents:
                 # Engines that were left running are children of this process, which did not end.
-                for child in agent._launcher._children.values():
-                    child.wait(timeout=10)
+                if isinstance(agent._launcher, ProcessLauncher):
+                    for child in agent._launcher._children.values():
+                        child.wait(timeout=10)
             for client in made.clients:
                 client.close()
 

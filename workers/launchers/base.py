@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Protocol
 
 from schemas.bundle import Bundle
+from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 
 
 class LaunchFailed(RuntimeError):
-    """The engine could not be started at all: no such program or image, or the system refused."""
+    """The engine could not be started at all: no such program or image, or the system refused.
+
+    `cause` is the class of failure (`schemas.failures.Cause`) where it is a special one.
+    """
+
+    def __init__(self, message: str, cause: str | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class Condition(StrEnum):
@@ -30,7 +38,7 @@ class ProcessState:
     """Whether an engine runs. `code` is its exit status, −n for signal n, None when nobody could see it.
 
     `reason` says what the system that runs it knows beyond that, such as who killed it, or what it waits for; `cause`
-    is that as a cause of failure (`workers.serving.Cause`), where it is one.
+    is that as a cause of failure (`schemas.failures.Cause`), where it is one.
     """
 
     condition: Condition
@@ -63,6 +71,10 @@ class Launched:
     port: int | None = None
     handle: str | None = None
     host: str | None = None
+
+    def __str__(self) -> str:
+        """Name it to a person."""
+        return f"process {self.pid}" if self.handle is None else f"{self.handle[:120]}"
 
 
 @dataclass(frozen=True)
@@ -98,8 +110,8 @@ class Launcher(Protocol):
     """Runs engines in one kind of place. Every method may be called from several threads for different engines."""
 
     @property
-    def name(self) -> str:
-        """The launcher's name in the settings: process, container or kubernetes."""
+    def name(self) -> LauncherName:
+        """The launcher's name in the settings."""
 
     @property
     def runs_images(self) -> bool:
@@ -114,6 +126,9 @@ class Launcher(Protocol):
             drain_seconds: given to running requests after it was asked to end.
             parent_pid: a process that it should not outlive, where the launcher can see to that.
         """
+
+    def leave(self, workdir: Path) -> None:
+        """Give back what `place` set aside for a replica that is not started, or not any more."""
 
     def start(self, command: Command, *, workdir: Path, log_path: Path, order: Order) -> Launched:
         """Start an engine and return at once. Raises LaunchFailed."""

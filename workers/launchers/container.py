@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 from workers.launchers import container_command
 from workers.launchers.base import Condition, Launched, LaunchFailed, Order, ProcessState
@@ -45,7 +46,7 @@ class _Seen:
 class ContainerLauncher:
     """Starts, watches and stops containers. Safe to call from several threads for different containers."""
 
-    name = "container"
+    name: LauncherName = "container"
     runs_images = True
 
     def __init__(self, program: str, containers: Containers) -> None:
@@ -67,6 +68,9 @@ class ContainerLauncher:
             port=PORT,
             drain_seconds=drain_seconds,
         )
+
+    def leave(self, _workdir: Path) -> None:
+        """Do nothing: nothing was set aside, each container has its own ports."""
 
     def start(self, command: Command, *, workdir: Path, log_path: Path, order: Order) -> Launched:
         """Start a container and return at once; its image is pulled before, by digest, where it is missing.
@@ -121,7 +125,7 @@ class ContainerLauncher:
         published = ((found or {}).get("NetworkSettings") or {}).get("Ports") or {}
         for binding in published.get(f"{PORT}/tcp") or []:
             if binding.get("HostIp") == "127.0.0.1" and str(binding.get("HostPort", "")).isdigit():
-                return replace(launched, port=int(binding["HostPort"]))
+                return replace(launched, port=int(binding["HostPort"]), host="127.0.0.1")
         return launched
 
     def state(self, launched: Launched) -> ProcessState:
@@ -210,10 +214,10 @@ class ContainerLauncher:
         if self._ask(["image", "inspect", "--format={{.Id}}", image]).returncode == 0:
             return
         if not self._containers.pulls:
-            raise LaunchFailed(f"image_unavailable: {image} is not on this machine, and this runner pulls none")
+            raise LaunchFailed(f"{image} is not on this machine, and this runner pulls none", "image_unavailable")
         done = self._ask(["pull", "--quiet", image], seconds=PULL_SECONDS)
         if done.returncode != 0:
-            raise LaunchFailed(f"image_unavailable: {image} could not be pulled: {_said(done)}")
+            raise LaunchFailed(f"{image} could not be pulled: {_said(done)}", "image_unavailable")
 
     def _remove_half_made(self, order: Order, workdir: Path) -> None:
         """Remove what was created and did not start: it holds the name. One that runs under the name is left alone."""

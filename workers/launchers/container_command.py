@@ -83,7 +83,7 @@ def run(containers: Containers, command: Command, order: Order, workdir: Path) -
         *_resources(containers, order.bundle),
         *_devices(containers, order),
         *_network(containers),
-        f"--mount=type=bind,source={order.files},target={ROOT},readonly",
+        f"--mount=type=bind,source={order.files.absolute()},target={ROOT},readonly",
         f"--stop-timeout={STOP_SECONDS}",
         *_variables(command.variables),
         f"--entrypoint={program}",

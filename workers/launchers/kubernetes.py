@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 from workers.launchers import kube_state
 from workers.launchers.base import Condition, Launched, LaunchFailed, Order, ProcessState
@@ -89,7 +90,7 @@ def owner_of(client: KubeClient, pod: str) -> dict[str, Any]:
 class KubernetesLauncher:
     """Starts, watches and stops replicas in one namespace. Safe to call from several threads for different ones."""
 
-    name = "kubernetes"
+    name: LauncherName = "kubernetes"
     runs_images = True
 
     def __init__(self, client: KubeClient, pods: Pods, *, look_seconds: float = LOOK_SECONDS) -> None:
@@ -116,6 +117,11 @@ class KubernetesLauncher:
             port=PORT,
             drain_seconds=drain_seconds,
         )
+
+    def leave(self, workdir: Path) -> None:
+        """Forget whether a replica outlives this process: its object says so since it was made."""
+        with self._lock:
+            self._live.discard(workdir)
 
     def start(self, command: Command, *, workdir: Path, log_path: Path, order: Order) -> Launched:
         """Create a replica's object and return at once. One that an earlier, unanswered try made is taken for it.

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 from workers.engines.table import DRIVERS
 from workers.launchers import become, proc
@@ -87,27 +88,38 @@ def told_port(argv: Iterable[str]) -> int | None:
 class ProcessLauncher:
     """Starts, watches and stops processes. Safe to call from several threads for different processes."""
 
-    name = "process"
+    name: LauncherName = "process"
     runs_images = False
 
     def __init__(self, limits: Limits | None = None, keeping: Keeping = KEEPING) -> None:
         """Give engines these limits and keep their logs so."""
         self._limits = limits or Limits()
         self._children: dict[tuple[int, str], subprocess.Popen[bytes]] = {}
-        self._held: dict[tuple[int, str], tuple[Path, int | None]] = {}
+        self._logs: dict[tuple[int, str], Path] = {}
+        self._placed: dict[Path, int] = {}
         self._keeper = Keeper(keeping)
         self._ports = Ports()
         self._lock = threading.Lock()
 
     def place(self, order: Order, workdir: Path, *, drain_seconds: float, parent_pid: int | None) -> Launch:
         """Return where the engine will find itself: on this machine, where its files are, on loopback."""
+        self.leave(workdir)
+        port = self._ports.hold() if DRIVERS[order.bundle.engine.name].takes_port else 0
+        with self._lock:
+            self._placed[workdir] = port
         return Launch(
             root=order.files,
             port_file=workdir / "port.json",
-            port=self._ports.hold() if DRIVERS[order.bundle.engine.name].takes_port else 0,
+            port=port,
             drain_seconds=drain_seconds,
             parent_pid=parent_pid,
         )
+
+    def leave(self, workdir: Path) -> None:
+        """Give back the port that is held for a replica."""
+        with self._lock:
+            port = self._placed.pop(workdir, 0)
+        self._ports.release(port)
 
     def start(
         self, command: Command, *, workdir: Path, log_path: Path, order: Order | None = None, session: bool = True
@@ -140,7 +152,7 @@ class ProcessLauncher:
         launched = Launched(child.pid, seen.start_time, boot_id())
         with self._lock:
             self._children[launched.pid, launched.start_time] = child
-            self._held[launched.pid, launched.start_time] = log_path, told_port(command.argv)
+            self._logs[launched.pid, launched.start_time] = log_path
         self._keeper.watch(log_path)
         return launched
 
@@ -194,6 +206,8 @@ class ProcessLauncher:
             port = told_port(proc.arguments(launched.pid))
             if port is None or not proc.listens(port, [launched.pid, *(seen.pid for seen in proc.tree(launched))]):
                 return launched
+            with self._lock:
+                self._placed = {folder: held for folder, held in self._placed.items() if held != port}
             self._ports.release(port)
             return replace(launched, port=port)
         try:
@@ -267,11 +281,9 @@ class ProcessLauncher:
     def _forget(self, launched: Launched) -> None:
         """Look after an ended process no more; its exit status stays known."""
         with self._lock:
-            log_path, port = self._held.pop((launched.pid, launched.start_time), (None, None))
+            log_path = self._logs.pop((launched.pid, launched.start_time), None)
         if log_path is not None:
             self._keeper.leave(log_path)
-        if port is not None:
-            self._ports.release(port)
 
     def _signal(self, launched: Launched, number: signal.Signals) -> None:
         if launched.pid <= 0 or launched.boot_id != boot_id():

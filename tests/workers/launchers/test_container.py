@@ -194,7 +194,8 @@ def test_an_image_that_cannot_be_had_is_named_with_what_was_said(engine, start, 
     engine.set(images=[], pull_error=said)
     with pytest.raises(LaunchFailed) as failed:
         start()
-    assert str(failed.value) == f"image_unavailable: {IMAGE} could not be pulled: {said}"
+    assert str(failed.value) == f"{IMAGE} could not be pulled: {said}"
+    assert failed.value.cause == "image_unavailable"
     assert engine.calls("run") == []
 
 

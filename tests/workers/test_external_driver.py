@@ -118,7 +118,7 @@ def test_a_runner_without_a_host_has_no_external_engine_and_says_so():
     with pytest.raises(NotInstalled):
         EXTERNAL.identity()
     with pytest.raises(EngineMismatch, match=r"does not speak to that endpoint: .*models\.example"):
-        require_engine(at("https://models.example"))
+        require_engine(at("https://models.example"), ProcessLauncher())
 
 
 @pytest.mark.parametrize("named", [{"image": f"registry.example/x@{DIGEST}"}, {"environment": DIGEST}])

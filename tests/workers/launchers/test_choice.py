@@ -1,0 +1,53 @@
+"""Which launcher a runner gets by its settings, and which bundles it then takes."""
+
+import pytest
+
+from registry.settings import RunnerSettings
+from schemas.bundle import Bundle
+from tests.support.factories import bundle_body
+from workers.boot import EngineMismatch, installed_engines, require_engine
+from workers.engines.external import EXTERNAL
+from workers.launchers.base import LaunchFailed
+from workers.launchers.choice import launcher_of
+from workers.launchers.process import ProcessLauncher
+
+IMAGE = "registry.example/llamacpp@sha256:" + "a" * 64
+
+
+@pytest.fixture
+def settings(tmp_path):
+    def made(**changes):
+        given = {"name": "r1", "runner_class": "cpu", "api_url": "http://127.0.0.1:1", "token": "t"}
+        return RunnerSettings(**given, broker_url="redis://127.0.0.1:1", data_dir=tmp_path, **changes)
+
+    return made
+
+
+def named(**engine):
+    body = bundle_body()
+    kept = {name: value for name, value in body["engine"].items() if name not in {"image", "environment"}}
+    return Bundle.model_validate({**body, "engine": {**kept, **engine}})
+
+
+def test_engines_are_processes_unless_a_setting_says_otherwise(settings):
+    assert isinstance(launcher_of(settings()), ProcessLauncher)
+    assert launcher_of(settings(launcher="container")).name == "container"
+    cluster = settings(launcher="kubernetes", kubernetes_claim="bundles", kubernetes_url="http://127.0.0.1:1")
+    assert launcher_of(cluster).name == "kubernetes"
+    with pytest.raises(LaunchFailed, match="SLUICEGATE_RUNNER__KUBERNETES_CLAIM"):
+        launcher_of(settings(launcher="kubernetes"))
+
+
+def test_an_image_is_refused_where_engines_are_processes_and_an_environment_where_they_come_from_images(settings):
+    containers = launcher_of(settings(launcher="container"))
+    require_engine(named(image=IMAGE), containers)
+    with pytest.raises(EngineMismatch, match="from images alone"):
+        require_engine(named(environment="sha256:" + "b" * 64), containers)
+    with pytest.raises(EngineMismatch, match=f"{IMAGE}.*starts processes alone"):
+        require_engine(named(image=IMAGE), ProcessLauncher())
+
+
+def test_a_runner_of_images_has_every_engine_that_an_image_can_bring(settings):
+    engines = installed_engines(launcher_of(settings(launcher="container")))
+    assert {"vllm", "sglang", "llamacpp"} <= set(engines) and EXTERNAL.name not in engines
+    assert set(engines.values()) == {None}

@@ -19,6 +19,8 @@ from schemas.runner import JobKind, JobState
 
 PREEMPTED = "preempted"
 """Problem of an attempt that made room."""
+MOST_URGENT = 16
+"""Replicas that are looked at, of those that wait for room."""
 WAIT_SECONDS = 5.0
 """What is live waits so long for a runner that has room, before a gate makes some."""
 
@@ -29,15 +31,19 @@ def is_to_end(session: Session, job: JobRow, at: datetime) -> bool:
         return False
     if job.preempted_for is not None:
         return True
-    urgent = _urgent(session, job, at)
-    if urgent is None or _is_room_made(session, urgent):
-        return False
-    plans = [plan for one in _runners(session, job) if (plan := _plan(session, one, urgent, at)) is not None]
-    chosen = min(plans, key=_cost, default=[])
-    for victim in chosen:
-        victim.preempted_for = urgent.id
-    session.flush()
-    return job in chosen
+    machines = _runners(session, job)
+    for urgent in _urgent(session, job, at):
+        if _is_room_made(session, urgent):
+            return False
+        plans = [plan for one in machines if (plan := _plan(session, one, urgent, at)) is not None]
+        if not plans:
+            continue  # no end of anything helps it, and others need not wait for that
+        chosen = min(plans, key=_cost)
+        for victim in chosen:
+            victim.preempted_for = urgent.id
+        session.flush()
+        return job in chosen
+    return False
 
 
 def made_room(session: Session, job: JobRow) -> str:
@@ -48,9 +54,9 @@ def made_room(session: Session, job: JobRow) -> str:
     return f"it made room on runner {runner.name if runner else 'unknown'} for {what}, which is for live traffic"
 
 
-def _urgent(session: Session, job: JobRow, at: datetime) -> JobRow | None:
-    """Return what is live, or was, and has waited for a runner of a held job's class, locked; None where none has."""
-    return session.scalar(
+def _urgent(session: Session, job: JobRow, at: datetime) -> Sequence[JobRow]:
+    """Return what is live, or was, and has waited for a runner of a held job's class, locked; most needed first."""
+    return session.scalars(
         select(JobRow)
         .join(ReleaseRow, ReleaseRow.id == JobRow.release_id)
         .where(
@@ -63,10 +69,10 @@ def _urgent(session: Session, job: JobRow, at: datetime) -> JobRow | None:
             ReleaseRow.phase.in_([Phase.PROMOTED, Phase.SUPERSEDED]),
         )
         .order_by(ReleaseRow.phase == Phase.SUPERSEDED, JobRow.due_at)
-        .limit(1)
+        .limit(MOST_URGENT)
         # Of several holders that renew at once, one decides who makes room.
         .with_for_update(skip_locked=True, of=JobRow)
-    )
+    ).all()
 
 
 def _is_room_made(session: Session, urgent: JobRow) -> bool:

@@ -182,7 +182,7 @@ def next_job(session: Session, runner: RunnerRow, at: datetime) -> tuple[JobRow,
     job = session.scalar(
         select(JobRow)
         .join(ReleaseRow, ReleaseRow.id == JobRow.release_id, isouter=True)
-        .where(*asked, _may_take(session, runner), or_(JobRow.needs.is_(None), JobRow.needs.in_(fitting_ones)))
+        .where(*asked, _may_take(session, runner, at), or_(JobRow.needs.is_(None), JobRow.needs.in_(fitting_ones)))
         .order_by(_rank(at), turn.nulls_first(), JobRow.due_at)
         .limit(1)
         .with_for_update(skip_locked=True, of=JobRow)
@@ -208,9 +208,28 @@ def _rank(at: datetime) -> ColumnElement[int]:
     return case((is_serve, kind), else_=func.greatest(GATES, kind - older))
 
 
-def _may_take(session: Session, runner: RunnerRow) -> ColumnElement[bool]:
-    """The last slot of a runner is for what is live or was: a rollback must not wait for a gate to end."""
-    if not runners.has_only_kept_slots(session, runner):
+def _may_take(session: Session, runner: RunnerRow, at: datetime) -> ColumnElement[bool]:
+    """The last slot of a runner is for what is live or was: a rollback must not wait for a gate to end.
+
+    So is all room while jobs of it end for that. The first to end would take its place again before the last has.
+    """
+    if not runners.has_only_kept_slots(session, runner) and not _is_making_room(session, runner, at):
         return true()
     accepted = select(ReleaseRow.id).where(ReleaseRow.phase.in_([Phase.PROMOTED, Phase.SUPERSEDED]))
     return and_(JobRow.kind == JobKind.SERVE, JobRow.release_id.in_(accepted))
+
+
+def _is_making_room(session: Session, runner: RunnerRow, at: datetime) -> bool:
+    urgent = aliased(JobRow)
+    ending = (
+        select(JobRow.id)
+        .join(urgent, urgent.id == JobRow.preempted_for)
+        .where(
+            JobRow.runner_id == runner.id,
+            JobRow.state == JobState.CLAIMED,
+            JobRow.lease_until >= at,
+            urgent.state == JobState.PENDING,
+            urgent.is_wanted,
+        )
+    )
+    return session.scalar(ending.limit(1)) is not None

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from registry import db, evidence, jobs, releases, runners, runs
 from registry.auth import Actor
@@ -305,6 +305,47 @@ def test_the_fewest_and_least_needed_make_room_and_only_where_that_helps(service
     live(service, actor, waits=6, count=2)
     # On `small` two would have to end; on `large` the older one will do, which holds two accelerators.
     assert [renew(service, actor, each) for each in held] == [True, True, False, True]
+
+
+def test_what_makes_room_does_not_take_it_again_before_all_of_it_is_made(service: Service, actor: Actor) -> None:
+    one, runner = bundle(service, actor, "one", 1), register(service, actor, "r1", H100, H100)
+    for _ in range(2):
+        ask(service, actor, one)
+    held = [taken(service, actor, runner) for _ in range(2)]
+    urgent = live(service, actor, waits=6, count=2)
+    assert [renew(service, actor, each) for each in held] == [False, False]
+    end(service, actor, held[0])
+    assert claim(service, actor, runner) is None
+    end(service, actor, held[1])
+    serves = taken(service, actor, runner)
+    assert (serves.job, serves.devices) == (urgent, [0, 1])
+
+
+def test_room_that_nobody_waits_for_any_more_is_given_out_again(service: Service, actor: Actor) -> None:
+    one, runner = bundle(service, actor, "one", 1), register(service, actor, "r1", H100, H100)
+    made = {ask(service, actor, one) for _ in range(2)}
+    held = [taken(service, actor, runner) for _ in range(2)]
+    urgent = live(service, actor, waits=6, count=2)
+    assert [renew(service, actor, each) for each in held] == [False, False]
+    change(service, urgent, is_wanted=False, state="cancelled")
+    end(service, actor, held[0])
+    again = taken(service, actor, runner)
+    assert again.job in made
+
+
+def test_what_fits_nowhere_does_not_keep_others_from_room(service: Service, actor: Actor) -> None:
+    runner = register(service, actor, "r1", H100)
+    held_job = ask(service, actor, bundle(service, actor, "one", 1))
+    held = taken(service, actor, runner)
+    assert held.job == held_job
+    live(service, actor, waits=60, name="large", count=1)
+    with service.database.transaction() as session:
+        large = session.scalars(select(JobRow).where(JobRow.kind == JobKind.SERVE)).one()
+        large.needs = {**(large.needs or {}), "count": 8}
+    small = live(service, actor, waits=6, name="small", count=1)
+    assert not renew(service, actor, held)
+    end(service, actor, held)
+    assert taken(service, actor, runner).job == small
 
 
 def test_nothing_ends_for_what_would_find_no_room_all_the_same(service: Service, actor: Actor) -> None:

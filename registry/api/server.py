@@ -134,6 +134,8 @@ class Protocol(HttpToolsProtocol):
         self._unread = 0
         """Bytes that came since the parser last told a head, some of a body or an end."""
         self._is_over = False
+        self._before: RequestResponseCycle | None = None
+        """What came before the newest request."""
 
     def data_received(self, data: bytes) -> None:
         """Read what has come."""
@@ -199,6 +201,7 @@ class Protocol(HttpToolsProtocol):
         self._is_head, self._unread = False, 0
         self._is_put_off = self.parser.should_upgrade()
         if not self._is_put_off:
+            self._before = self.cycle
             super().on_headers_complete()
         elif self.parser.get_method() == b"CONNECT":
             raise _MethodError
@@ -218,6 +221,10 @@ class Protocol(HttpToolsProtocol):
         """Answer what could not be read, and close."""
         self._is_over = True
         cycle: RequestResponseCycle | None = self.cycle
+        if self.pipeline and self._before is not None and cycle is not None and cycle.more_body:
+            # Others are answered first, so nothing can be said of it: it was never begun.
+            self.pipeline.popleft()
+            self.cycle = cycle = self._before
         if cycle is None or cycle.response_complete:
             self._answer(problem)
         elif not cycle.more_body:

@@ -130,3 +130,12 @@ def test_no_connection_is_kept_by_who_is_refused_or_asks_for_nothing_that_is_the
         statuses = {client.get(path).status_code for path in ("/v1/tokens", f"/v1/releases/{uuid4()}", "/v1/bundles")}
         assert statuses == ({403, 404, 200} if role == "viewer" else {200, 404})
     assert pool.checkedout() == before
+
+
+def test_what_comes_behind_a_request_that_is_still_answered_is_never_taken_for_its_answer(api):
+    token = b"Authorization: Bearer " + api.tokens["manager"].encode() + b"\r\n"
+    first = whole(api).replace(b"Connection: close\r\n", b"")
+    status, headers, body = answered(api, first + CHUNKED.replace(b"Transfer-", token + b"Transfer-") + b"zz\r\n")
+    assert status == "HTTP/1.1 200 OK"
+    assert headers["connection"] == "close"
+    assert json.loads(body)["name"] == "viewer"

@@ -190,8 +190,19 @@ def next_job(session: Session, runner: RunnerRow, at: datetime) -> tuple[JobRow,
     )
     if job is None:
         return None
-    devices = [] if job.needs is None else held.room(Needs.model_validate(job.needs))
-    return job, devices or []
+    return job, _devices(job, runner, held)
+
+
+def _devices(job: JobRow, runner: RunnerRow, held: Reserved) -> list[int]:
+    """Return the accelerators that a job gets; one that its runner takes again, those on which its engine may run."""
+    if job.needs is None:
+        return []
+    needs = Needs.model_validate(job.needs)
+    if job.runner_id == runner.id and job.state == JobState.CLAIMED and job.devices:
+        others = set(range(len(held.fingerprint.accelerators))) - set(job.devices)
+        if (had := fitting.positions(needs, held.fingerprint, held.devices | others)) is not None:
+            return had
+    return held.room(needs) or []
 
 
 def _rank(at: datetime) -> ColumnElement[int]:

@@ -115,6 +115,26 @@ def test_accelerators_are_reserved_until_the_job_ends_or_its_lease_does(service:
     assert (last.job, last.devices) == (third, [0])
 
 
+def test_a_job_that_comes_back_to_its_runner_keeps_the_accelerators_that_its_engine_is_on(
+    service: Service, actor: Actor
+) -> None:
+    one, runner = bundle(service, actor, count=1), register(service, actor, "r1", H100, H100)
+    first, second = ask(service, actor, one), ask(service, actor, one)
+    held = [claim(service, actor, runner) for _ in range(2)]
+    assert held[0] is not None
+    assert held[1] is not None
+    end(service, actor, held[0])
+    change(service, second, lease_until=before(service, 1))
+    again = claim(service, actor, runner)
+    assert again is not None
+    assert (again.job, again.devices) == (second, [1])
+    ask(service, actor, one)
+    other = claim(service, actor, runner)
+    assert other is not None
+    assert other.devices == [0]
+    assert first != other.job
+
+
 def test_a_job_that_waits_for_accelerators_says_so(service: Service, actor: Actor) -> None:
     one = bundle(service, actor, count=1)
     runner = register(service, actor, "r1", H100)

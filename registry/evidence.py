@@ -42,6 +42,7 @@ claim_of = lru_cache(maxsize=KEPT_CLAIMS)(proof.claim_of)
 _HELD = "held_releases"
 _LOGS = "logs_of_held_releases"
 _PLACES = "places_of_the_transaction"
+_LATEST = "latest_instant_recorded"
 """Key → the transaction's number, the instant of its entries, and until when the key signs."""
 
 MOVES_TRAFFIC = (Kind.TRAFFIC_SHIFTED, Kind.TRAFFIC_RESTORED)
@@ -250,7 +251,7 @@ _HERE = text(
 def _known_end(session: Session, signed: Signed) -> _Place | None:
     """Return the end of the log of a release that is held and has been read; None where that is not so.
 
-    Nobody else can append to it. What this transaction has appended before was recorded at the same instant.
+    Nobody else can append to it. It is recorded when the transaction last recorded something: never before that.
     """
     log: list[EntryRow] | None = session.info.get(_LOGS, {}).get(signed.stream)
     if not log:
@@ -260,7 +261,7 @@ def _known_end(session: Session, signed: Signed) -> _Place | None:
         here[signed.key_id] = session.execute(_HERE, {"key": signed.key_id}).one()
     own, at, key, ends_at = here[signed.key_id]
     known = next((row.sequence for row in log if row.act == signed.act), None)
-    floor = max(int(own), log[-1].transaction_id)
+    floor, at = max(int(own), log[-1].transaction_id), max(at, session.info.get(_LATEST, at))
     return _Place(known, log[-1].position, log[-1].entry_digest, floor, at, key is not None, ends_at)
 
 
@@ -293,6 +294,7 @@ def _write(session: Session, project: UUID, signed: Signed, place: _Place) -> En
     # What the entry is about has been written before it.
     session.flush()
     row.sequence = session.execute(_INSERT, {name: getattr(row, name) for name in _WRITTEN}).scalar_one()
+    session.info[_LATEST] = place.at
     if known := session.info.get(_LOGS, {}).get(signed.stream):
         known.append(row)
     return row
@@ -327,7 +329,7 @@ def note_held(session: Session, release: ReleaseRow) -> None:
 @event.listens_for(Session, "after_transaction_end")
 def _let_go(session: Session, transaction: SessionTransaction) -> None:
     if db.is_over(transaction):
-        for known in (_HELD, _LOGS, _PLACES):
+        for known in (_HELD, _LOGS, _PLACES, _LATEST):
             session.info.pop(known, None)
 
 

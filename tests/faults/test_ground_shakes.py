@@ -35,7 +35,7 @@ WALL_CLOCK = {
     "workers/embedded/gateway.py": "what the dead-man switch writes into its notice; it counts on the monotonic clock",
     "workers/embedded/__main__.py": "the supervisor's log",
     "workers/launchers/kube_state.py": "how long a cluster says that it does not find a place for a pod, by its clock",
-    "workers/launchers/logs.py": "how old a piece of an engine's log is, by the file system that says when it was written",
+    "workers/launchers/logs.py": "how old a piece of an engine's log is, by the file system that wrote it",
     "workers/traffic/envoy.py": "a name for a rotated log",
     "workers/demo/": "what the demonstration shows",
 }

@@ -354,7 +354,7 @@ def test_an_upgrade_of_engine_hardware_model_adapter_or_quantization_asks_for_ev
     [
         (engine("--config", "engine.yaml"), "LoRA"),
         (engine("--extra_llm_api_options", "more.yaml"), "quantized KV"),
-        ({"engine": bundle_body()["engine"] | {"name": "external"}}, "speculative decoding"),
+        ({"engine": {"name": "external", "version": "unknown", "arguments": []}}, "speculative decoding"),
         ({"engine": bundle_body()["engine"] | {"variables": {"LLAMA_ARG_LORA": "x.gguf"}}}, "LoRA"),
         ({}, "prefix cache"),
     ],

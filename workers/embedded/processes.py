@@ -32,7 +32,8 @@ def end_leftovers(path: Path, say: Say) -> None:
     """
     found = _read(path, say)
     for item in found if isinstance(found, list) else []:
-        state = _end(item, grace_seconds=GRACE_SECONDS)
+        # A runner's live engines have sessions of their own, and are not this stack's to end.
+        state = _end(item, grace_seconds=GRACE_SECONDS, spares_other_sessions=True)
         if state is not None:
             say(f"ended {item.get('name')} (pid {item['pid']}), left by an earlier start: {state}")
     path.unlink(missing_ok=True)
@@ -78,7 +79,7 @@ def _read(path: Path, say: Say) -> object:
         return None
 
 
-def _end(item: object, *, grace_seconds: float) -> ProcessState | None:
+def _end(item: object, *, grace_seconds: float, spares_other_sessions: bool = False) -> ProcessState | None:
     """End a recorded process. Returns None when it does not run any more, or is no such record."""
     if not isinstance(item, dict):
         return None
@@ -89,4 +90,4 @@ def _end(item: object, *, grace_seconds: float) -> ProcessState | None:
     found = launcher.adopt(pid, started, boot)
     if found is None or launcher.state(found).condition is not Condition.RUNNING:
         return None
-    return launcher.stop(found, grace_seconds=grace_seconds)
+    return launcher.stop(found, grace_seconds=grace_seconds, spares_other_sessions=spares_other_sessions)

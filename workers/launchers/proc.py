@@ -55,7 +55,7 @@ def processes() -> Iterator[Seen]:
             yield seen
 
 
-def tree(launched: Launched) -> list[Seen]:
+def tree(launched: Launched, *, with_descendants: bool = True) -> list[Seen]:
     """Return what an engine started and still runs: its group, its session and its descendants; not itself.
 
     One that has a session of its own is a descendant as long as everything between it and the engine lives, so this
@@ -66,8 +66,8 @@ def tree(launched: Launched) -> list[Seen]:
     if launched.boot_id != boot_id() or (now is not None and now.start_time != launched.start_time):
         return []
     everything = [seen for seen in processes() if not seen.is_dead and int(seen.start_time) >= int(launched.start_time)]
-    below = {launched.pid}
-    while more := {seen.pid for seen in everything if seen.parent in below} - below:
+    below = {launched.pid} if with_descendants else set()
+    while with_descendants and (more := {seen.pid for seen in everything if seen.parent in below} - below):
         below |= more
     return [
         seen

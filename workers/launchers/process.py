@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -242,19 +242,24 @@ class ProcessLauncher:
             time.sleep(POLL_SECONDS)
         return state
 
-    def stop(self, launched: Launched, *, grace_seconds: float) -> ProcessState:
+    def stop(self, launched: Launched, *, grace_seconds: float, spares_other_sessions: bool = False) -> ProcessState:
         """End a process and everything that it started: SIGTERM, up to `grace_seconds` to drain, then SIGKILL.
 
         SIGTERM goes to the process alone, which drains and ends its own children; what is left of them is killed in
-        any case, whatever group or session it is in.
+        any case, whatever group or session it is in. A runner is ended without what has a session of its own: its
+        live engines serve on, and the next runner takes them up.
         """
-        started = {seen.pid: seen for seen in proc.tree(launched)}
+
+        def tree() -> dict[int, proc.Seen]:
+            return {seen.pid: seen for seen in proc.tree(launched, with_descendants=not spares_other_sessions)}
+
+        started = tree()
         if self.state(launched).condition is Condition.RUNNING:
             self._signal(launched, signal.SIGTERM)
             if self.wait(launched, grace_seconds).condition is Condition.RUNNING:
-                started |= {seen.pid: seen for seen in proc.tree(launched)}
+                started |= tree()
                 self._signal(launched, signal.SIGKILL)
-        self._kill_tree(launched, started)
+        self._kill_tree(launched, started, tree)
         state = self.wait(launched, GONE_SECONDS)
         self._forget(launched)
         return state
@@ -301,10 +306,12 @@ class ProcessLauncher:
         finally:
             os.close(handle)
 
-    def _kill_tree(self, launched: Launched, started: dict[int, proc.Seen]) -> None:
+    def _kill_tree(
+        self, launched: Launched, started: dict[int, proc.Seen], tree: Callable[[], dict[int, proc.Seen]]
+    ) -> None:
         """Kill what an engine was seen to have started, and what is in its group or session now."""
         for _ in range(_ROUNDS):
-            found = {**started, **{seen.pid: seen for seen in proc.tree(launched)}}
+            found = {**started, **tree()}
             running = [seen for seen in found.values() if start_time(seen.pid) == seen.start_time]
             for seen in running:
                 self._signal(Launched(seen.pid, seen.start_time, launched.boot_id), signal.SIGKILL)

@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -33,6 +34,22 @@ def test_a_recorded_process_is_ended_at_the_next_start_and_its_record_goes(tmp_p
     assert not path.exists()
     processes.end_leftovers(path, said.append)
     assert len(said) == 1
+
+
+def test_a_runner_is_ended_without_the_live_engines_that_it_started(tmp_path):
+    script = "setsid sleep 60 & echo $! > engine; wait"
+    runner = subprocess.Popen(["sh", "-c", script], cwd=tmp_path, start_new_session=True)
+    until(lambda: (tmp_path / "engine").exists() and (tmp_path / "engine").read_text().endswith("\n"))
+    engine = int((tmp_path / "engine").read_text())
+    until(lambda: os.getsid(engine) == engine)
+    try:
+        path = tmp_path / "processes.json"
+        processes.record(path, [("runner", Launched(**identity(runner)))])
+        processes.end_leftovers(path, lambda _: None)
+        assert runner.wait(5) == -signal.SIGTERM
+        assert runs(engine)
+    finally:
+        os.kill(engine, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("changes", [{"start_time": "1"}, {"boot_id": "another"}, {"pid": "1"}, {"start_time": None}])

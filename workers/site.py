@@ -89,6 +89,8 @@ class Site:
 
         Where bytes are not those asked for, the service reads its own again: only what it finds is about the bundle.
         """
+        # A drill stages what is accepted too, and boots from it more than once.
+        self.staging.hold(bundle.digest, str(lease.job))
         try:
             return lease.patiently(lambda _: self.staging.stage(bundle, self._fetch, lease.step))
         except DigestMismatch as problem:

@@ -244,10 +244,7 @@ class Endpoint:
         """Return what the engine says of itself, if anything. Raises EndpointError, Malformed."""
         if self.dialect.facts_path is None:
             return {}
-        try:
-            return self.dialect.read_facts(await self.get_json(self.dialect.facts_path))
-        except KeyError as error:
-            raise Malformed(f"{self.dialect.facts_path} does not name {error}") from None
+        return self.dialect.read_facts(await self.get_json(self.dialect.facts_path))
 
     async def metrics(self) -> dict[str, float]:
         """Return the engine's metrics by name. Raises EndpointError, Malformed."""

@@ -31,7 +31,7 @@ class Settings(BaseSettings):
 
     environment: Literal["development", "production"] = Field("production", description="Kind of installation.")
     database_url: SecretStr = Field(description="PostgreSQL ≥ 15, as postgresql+psycopg://…")
-    broker_url: SecretStr = Field(description="Celery broker: redis://… or amqp://…")
+    broker_url: SecretStr = Field(description="Celery broker: redis://…; amqp://… is not tried yet.")
     storage_dir: Path = Field(
         description="Folder of the content-addressed blobs; with a bucket, of what is arriving for it."
     )

@@ -347,6 +347,8 @@ class Dialect:
     def read_facts(self, body: object) -> dict[str, str]:
         """Read what the engine says of itself, beyond its models; long texts as their digest. Raises Malformed."""
         said = _mapping(body)
+        if missing := [name for name in self.facts_fields if name not in said]:
+            raise Malformed(f"it does not say {', '.join(missing)} of itself")
         values = {name: said[name] if isinstance(said[name], str) else repr(said[name]) for name in self.facts_fields}
         return {name: value if len(value) <= 200 else sha256_digest(value.encode()) for name, value in values.items()}
 

@@ -115,6 +115,8 @@ def test_the_model_list_tells_the_served_context():
     listed = {"object": "list", "data": [{"id": "chain", "root": "/b", "max_model_len": 512}, {"id": "de"}]}
     assert VLLM.read_models(listed) == [ServedModel("chain", 512), ServedModel("de", None)]
     assert VLLM.read_facts({"version": "0.32.0"}) == {"version": "0.32.0"}
+    with pytest.raises(Malformed, match="does not say version"):
+        VLLM.read_facts({})
 
 
 def test_greedy_is_what_a_request_says_when_nothing_else_is_wanted():

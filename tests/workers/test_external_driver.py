@@ -156,8 +156,10 @@ async def test_a_replica_elsewhere_is_ready_by_a_real_answer_and_known_by_its_wo
         assert (await endpoint.chat(MESSAGES, max_tokens=8)).text == "Hi"
         assert await endpoint.facts() == {"endpoint": f"{server.url}/v1", "server": "unnamed"}
         asked = len(server.asked)
-        assert (await endpoint.get("/metrics")).status == 404
+        for path in ("/metrics", "/v1/files", "/v1/models/chain", "/v1/../models", "/v1/completions"):
+            assert (await endpoint.get(path)).status == 404
         assert len(server.asked) == asked
+        assert {asked.headers["accept-encoding"] for asked in server.asked} == {"identity"}
         for flaw, outcome in {
             "cut": Outcome.TRUNCATED,
             "error_event": Outcome.ERROR_EVENT,

@@ -61,6 +61,11 @@ def test_the_command_line_is_complete_and_in_order(body, command):
     assert made.port_file is None
 
 
+def test_the_allocator_is_set_up_as_torch_spells_it(body, command):
+    told = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:512"}
+    assert not VLLM.check_bundle(bundle(body, engine={"variables": told}))
+
+
 def test_an_engine_that_may_outlive_its_worker_has_no_guard(body, command):
     made = VLLM.command(bundle(body), replace(LAUNCH, parent_pid=None))
     assert made.argv[:3] == ("/opt/vllm/bin/python", "-I", "-m")

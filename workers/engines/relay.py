@@ -4,8 +4,8 @@
         [--drain-seconds S] [--die-with-parent PID]
 
 So the token never leaves this process, every connection goes to an address that was checked, and everybody else sees an
-engine like any other. Only what lies below /v1/ is passed on, bytes as they come, without redirects; what breaks off
-there breaks off here. `/relay` says what the endpoint says of itself.
+engine like any other. Only ROUTES are passed on, bytes as they come, without redirects: the token may be allowed more
+than a caller is. What breaks off there breaks off here. `/relay` says what the endpoint says of itself.
 
 Exit status: 0 drained after SIGTERM, 1 it could not start, 3 stopped before all requests had ended.
 """
@@ -34,8 +34,15 @@ from gates.sources.source import SourceRefused, SourceUnavailable
 EXIT_DRAINED, EXIT_NOT_STARTED, EXIT_CUT = 0, 1, 3
 MAX_BODY_BYTES = 64 << 20
 CONNECT_SECONDS = 15.0
+ROUTES = {
+    ("GET", "/v1/models"),
+    *(("POST", f"/v1/{name}") for name in ("chat/completions", "completions", "embeddings", "responses")),
+}
+"""Methods and paths by which a model is asked, and none by which an account or what it keeps is."""
+# Bytes go on as they come, so nothing may be packed that the caller did not ask to be.
+_PLAIN = {"Accept-Encoding": "identity"}
 _PASSED_ON = ("Content-Type", "Accept")
-_PASSED_BACK = ("Content-Type", "Retry-After")
+_PASSED_BACK = ("Content-Type", "Content-Encoding", "Retry-After")
 
 
 class Checked(AbstractResolver):
@@ -77,7 +84,7 @@ class Relay:
     def __init__(self, place: Place, hosts: Hosts, token: str | None) -> None:
         self._origin, self._prefix = place.origin, place.target.rstrip("/").removesuffix("/v1")
         self._place, self._hosts = place, hosts
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._headers = _PLAIN if token is None else _PLAIN | {"Authorization": f"Bearer {token}"}
         self._session: aiohttp.ClientSession | None = None
         self._open = 0
         self._idle = asyncio.Event()
@@ -111,8 +118,8 @@ class Relay:
         """Answer one request."""
         if request.path == "/relay":
             return await self._facts()
-        if not request.path.startswith("/v1/"):
-            return _error(404, f"only what lies below /v1/ is passed on, not {request.path}")
+        if (request.method, request.path) not in ROUTES:
+            return _error(404, f"{request.method} {request.path} is not passed on")
         self._open += 1
         self._idle.clear()
         try:
@@ -124,7 +131,7 @@ class Relay:
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers} | self._headers
-        url = self._origin + self._prefix + request.path_qs
+        url = self._origin + self._prefix + request.path
         body = await request.read() if request.can_read_body else None
         answered: web.StreamResponse | None = None
         try:

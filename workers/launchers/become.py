@@ -26,8 +26,11 @@ def main(arguments: list[str]) -> None:
             resource.setrlimit(number, (allowed, allowed))
         if orders["nice"]:
             os.nice(orders["nice"])
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123 - no pathlib: it is slow
-            file.write(str(orders["oom"]))
+        with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:  # noqa: PTH123 - no pathlib: it is slow
+            # Whoever set the runner's own higher lets nobody lower it.
+            if int(file.read()) < orders["oom"]:
+                file.seek(0)
+                file.write(str(orders["oom"]))
         os.execvp(program[0], program)  # noqa: S606 - no shell is the point
     except (OSError, ValueError) as error:
         os.write(errors, str(getattr(error, "strerror", None) or error).encode())

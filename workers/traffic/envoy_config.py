@@ -21,6 +21,8 @@ ARM_HEADER: Final = "x-release-arm"
 """The arm that a request was assigned to; while the candidate cannot be reached, stable serves in its name."""
 PIN_HEADER: Final = "x-release-pin"
 PROBE_PATH: Final = "/.well-known/sluicegate"
+API: Final = "/v1/"
+"""All of an engine that callers reach: beside it, engines have routes that change what they serve."""
 METADATA: Final = "sluicegate"
 LOG_FILE: Final = "access.jsonl"
 ADMIN_SOCKET: Final = "admin.sock"
@@ -121,6 +123,7 @@ def _connection_manager() -> JsonObject:
         "request_headers_timeout": "30s",
         "common_http_protocol_options": {"idle_timeout": "3600s"},
         "normalize_path": True,  # `/a@prod/../b@prod/` is b's, before routes are matched
+        "path_with_escaped_slashes_action": "REJECT_REQUEST",  # an engine may take %2F for a slash
         "generate_request_id": True,
         "preserve_external_request_id": True,
         "always_set_request_id_in_response": True,
@@ -294,7 +297,7 @@ def routes(version: str, splits: Iterable[Split], *, pins: bool) -> JsonObject:
         "match": {"prefix": "/"},
         "direct_response": {
             "status": 404,
-            "body": {"inline_string": "No such target. Paths start with /<name>@<environment>/."},
+            "body": {"inline_string": "No such target. Paths start with /<name>@<environment>/v1/."},
         },
     }
     return {
@@ -330,12 +333,12 @@ def _target_routes(split: Split, pins: bool) -> list[JsonObject]:
         )
         candidate = split.arm(CANDIDATE)
         if pins and candidate is not None:
-            match = {"prefix": prefix + "/", "headers": [{"name": PIN_HEADER, "string_match": {"exact": CANDIDATE}}]}
+            match = {"prefix": prefix + API, "headers": [{"name": PIN_HEADER, "string_match": {"exact": CANDIDATE}}]}
             forward = _forward(split, {"cluster": candidate.cluster})
             forward["response_headers_to_add"].append(_header(ARM_HEADER, CANDIDATE))
             found.append({"name": "pin", "match": match, **forward, **common})
         main = {"name": "split", **_forward(split, _weighted(split))} if split.arms else _idle(split)
-        found.append({"match": {"prefix": prefix + "/"}, **main, **common})
+        found.append({"match": {"prefix": prefix + API}, **main, **common})
     return found
 
 
@@ -345,7 +348,7 @@ def _header(name: str, value: str) -> JsonObject:
 
 def _forward(split: Split, destination: JsonObject) -> JsonObject:
     return {
-        "route": {"prefix_rewrite": "/", **_NO_TIMEOUT, **destination},
+        "route": {"prefix_rewrite": API, **_NO_TIMEOUT, **destination},
         "response_headers_to_add": [_header(REVISION_HEADER, str(split.revision))],
     }
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,17 @@ def test_limits_hold_from_the_first_instruction_of_the_engine(start, tmp_path):
     assert told["NPROC"][0] <= 4096
     assert told["nice"] == min(19, os.nice(0) + 3)
     assert told["oom"] == "500"
+
+
+def test_an_engine_starts_where_the_runner_is_already_the_first_to_go(start, tmp_path):
+    own = Path("/proc/self/oom_score_adj")
+    before = own.read_text()
+    try:
+        own.write_text("700")
+        start(LIMITS, launcher=ProcessLauncher())
+        assert json.loads(said(tmp_path)[0])["oom"] == "700"
+    finally:
+        own.write_text(before)
 
 
 def test_what_has_no_limit_is_as_the_system_sets_it_and_a_core_file_is_never_written(start, tmp_path):

@@ -44,6 +44,17 @@ def test_an_unknown_target_is_404_in_the_openai_form(running):
     assert (error["code"], error["type"], error["param"]) == ("target_not_found", "invalid_request_error", None)
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["lora-adapters", "update_weights_from_disk", "", "v1", "v1x", "v1/../slots", "v1/%2e%2e/slots", "v1/..%2fslots"],
+)
+def test_nothing_of_an_engine_is_reached_but_its_api(running, stable, path):
+    running.gateway.apply(split(1, arm("stable", stable.address, 10_000)))
+    answer, _ = get(running, f"/{TARGET}/{path}")
+    assert answer.status in {400, 404}
+    assert answer.getheader("x-release-rev") is None
+
+
 def test_a_target_without_arms_is_503_in_the_openai_form(running):
     running.gateway.apply(split(1))
     answer, body = get(running, f"/{TARGET}/v1/models")

@@ -249,6 +249,22 @@ def write_bundle_directory(
     return directory
 
 
+PARALLEL = ("tensor", "pipeline", "expert", "data", "context")
+SERVED = {
+    "topology": {**{f"{kind}_parallel": 1 for kind in PARALLEL}, "nodes": 1},
+    "hardware": {"accelerator": "cpu", "count": 0},
+    "runtime": {"context_tokens": 512, "max_sequences": 4},
+    "serving": {
+        "served_name": "chain",
+        "features": ["chat", "completions", "logprobs", "streaming"],
+        "usage": "all_tokens",
+        "cancellation": "on_disconnect",
+    },
+    "licence": {"identifier": "Apache-2.0"},
+}
+"""How a chain is served, whichever engine serves it: sections of its bundle."""
+
+
 def describe(directory: Path, *, environment: str, arguments: list[str] | None = None, **changes: object) -> Bundle:
     """Return the bundle document of a directory that `write_bundle_directory` wrote.
 
@@ -284,18 +300,6 @@ def describe(directory: Path, *, environment: str, arguments: list[str] | None =
             "environment": environment,
             "arguments": ["--threads", "1", "--poll", "0", "--no-warmup"] if arguments is None else arguments,
         },
-        "topology": dict.fromkeys(
-            (f"{kind}_parallel" for kind in ("tensor", "pipeline", "expert", "data", "context")), 1
-        )
-        | {"nodes": 1},
-        "hardware": {"accelerator": "cpu", "count": 0},
-        "runtime": {"context_tokens": 512, "max_sequences": 4},
-        "serving": {
-            "served_name": "chain",
-            "features": ["chat", "completions", "logprobs", "streaming"],
-            "usage": "all_tokens",
-            "cancellation": "on_disconnect",
-        },
-        "licence": {"identifier": "Apache-2.0"},
+        **SERVED,
     }
     return Bundle.model_validate(body | changes)

@@ -213,18 +213,6 @@ def describe_folder(
                 "TORCH_COMPILE_DISABLE": "1",
             },
         },
-        "topology": dict.fromkeys(
-            (f"{kind}_parallel" for kind in ("tensor", "pipeline", "expert", "data", "context")), 1
-        )
-        | {"nodes": 1},
-        "hardware": {"accelerator": "cpu", "count": 0},
-        "runtime": {"context_tokens": 512, "max_sequences": 4},
-        "serving": {
-            "served_name": "chain",
-            "features": ["chat", "completions", "logprobs", "streaming"],
-            "usage": "all_tokens",
-            "cancellation": "on_disconnect",
-        },
-        "licence": {"identifier": "Apache-2.0"},
+        **chain.SERVED,
     }
     return Bundle.model_validate(document | changes)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gates.environment import Environment
+from gates.environment import Environment, NotInstalled
 from schemas.bundle import Bundle
 
 
@@ -71,3 +71,12 @@ class Driver:
 def interpreter(bundle: Bundle) -> str:
     """Return the Python that starts an engine: the image's own, or this one, in whose environment it is installed."""
     return "python3" if bundle.engine.image is not None else sys.executable
+
+
+def from_images_alone(name: str) -> Callable[[], Environment]:
+    """Return the identity of an engine of which there is no environment: asked for it, it raises NotInstalled."""
+
+    def refuse() -> Environment:
+        raise NotInstalled(f"{name} is started from images only")
+
+    return refuse

@@ -14,11 +14,9 @@ import argparse
 import asyncio
 import json
 import os
-import select
 import signal
 import socket
 import sys
-import threading
 from pathlib import Path
 
 import aiohttp
@@ -30,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gates.sources.hosts import Hosts, Place, external_hosts
 from gates.sources.source import SourceRefused, SourceUnavailable
+from workers.engines.llamacpp_server import die_with
 
 EXIT_DRAINED, EXIT_NOT_STARTED, EXIT_CUT = 0, 1, 3
 MAX_BODY_BYTES = 64 << 20
@@ -167,17 +166,6 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message, "type": "relay_error"}}, status=status)
 
 
-def end_with(parent: int) -> None:
-    """End this process when another one does. Raises ProcessLookupError when it is gone already."""
-    handle = os.pidfd_open(parent)
-
-    def watch() -> None:
-        select.select([handle], [], [])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 async def serve(relay: Relay, told: argparse.Namespace) -> int:
     """Listen, tell the port, and pass requests on until SIGTERM."""
     asked_to_end = asyncio.Event()
@@ -224,7 +212,7 @@ def main(words: list[str]) -> int:
         hosts.addresses(place.host, place.port)
         token = told.token_file.read_text(encoding="utf-8").strip() if told.token_file is not None else None
         if told.die_with_parent is not None:
-            end_with(told.die_with_parent)
+            die_with(told.die_with_parent)
         return asyncio.run(serve(Relay(place, hosts, token), told))
     except (SourceRefused, SourceUnavailable, OSError, ValueError) as error:
         sys.stderr.write(f"relay: error: {error}\n")

@@ -5,11 +5,10 @@ Archived upstream in March 2026: for estates that keep it running, not for anyth
 Source: the source of `data/tgi.toml`. Not run here: golden command lines only.
 """
 
-from gates.environment import Environment, NotInstalled
 from schemas.bundle import Bundle
 from workers.engines import folder, named
 from workers.engines.arguments import Table, Told
-from workers.engines.base import Command, Driver, Launch
+from workers.engines.base import Command, Driver, Launch, from_images_alone
 
 NAME = "tgi"
 _METHODS = frozenset(
@@ -87,16 +86,12 @@ def _command(bundle: Bundle, launch: Launch) -> Command:
     return Command(argv=named.in_folder(name, launch.root, words), variables=variables)
 
 
-def _identity() -> Environment:
-    raise NotInstalled("tgi is started from images only")
-
-
 TGI = Driver(
     name=NAME,
     command=_command,
     check_arguments=Table.load(NAME).check,
     check_bundle=_check_bundle,
-    identity=_identity,
+    identity=from_images_alone(NAME),
     failure_patterns=_FAILURES,
     takes_port=True,
 )

@@ -6,12 +6,11 @@ return_perf_metrics. Not run here: golden command lines only.
 
 import json
 
-from gates.environment import Environment, NotInstalled
 from gates.static.rules import is_within
 from schemas.bundle import Bundle, Feature
 from workers.engines import folder, named
 from workers.engines.arguments import Table, Told
-from workers.engines.base import Command, Driver, Launch
+from workers.engines.base import Command, Driver, Launch, from_images_alone
 
 NAME = "trtllm"
 _NAMES_MODEL = ">=1.3.0rc6"
@@ -109,16 +108,12 @@ def _command(bundle: Bundle, launch: Launch) -> Command:
     )
 
 
-def _identity() -> Environment:
-    raise NotInstalled("trtllm is started from images only")
-
-
 TRTLLM = Driver(
     name=NAME,
     command=_command,
     check_arguments=Table.load(NAME).check,
     check_bundle=_check_bundle,
-    identity=_identity,
+    identity=from_images_alone(NAME),
     failure_patterns=_FAILURES,
     takes_port=True,
 )

@@ -67,6 +67,9 @@ def _closure(name: str, path: list[str]) -> dict[str, metadata.Distribution]:
 def _recorded(distribution: metadata.Distribution) -> Iterator[_Recorded]:
     if distribution.files is None:
         raise EnvironmentAltered(f"{distribution.name} has no record of its files")
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        raise EnvironmentAltered(f"{distribution.name} is installed as editable: its files lie elsewhere, unrecorded")
     for file in distribution.files:
         if file.name in _IGNORED_NAMES and file.parent.name.endswith(".dist-info"):
             continue
@@ -178,6 +181,7 @@ def engine_environment(name: str, *, is_certain: bool = True) -> Environment:
     if site is None:
         raise NotInstalled(f"{name} is not installed: {prefix} holds no Python environment")
     try:
+        _require_own(prefix)
         with _knowing:
             stamps = {"installed": _stamp(site.glob("*.dist-info/RECORD")), "files": ""}
             if not is_certain and (found := _remembered(prefix / _REMEMBERED, installed=stamps["installed"])):
@@ -190,6 +194,14 @@ def engine_environment(name: str, *, is_certain: bool = True) -> Environment:
             return found
     except OSError as error:
         raise EnvironmentAltered(f"{prefix} cannot be read: {error}") from error
+
+
+def _require_own(prefix: Path) -> None:
+    """Return when an environment sees only what is installed in it. Raises EnvironmentAltered, OSError."""
+    place = prefix / "pyvenv.cfg"
+    lines = place.read_text(encoding="utf-8").lower().splitlines() if place.exists() else []
+    if any(line.replace(" ", "") == "include-system-site-packages=true" for line in lines):
+        raise EnvironmentAltered(f"{prefix} sees what is installed outside of it too: make it without that")
 
 
 def _remembered(place: Path, **stamps: str) -> Environment | None:
@@ -222,7 +234,7 @@ def _walk(folder: str) -> Iterator[Path]:
             if entry.is_dir(follow_symlinks=False):
                 if entry.name != "__pycache__":
                     yield from _walk(entry.path)
-            elif not entry.name.endswith(".pyc"):
+            else:
                 yield Path(entry.path)
 
 

@@ -50,20 +50,23 @@ class Incoming(ABC):
     def draw(self, source: BinaryIO, *, limit: int, moved: Callable[[int], None] = lambda _: None) -> None:
         """Take all bytes of an open file: shared with it where the file system can do that, otherwise copied.
 
-        They are hashed on the way. `moved` is told now and then how many bytes that is; what it raises ends this.
+        They are hashed on the way; what is shared, once it is here. `moved` is told now and then how many bytes that
+        is; what it raises ends this.
 
         Raises:
             TooLarge: there are more than `limit` bytes.
         """
-        is_shared = not self.size and _cloned(source, self._file)
+        if not self.size and _cloned(source, self._file):
+            self._take_over(limit)
+            moved(self.size)
+            return
         self._file.flush()
         told = self.size
         with Blocks(self._file, self.size) as blocks:
             while block := blocks.fill(source):
                 if self.size + len(block) > limit:
                     raise TooLarge(f"more than the {limit} bytes that may come were there", limit=limit)
-                if not is_shared:
-                    blocks.write(block)
+                blocks.write(block)
                 self.size += len(block)
                 if self._hasher is not None:
                     self._hasher.update(block)
@@ -73,8 +76,15 @@ class Incoming(ABC):
             blocks.end()
         moved(self.size)
         self._file.seek(0, os.SEEK_END)
-        if is_shared and os.fstat(self._file.fileno()).st_size != self.size:
-            self._hasher = None  # the source changed meanwhile: what is here is read again
+
+    def _take_over(self, limit: int) -> None:
+        """Count the bytes that came by sharing. What they are is read here: the source may change, these do not."""
+        size = self._file.seek(0, os.SEEK_END)
+        if size > limit:
+            self._file.truncate(0)
+            self._file.seek(0)
+            raise TooLarge(f"more than the {limit} bytes that may come were there", limit=limit)
+        self.size, self._hasher = size, None
 
     def cut(self, size: int) -> None:
         """Forget every byte after the first `size`."""

@@ -87,6 +87,28 @@ def test_code_that_no_distribution_brought_is_found(prefix):
         engine_environment("vllm")
 
 
+def test_code_without_source_is_found_where_it_would_be_imported(prefix):
+    engine_environment("vllm")
+    (prefix / SITE / "added.pyc").write_bytes(b"code")
+    with pytest.raises(EnvironmentAltered, match=r"added\.pyc is in no distribution's record"):
+        engine_environment("vllm")
+
+
+def test_an_environment_that_sees_other_code_is_none(prefix):
+    (prefix / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    engine_environment("vllm")
+    (prefix / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = True\n")
+    with pytest.raises(EnvironmentAltered, match="sees what is installed outside of it"):
+        engine_environment("vllm")
+
+
+def test_an_editable_install_is_refused_since_its_files_lie_elsewhere(prefix):
+    origin = '{"dir_info": {"editable": true}, "url": "file:///src"}'
+    install(prefix, "plugin", "1", {"plugin-1.dist-info/direct_url.json": origin})
+    with pytest.raises(EnvironmentAltered, match="plugin is installed as editable"):
+        engine_environment("vllm")
+
+
 def test_a_missing_file_is_found(prefix):
     (prefix / SITE / "torch/__init__.py").unlink()
     with pytest.raises(EnvironmentAltered, match=r"torch/__init__\.py cannot be read"):

@@ -12,6 +12,7 @@ import pytest
 from registry.storage.blocks import BLOCK_BYTES, Blocks
 from registry.storage.local import LocalBlobs
 from schemas.common import sha256_digest
+from schemas.problems import DigestMismatch, TooLarge
 from tests.support.disk import small_disk
 
 CONTENT = random.Random(3).randbytes(3 * BLOCK_BYTES + 4097)
@@ -98,3 +99,31 @@ def test_a_write_that_fails_behind_the_last_block_that_was_read_is_told(tmp_path
             blocks.write(blocks.fill(source))
             with pytest.raises(OSError, match="Bad file"):
                 blocks.end()
+
+
+def shares(source: Path) -> object:
+    """Return what a kernel does that lets files share blocks, with a source that is written to right afterwards."""
+
+    def asked(target: int, request: int, shared: int) -> int:
+        assert request == 0x40049409
+        os.write(target, os.pread(shared, len(CONTENT), 0))
+        source.write_bytes(b"x" * source.stat().st_size)
+        return 0
+
+    return asked
+
+
+def test_of_shared_blocks_what_is_kept_counts_and_not_what_the_source_has_become(tmp_path, monkeypatch):
+    store, source, raw = LocalBlobs(tmp_path / "store"), tmp_path / "source", CONTENT[:5000]
+    monkeypatch.setattr("registry.storage.incoming.fcntl.ioctl", shares(source))
+    source.write_bytes(raw)
+    assert store.take(source, sha256_digest(raw), limit=5000) == 5000
+    assert store.path(sha256_digest(raw)).read_bytes() == raw
+    changed = CONTENT[5000:10_000]
+    source.write_bytes(changed)
+    with pytest.raises(DigestMismatch):
+        store.take(source, sha256_digest(b"x" * 5000), limit=5000)
+    source.write_bytes(changed)
+    with pytest.raises(TooLarge):
+        store.take(source, sha256_digest(changed), limit=4999)
+    assert left_in(tmp_path / "store") == []

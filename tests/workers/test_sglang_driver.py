@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,17 @@ GIVEN = {"arguments": ["--context-length", "4096", "--mem-fraction-static", "0.8
 )
 def test_the_command_line_says_what_the_bundle_says(sections, said):
     assert line(**sections) == " ".join([PLAIN, *said])
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_guarded"),
+    [({"environment": "sha256:" + "e" * 64}, True), ({"image": "registry.example/sglang@sha256:" + "e" * 64}, False)],
+)
+def test_a_process_that_must_end_with_its_worker_is_guarded_and_a_container_is_its_own_end(changes, is_guarded):
+    chosen = bundle("sglang")
+    engine = chosen.engine.model_copy(update={"image": None, "environment": None, **changes})
+    argv = SGLANG.command(chosen.model_copy(update={"engine": engine}), replace(LAUNCH, parent_pid=7)).argv
+    assert any(word.endswith("workers/engines/guarded.py") for word in argv) == is_guarded
 
 
 def test_the_engine_fetches_nothing_and_gets_what_the_bundle_names():

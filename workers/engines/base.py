@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gates.environment import Environment, NotInstalled
 from schemas.bundle import Bundle
+from workers.engines import guarded
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,13 @@ class Driver:
 def interpreter(bundle: Bundle) -> str:
     """Return the Python that starts an engine: the image's own, or this one, in whose environment it is installed."""
     return "python3" if bundle.engine.image is not None else sys.executable
+
+
+def guard(launch: Launch) -> list[str]:
+    """Return the words before a process's own that end its group when the worker dies; none where it may outlive it."""
+    if launch.parent_pid is None:
+        return []
+    return [sys.executable, "-I", "-S", str(Path(guarded.__file__).resolve()), str(launch.parent_pid)]
 
 
 def from_images_alone(name: str) -> Callable[[], Environment]:

@@ -9,7 +9,7 @@ from gates.static.rules import is_within
 from schemas.bundle import Bundle
 from workers.engines import folder
 from workers.engines.arguments import Table, Told
-from workers.engines.base import Command, Driver, Launch, interpreter
+from workers.engines.base import Command, Driver, Launch, guard, interpreter
 
 NAME = "sglang"
 _NAMES_DEFAULTS = ">=0.5.4"
@@ -86,8 +86,10 @@ def _command(bundle: Bundle, launch: Launch) -> Command:
     if draft is not None:
         words += ["--speculative-draft-model-path", str(launch.root / draft)]
     words += Table.load(NAME).complete(bundle.engine.arguments, _told(bundle))
+    # A container ends with what it holds.
+    before = guard(launch) if bundle.engine.image is None else []
     return Command(
-        argv=(interpreter(bundle), "-m", "sglang.launch_server", *words),
+        argv=(*before, interpreter(bundle), "-m", "sglang.launch_server", *words),
         variables={**folder.OFFLINE, **(bundle.engine.variables or {})},
     )
 

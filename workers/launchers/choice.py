@@ -1,7 +1,9 @@
 """Which launcher a runner uses, as its settings say, with what each of them takes."""
 
 import os
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from registry.settings import RunnerSettings
 from workers.launchers.base import Launcher, LaunchFailed, Limits
@@ -53,6 +55,8 @@ def _containers(settings: RunnerSettings, limits: Limits) -> Containers:
 def _kubernetes(settings: RunnerSettings, limits: Limits) -> KubernetesLauncher:
     if settings.kubernetes_claim is None:
         raise LaunchFailed("pods need a volume to read bundles from: set SLUICEGATE_RUNNER__KUBERNETES_CLAIM")
+    if not _is_sealed(settings.kubernetes_url):
+        raise LaunchFailed(f"the service account's token would go to {settings.kubernetes_url} in clear: name https")
     cluster = Cluster(
         url=settings.kubernetes_url,
         namespace=settings.kubernetes_namespace,
@@ -70,6 +74,15 @@ def _kubernetes(settings: RunnerSettings, limits: Limits) -> KubernetesLauncher:
         pull_secret=settings.kubernetes_pull_secret,
     )
     return KubernetesLauncher(client, pods)
+
+
+def _is_sealed(url: str) -> bool:
+    """Tell whether nobody on the way can read what goes to an address: TLS, or this machine itself."""
+    told = urlsplit(url)
+    try:
+        return told.scheme == "https" or ip_address(told.hostname or "").is_loopback
+    except ValueError:
+        return False
 
 
 def _there(path: Path) -> Path | None:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from schemas.bundle import Bundle
 from workers.engines.base import Command
-from workers.launchers.base import Limits, Order
+from workers.launchers.base import NO_ACCELERATOR, Limits, Order
 
 ROOT = Path("/bundle")
 """Where the bundle's files are inside."""
@@ -85,7 +85,7 @@ def run(containers: Containers, command: Command, order: Order, workdir: Path) -
         *_network(containers),
         f"--mount=type=bind,source={order.files.absolute()},target={ROOT},readonly",
         f"--stop-timeout={STOP_SECONDS}",
-        *_variables(command.variables),
+        *_variables(command.variables, _visible(containers, order)),
         f"--entrypoint={program}",
         image,
         *arguments,
@@ -127,13 +127,22 @@ def _devices(containers: Containers, order: Order) -> list[str]:
     return [f'--gpus="device={",".join(order.devices)}"']
 
 
+def _visible(containers: Containers, order: Order) -> str:
+    """Return what NVIDIA's own runtime is told, which may be the machine's default: an image's `all` means all of them.
+
+    Devices that are named by CDI do not come from that runtime, so it is to give none beside.
+    Source: NVIDIA Container Toolkit, "Specialized Configurations with Docker", GPU enumeration.
+    """
+    return ",".join(order.devices) if order.devices and containers.gpus == "runtime" else NO_ACCELERATOR
+
+
 def _network(containers: Containers) -> list[str]:
     published = f"--publish=127.0.0.1::{PORT}/tcp"
     return [published] if containers.network is None else [f"--network={containers.network}", published]
 
 
-def _variables(variables: Mapping[str, str]) -> list[str]:
-    own = {"HOME": HOME, "TMPDIR": HOME, "LANG": "C.UTF-8"}
+def _variables(variables: Mapping[str, str], visible: str) -> list[str]:
+    own = {"HOME": HOME, "TMPDIR": HOME, "LANG": "C.UTF-8", "NVIDIA_VISIBLE_DEVICES": visible}
     return [f"--env={key}={value}" for key, value in {**variables, **own}.items()]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ class ClusterRefused(RuntimeError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the cluster's API is, and what we show it. The token's file is read for every request: it is replaced."""
+    """Where the cluster's API is, what we show it, and whom we believe that it is. Both files are replaced in time."""
 
     url: str
     namespace: str
@@ -45,8 +46,10 @@ class KubeClient:
     def __init__(self, cluster: Cluster) -> None:
         """Prepare; nothing is asked yet. Raises OSError when the certificate's file cannot be read."""
         self._cluster = cluster
-        trusted = ssl.create_default_context(cafile=cluster.ca_file) if cluster.ca_file is not None else True
-        self._http = httpx.Client(base_url=cluster.url, verify=trusted, timeout=ANSWER_SECONDS, trust_env=False)
+        self._lock = threading.Lock()
+        self._stamp = self._stamped()
+        self._http = self._connected()
+        self._before: httpx.Client | None = None
 
     @property
     def namespace(self) -> str:
@@ -98,6 +101,28 @@ class KubeClient:
         response = self._send("GET", f"{path}/log", query)
         return cleaned(response.text, lines) if response.is_success else []
 
+    def _stamped(self) -> tuple[int, int, int] | None:
+        if self._cluster.ca_file is None:
+            return None
+        told = self._cluster.ca_file.stat()
+        return told.st_ino, told.st_size, told.st_mtime_ns
+
+    def _connected(self) -> httpx.Client:
+        ca_file = self._cluster.ca_file
+        trusted = ssl.create_default_context(cafile=ca_file) if ca_file is not None else True
+        return httpx.Client(base_url=self._cluster.url, verify=trusted, timeout=ANSWER_SECONDS, trust_env=False)
+
+    def _client(self) -> httpx.Client:
+        """Return the connections; new ones when the certificates to believe were replaced. Raises OSError."""
+        with self._lock:
+            if (stamp := self._stamped()) != self._stamp:
+                made = self._connected()
+                if self._before is not None:
+                    self._before.close()
+                # Others may be in the middle of a request over the ones before.
+                self._http, self._before, self._stamp = made, self._http, stamp
+            return self._http
+
     def _document(
         self, method: str, path: str, query: Mapping[str, str], body: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
@@ -122,7 +147,7 @@ class KubeClient:
     ) -> httpx.Response:
         try:
             token = self._cluster.token_file.read_text(encoding="ascii").strip()
-            return self._http.request(
+            return self._client().request(
                 method,
                 path,
                 params=query,

@@ -12,7 +12,7 @@ from typing import Any
 from gates.dialects.table import dialect_of
 from schemas.bundle import Bundle, Hardware
 from workers.engines.base import Command
-from workers.launchers.base import LaunchFailed, Limits, Order
+from workers.launchers.base import NO_ACCELERATOR, LaunchFailed, Limits, Order
 
 ROOT = "/bundle"
 PORT = 8000
@@ -107,7 +107,7 @@ def build(pods: Pods, command: Command, order: Order, folder: str, *, is_live: b
     if pods.owner is not None and not is_live:
         metadata["ownerReferences"] = [pods.owner]
     if nodes == 1:
-        spec = {**_pod_spec(pods, list(command.argv), command, order), "restartPolicy": "Never"}
+        spec = {**_pod_spec(pods, _words(command), command, order), "restartPolicy": "Never"}
         return "pods", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     return "leaderworkersets", _group(pods, command, order, metadata)
 
@@ -117,7 +117,7 @@ def _group(pods: Pods, command: Command, order: Order, metadata: dict[str, Any])
     if engine not in _NODES:
         raise LaunchFailed(f"{engine} is not spread over {nodes} nodes by this launcher")
     every, others = _NODES[engine]
-    argv = [*command.argv, *(word.format(nodes=nodes) for word in every)]
+    argv = [*_words(command), *(word.format(nodes=nodes) for word in every)]
     template = {"metadata": {"labels": metadata["labels"]}}
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
@@ -135,6 +135,18 @@ def _group(pods: Pods, command: Command, order: Order, metadata: dict[str, Any])
             },
         },
     }
+
+
+def literal(text: str) -> str:
+    """Return a text that Kubernetes reads as this very text: `$(NAME)` is a variable's value to it, and `$$` a dollar.
+
+    Source: the Kubernetes API reference for v1 Container, `command` and `env`.
+    """
+    return text.replace("$", "$$")
+
+
+def _words(command: Command) -> list[str]:
+    return [literal(word) for word in command.argv]
 
 
 def _pod_spec(pods: Pods, argv: list[str], command: Command, order: Order, *, leads: bool = True) -> dict[str, Any]:
@@ -169,12 +181,15 @@ def _container(pods: Pods, argv: list[str], command: Command, order: Order, *, l
     if image is None:
         raise LaunchFailed("the bundle names an environment of a machine, and a cluster runs images")
     variables = {**command.variables, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - a volume of its own
+    if order.bundle.hardware.count == 0:
+        # Where NVIDIA's runtime is a node's default, an image that asks for all accelerators would get them.
+        variables["NVIDIA_VISIBLE_DEVICES"] = NO_ACCELERATOR
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": argv,
-        "env": [{"name": key, "value": value} for key, value in sorted(variables.items())],
+        "env": [{"name": key, "value": literal(value)} for key, value in sorted(variables.items())],
         "resources": _resources(pods, order.bundle),
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -53,8 +53,12 @@ OOM_PREFERENCE = 500
 """When memory runs out, the kernel ends an engine rather than the runner that would tell of it."""
 # What every engine gets. Nothing of the worker's own environment goes in: tokens and keys live there.
 _BASE_VARIABLES = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
-# Whatever a driver lets through, these would run other code than the engine's, or send it elsewhere to look for it.
-_NEVER = re.compile(r"^(LD_.*|PYTHON(PATH|HOME|STARTUP|USERBASE|BREAKPOINT)|BASH_ENV|ENV|GCONV_PATH|HOME|TMPDIR)$")
+# Whatever a driver lets through, these would run other code than the engine's, or send it elsewhere to look for it; the
+# last ones would give a container accelerators that nobody reserved for it.
+_NEVER = re.compile(
+    r"^(LD_.*|PYTHON(PATH|HOME|STARTUP|USERBASE|BREAKPOINT)|BASH_ENV|ENV|GCONV_PATH|HOME|TMPDIR"
+    r"|NVIDIA_(VISIBLE_DEVICES|MIG_.*|DRIVER_CAPABILITIES|IMEX_CHANNELS))$"
+)
 _TOLD_PORT = re.compile(r"^--port=(\d+)$")
 
 

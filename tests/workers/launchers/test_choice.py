@@ -38,6 +38,12 @@ def test_engines_are_processes_unless_a_setting_says_otherwise(settings):
         launcher_of(settings(launcher="kubernetes"))
 
 
+@pytest.mark.parametrize("url", ["http://api.cluster.example", "http://10.0.0.1:6443", "http://localhost:8001"])
+def test_a_service_account_s_token_is_never_sent_in_clear(settings, url):
+    with pytest.raises(LaunchFailed, match="in clear: name https"):
+        launcher_of(settings(launcher="kubernetes", kubernetes_claim="bundles", kubernetes_url=url))
+
+
 def test_an_image_is_refused_where_engines_are_processes_and_an_environment_where_they_come_from_images(settings):
     containers = launcher_of(settings(launcher="container"))
     require_engine(named(image=IMAGE), containers)

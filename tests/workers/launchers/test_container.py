@@ -95,6 +95,7 @@ def test_the_command_line_confines_the_engine_and_marks_whose_it_is(containers, 
         "--env=HOME=/tmp",
         "--env=TMPDIR=/tmp",
         "--env=LANG=C.UTF-8",
+        "--env=NVIDIA_VISIBLE_DEVICES=void",
         "--entrypoint=vllm",
         IMAGE,
         "serve",
@@ -120,6 +121,30 @@ def test_the_command_line_confines_the_engine_and_marks_whose_it_is(containers, 
 def test_what_a_runner_sets_is_in_the_command_line(containers, tmp_path, changes, words):
     told = run(replace(containers, **changes), COMMAND, order(tmp_path, devices=("GPU-a", "GPU-b")), tmp_path)
     assert [word for word in told if word in words] == words
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "visible"),
+    [
+        ("cdi", (), "void"),
+        ("runtime", (), "void"),
+        # By CDI they come from another place than NVIDIA's runtime, which is then to give none beside.
+        ("cdi", ("GPU-a", "GPU-b"), "void"),
+        ("runtime", ("GPU-a", "GPU-b"), "GPU-a,GPU-b"),
+    ],
+)
+def test_a_runtime_that_would_give_all_accelerators_is_told_which(containers, tmp_path, gpus, devices, visible):
+    told = run(replace(containers, gpus=gpus), COMMAND, order(tmp_path, devices=devices), tmp_path)
+    assert [word for word in told if "NVIDIA_VISIBLE_DEVICES" in word] == [f"--env=NVIDIA_VISIBLE_DEVICES={visible}"]
+    assert any(word.startswith(("--device", "--gpus")) for word in told) is bool(devices)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA_VISIBLE_DEVICES", "NVIDIA_MIG_CONFIG_DEVICES", "LD_PRELOAD"])
+def test_a_bundle_cannot_ask_for_accelerators_or_other_code_by_a_variable(launcher, engine, tmp_path, name):
+    command = replace(COMMAND, variables={name: "all"})
+    with pytest.raises(LaunchFailed, match=f"no engine is given the variables {name}"):
+        launcher.start(command, workdir=tmp_path, log_path=tmp_path / "log", order=order(tmp_path))
+    assert engine.calls() == []
 
 
 def test_ranks_of_one_machine_get_shared_memory_to_exchange_tensors(containers, tmp_path):

@@ -1,5 +1,6 @@
 """The Kubernetes launcher against an API server of our own on loopback: no cluster runs here."""
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.support.scripted_kube import TOKEN, ScriptedKube, faults
 from workers.engines.base import Command
 from workers.launchers.base import Condition, LaunchFailed, Limits, Order
 from workers.launchers.kube_client import Cluster, KubeClient
-from workers.launchers.kube_objects import Pods, build, label
+from workers.launchers.kube_objects import Pods, build, label, literal
 from workers.launchers.kube_state import UNSCHEDULABLE_SECONDS, read
 from workers.launchers.kubernetes import KubernetesLauncher, owner_of
 
@@ -136,6 +137,46 @@ def test_a_bundle_for_a_processor_asks_for_its_memory_and_no_accelerator(pods, o
     spec = build(replace(pods, limits=Limits(memory_bytes=2**35)), COMMAND, made, JOB, is_live=False)[1]["spec"]
     assert spec["containers"][0]["resources"] == {"limits": {"memory": str(2**35)}, "requests": {"memory": str(2**34)}}
     assert not {"nodeSelector", "affinity", "tolerations"} & spec.keys()
+
+
+def expanded(text, variables):
+    """Return what Kubernetes makes of a text in a command or a variable, as its API reference says."""
+    return re.sub(
+        r"\$(?:(\$)|\(([^)]*)\))",
+        lambda found: "$" if found[1] else variables.get(found[2], found[0]),
+        text,
+    )
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["$(HOME)", "$$(HOME)", "$$$(HOME)", "$HOME", "a$", "$$", "$(", "$()", "{%- if $(LWS_LEADER_ADDRESS) -%}", "plain"],
+)
+def test_what_looks_like_a_variable_in_a_command_line_stays_what_it_is(pods, order, word):
+    command = replace(COMMAND, argv=("python3", word), variables={"TEMPLATE": word})
+    (container,) = build(pods, command, order, JOB, is_live=False)[1]["spec"]["containers"]
+    known = {"HOME": "/tmp", "LWS_LEADER_ADDRESS": "leader"}
+    assert [expanded(one, known) for one in container["command"]] == ["python3", word]
+    (template,) = [one["value"] for one in container["env"] if one["name"] == "TEMPLATE"]
+    assert expanded(template, known) == word
+
+
+def test_a_group_s_own_variables_are_put_in_and_those_of_its_bundle_are_not(pods, order):
+    made = replace(order, bundle=bundle(engine="sglang", nodes=2, hardware={**GPU, "count": 16}))
+    command = replace(COMMAND, argv=(*COMMAND.argv, "$(LWS_LEADER_ADDRESS)"))
+    template = build(pods, command, made, JOB, is_live=False)[1]["spec"]["leaderWorkerTemplate"]
+    (container,) = template["leaderTemplate"]["spec"]["containers"]
+    assert container["command"].count(literal("$(LWS_LEADER_ADDRESS)")) == 1
+    assert "$(LWS_LEADER_ADDRESS):20000" in container["command"]
+
+
+@pytest.mark.parametrize(("hardware", "told"), [({"accelerator": "cpu", "count": 0}, ["void"]), (GPU, [])])
+def test_a_pod_without_accelerators_gets_none_of_a_node_that_gives_all(pods, order, hardware, told):
+    (container,) = build(pods, COMMAND, replace(order, bundle=bundle(hardware=hardware)), JOB, is_live=False)[1][
+        "spec"
+    ]["containers"]
+    # With some, the device plugin says which; a pod's own word would win over its.
+    assert [one["value"] for one in container["env"] if one["name"] == "NVIDIA_VISIBLE_DEVICES"] == told
 
 
 def test_a_mig_profile_is_asked_for_by_its_own_resource(pods, order):

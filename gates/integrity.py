@@ -30,6 +30,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Problems of one file, in its record. Those in _FACTS say that the tree is wrong; the others that it could not
 # be read as one state, which says nothing about the candidate.
 MISSING, IRREGULAR, UNREADABLE, CHANGED = "missing", "not-a-regular-file", "unreadable", "changed-while-read"
+DIFFERS = "file-differs"
+"""Code of a finding about a file with other bytes; `expected` is the digest of its blob."""
 _FACTS = frozenset({MISSING, IRREGULAR})
 
 
@@ -229,9 +231,7 @@ def _examine_file(file: File, record: Records, place: str, facts: list[Finding],
     if (size, digest) != (file.size, file.sha256):
         message = f"{file.path} has {size} bytes with {digest} {place}; the bundle says {file.size} with {file.sha256}."
         advice = "Stage the bundle again from the registry; if it repeats, the copy in the store is damaged."
-        facts.append(
-            finding("file-differs", message, file=file.path, found=digest, expected=file.sha256, advice=advice)
-        )
+        facts.append(finding(DIFFERS, message, file=file.path, found=digest, expected=file.sha256, advice=advice))
 
 
 def _touched(before: Records, after: Records) -> Iterator[Finding]:

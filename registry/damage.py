@@ -54,9 +54,15 @@ def _pieces(service: Service, actor: Actor, digest: str, length: int) -> Iterato
 
 
 def examine(service: Service, actor: Actor, digest: str) -> BlobCheck:
+    """Read a blob of the store again for somebody who asks. Does and raises as `look`."""
+    return look(service, digest, project=actor.project_id, seen_by=actor.name)
+
+
+def look(service: Service, digest: str, *, project: UUID, seen_by: str) -> BlobCheck:
     """Read a blob of the store again; when its bytes are others, record that, and quarantine what is made of it.
 
-    One that is right again counts as there again. The quarantines stay: those a person lifts.
+    `project` and `seen_by` are where it was met, and by whom. One that is right again counts as there again. The
+    quarantines stay: those a person lifts.
 
     Raises:
         NotFound: the store has lost it, which is no damage.
@@ -71,16 +77,15 @@ def examine(service: Service, actor: Actor, digest: str) -> BlobCheck:
         changed = BlobRow.damaged_at.is_(None) if found else BlobRow.damaged_at.is_not(None)
         session.execute(update(BlobRow).where(BlobRow.digest == digest, changed).values(damaged_at=at))
         made_of_it = [] if found is None else _bundles(session, digest)
-    for project, bundle in made_of_it:
+    for holder, bundle in made_of_it:
         # Who saw it is told in the project where that was, and in no other.
-        seen_by = actor.name if project == actor.project_id else None
-        damage = quarantine.Damage(digest, str(found), seen_by)
+        damage = quarantine.Damage(digest, str(found), seen_by if holder == project else None)
         acts.perform(
-            service, partial(quarantine.of_blob, service=service, project=project, bundle=bundle, damage=damage)
+            service, partial(quarantine.of_blob, service=service, project=holder, bundle=bundle, damage=damage)
         )
     if found is not None:
-        log.error("blob_damaged", digest=digest, found=found, seen_by=actor.name, bundles=len(made_of_it))
-    mine = sorted(bundle for project, bundle in made_of_it if project == actor.project_id)
+        log.error("blob_damaged", digest=digest, found=found, seen_by=seen_by, bundles=len(made_of_it))
+    mine = sorted(bundle for holder, bundle in made_of_it if holder == project)
     return BlobCheck(digest=digest, is_intact=found is None, found=found, quarantined=mine)
 
 

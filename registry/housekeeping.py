@@ -2,7 +2,7 @@
 
 import structlog
 
-from registry import collection, erasure, uploads
+from registry import collection, doubts, erasure, uploads
 from registry.service import Service
 
 BLOBS = 200
@@ -18,6 +18,7 @@ def tidy(service: Service) -> dict[str, int]:
         "files_discarded": service.discard_abandoned(),
         "records_erased": erasure.expire(service),
         "blobs_collected": collection.collect_some(service, BLOBS),
+        "doubts_settled": doubts.settle(service),  # last: it reads whole files
     }
     if any(done.values()):
         log.info("tidied", **done)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import consistency
-from registry import db, evidence, failures, preemption, quarantine, scheduling, targets, waits
+from registry import db, doubts, evidence, failures, preemption, quarantine, scheduling, targets, waits
 from registry.service import Service
 from registry.tables import EntryRow, JobRow, ReleaseRow, RunnerRow, TargetRow
 from schemas.api import Complete, Progress, Run
@@ -235,6 +235,7 @@ def report(session: Session, service: Service, project: UUID, job: UUID, said: R
         raise NotFound(f"the entry {act} is gone")
     if is_new and isinstance(body, GateResult):
         quarantine.of_result(session, service, entry, row.bundle, body)
+        doubts.of_result(session, entry, row.bundle, body)
     return entry.entry_digest, is_new
 
 

@@ -144,6 +144,20 @@ class BlobRow(Base):
     """When the service found other bytes there; none once the right ones came again."""
 
 
+class BlobDoubtRow(Base):
+    """A blob that a runner's copy differed from, until the service has read its own again."""
+
+    __tablename__ = "blob_doubts"
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"))
+    """Where that was."""
+    seen_by: Mapped[str]
+    doubted_at: Mapped[datetime]
+    due_at: Mapped[datetime]
+    """When it is to be read: put off by whoever reads it."""
+    __table_args__ = (Index(None, "due_at"),)
+
+
 class ProjectBlobRow(Base):
     """A project that has shown it holds the bytes."""
 

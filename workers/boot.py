@@ -96,11 +96,16 @@ def require_engine(bundle: Bundle, launcher: Launcher) -> None:
 
 
 def require_integrity(site: Site, lease: Lease, bundle: Bundle, place: Place) -> None:
-    """Hash every staged file. Raises IntegrityFailed; the files are then staged anew the next time."""
+    """Hash every staged file. Raises IntegrityFailed; the files are then staged anew the next time.
+
+    What is linked from the store is the store's own file, so the service reads again what has other bytes here.
+    """
     seen = integrity.observe(bundle, place.root, lease.step)
     judged = integrity.judge(JudgeInput(IntegrityRule(gate="integrity"), {"passes": [seen]}, bundle))
     if judged.verdict in {Verdict.FAILED, Verdict.ERRORED}:
         site.staging.discard(bundle)
+        for blob in sorted({str(one.expected) for one in judged.findings if one.code == integrity.DIFFERS}):
+            site.doubt(blob)
         raise IntegrityFailed(judged.summary)
 
 

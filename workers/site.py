@@ -94,16 +94,17 @@ class Site:
         try:
             return lease.patiently(lambda _: self.staging.stage(bundle, self._fetch, lease.step))
         except DigestMismatch as problem:
-            self._doubt(problem)
+            digest = problem.members.get("expected")
+            if isinstance(digest, str) and "received" in problem.members:
+                self.doubt(digest)
             raise
 
-    def _doubt(self, problem: DigestMismatch) -> None:
-        digest = problem.members.get("expected")
-        if isinstance(digest, str) and "received" in problem.members:
-            try:
-                self.client.blobs.check(digest)
-            except Problem as refused:
-                log.warning("blob_not_checked", digest=digest, detail=refused.detail)
+    def doubt(self, digest: str) -> None:
+        """Let the service read its own blob again, where that can be asked now."""
+        try:
+            self.client.blobs.check(digest)
+        except Problem as refused:
+            log.warning("blob_not_checked", digest=digest, detail=refused.detail)
 
     def _fetch(self, digest: str) -> Iterator[bytes]:
         with self.client.blobs.stream(digest) as chunks:

@@ -128,6 +128,7 @@ def test_records_are_erased_when_their_time_is_over_and_kept_before_and_for_ever
         "files_discarded": 0,
         "records_erased": 1,
         "blobs_collected": 0,
+        "doubts_settled": 0,
     }
     assert [manager.evidence.recompute(one).outcome for one in (old, new)] == [Agreement.ERASED, Agreement.DIFFERENT]
     with api.service.database.transaction() as session:

@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from registry import doubts
 from registry.storage.local import LocalBlobs
 from schemas.problems import BundleQuarantined, NoRunnerFits
 from tests.support.disk import small_disk
@@ -101,6 +102,10 @@ def test_a_damaged_blob_in_the_store_fails_integrity_before_anything_boots(bench
     # Its bytes are not what was registered, so nothing begins with it any more.
     (ground,) = bench.client().bundles.get(bundle.digest).quarantine.grounds
     assert (ground.cause, ground.by, path in ground.reason) == ("integrity_gate", "service", True)
+    # Other bundles may have it too, so the service reads its own.
+    assert doubts.settle(bench.service) == 1
+    *_, ground = bench.client().bundles.get(bundle.digest).quarantine.grounds
+    assert (ground.cause, bundle.weights()[0].sha256 in ground.reason) == ("blob_damaged", True)
     with pytest.raises(BundleQuarantined, match="integrity failed"):
         bench.evaluate(bundle, bench.policy())
 

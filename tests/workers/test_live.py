@@ -233,6 +233,9 @@ def test_damaged_files_are_not_served(bench):
     row = until(lambda: row if (row := bench.row(job)).problem else None, what="giving the job back")
     assert row.problem.startswith("integrity-failed")
     assert bench.states(job) == []
+    # The file is the store's own, and other bundles may have it too.
+    (ground,) = bench.client().bundles.get(bundle.digest).quarantine.grounds
+    assert (ground.cause, ground.reason.endswith("; runner met it")) == ("blob_damaged", True)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"pid": 1}', "\x00"])

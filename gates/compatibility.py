@@ -294,7 +294,7 @@ def _measurements(rule: CompatibilityRule, bundle: Bundle, records: Records) -> 
 
 GATE = Gate(
     name="compatibility",
-    version=1,
+    version=2,
     depends_on=(
         *("weights", "tokenizer", "template", "quantization", "adapters", "draft", "engine", "topology", "hardware"),
         *("runtime", "serving"),

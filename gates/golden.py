@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from gates.dialects.base import Dialect
 from gates.divergence import NO_MARGIN, Divergence, diverge, first_difference, output_token
 from gates.endpoint import Endpoint
 from gates.errors import InstrumentError
 from gates.gate import MAX_FINDINGS, Gate, Judged, JudgeInput, Records, clip, errored, finding
-from gates.questions import ask_all, measure
+from gates.questions import ask_all, measure, untold
 from schemas.bundle import Bundle
 from schemas.policy import GoldenRule
 from schemas.reference import Noise, OutputToken, Recording, Reference
 from schemas.result import Finding, Measurement, Severity, Verdict
 from schemas.runner import EngineIdentity
 from schemas.suite import GoldenSuite
+
+_UNTOLD = "Take the gate `golden` out of the policies of bundles on this engine, or serve them with another one."
 
 
 @dataclass(slots=True)
@@ -45,11 +48,14 @@ def judge(given: JudgeInput) -> Judged:
     Failed when any prompt's token ids differ, the engine refuses or cuts an answer, an answer is empty, or an
     answer parts from the reference where the reference was decided. Errored when suite or reference is missing or
     cannot serve as a yardstick, or when records are. Inconclusive when the suite has fewer prompts than the rule
-    asks for.
+    asks for, or the engine does not tell what would be compared.
     """
     rule, suite, reference = given.rule, given.suite, given.reference
     if not isinstance(rule, GoldenRule) or not isinstance(suite, GoldenSuite) or rule.suite != suite.digest:
         return errored("The golden suite that the policy names is not at hand; push it and run the gate again.")
+    if (lacks := given.records.get("untold")) is not None:
+        message = f"Answers cannot be compared token by token: {lacks}."
+        return Judged(Verdict.INCONCLUSIVE, clip(message), (), [finding("tokens-untold", message, advice=_UNTOLD)])
     if reference is None:
         advice = "Record one from an accepted bundle: `sluicegate suite record`."
         return errored("The target has no reference for this suite.", [finding("no-reference", advice, advice=advice)])
@@ -276,6 +282,12 @@ def _share(name: str, k: int, n: int) -> Measurement:
     return Measurement(name=name, unit="ratio", statistic="value", value=value, n=n, k=k)
 
 
+def require_told(dialect: Dialect) -> None:
+    """Return when an engine tells what a reference holds. Raises InstrumentError, which says what it does not tell."""
+    if lacks := untold(dialect):
+        raise InstrumentError(f"Nothing can be recorded: {lacks}. {_UNTOLD}")
+
+
 def record(
     endpoint: Endpoint,
     suite: GoldenSuite,
@@ -341,7 +353,7 @@ def _recording(answer: Records) -> Recording:
 
 GATE = Gate(
     name="golden",
-    version=1,
+    version=2,
     depends_on=(
         *("weights", "tokenizer", "template", "quantization", "adapters", "draft", "engine", "topology", "hardware"),
         *("runtime", "serving"),

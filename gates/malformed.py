@@ -1,8 +1,9 @@
 """Requests that no client should send, and what an engine may answer to each. Pure.
 
-The rule: status 4xx with a JSON error that says something, in time, and the engine lives on unchanged. An engine
-that is documented here to accept what another would refuse may answer 200; one that is documented to call its
-refusal a server error may do so, in those words. Both tables are per engine and name the version that was seen.
+The rule: status 4xx with a JSON error that says something, in time, and the engine lives on unchanged. What an engine
+is known to answer instead is in `gates.leniency`. Of an engine that nobody has asked all of this, an acceptance proves
+neither a fault nor its absence: it is a warning, which a person accepts or not. A server error, a refusal that says
+nothing and silence are faults of any engine.
 """
 
 import json
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from gates.dialects.base import error_message
 from gates.gate import Records, finding
+from gates.leniency import LENIENCY, UNKNOWN, Leniency
 from gates.wire import FINISH_REASONS, first_choice, read_json, read_stream
 from schemas.result import Finding, Severity
 
@@ -43,24 +46,6 @@ class Case:
     content_type: str = JSON
     end: End = End.READ
     is_valid: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ServerError:
-    """A refusal that an engine sends as a server error although the client is at fault."""
-
-    status: int
-    message: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Leniency:
-    """What one engine is known to answer, and the versions in which it was seen."""
-
-    seen: frozenset[str]
-    accepts: frozenset[str]
-    errors: Mapping[str, ServerError]
 
 
 def cases(model: str, *, context_tokens: int, has_completions: bool) -> list[Case]:
@@ -206,8 +191,8 @@ def judge_answer(case: Case, exchange: Records, *, engine: str, version: str, li
             return []
         message = f"{case.name}: a request that is in order was refused with {status}."
         return [_bad("refused", case, message, found=f"{status} {body[:500]}", expected="200")]
-    known = LENIENCY.get(engine)
-    said = _error_message(body)
+    known = LENIENCY.get(engine, UNKNOWN)
+    said = error_message(read_json(body))
     if status == 200:
         return _judge_accepted(case, exchange, known, version)
     if 400 <= status < 500:
@@ -215,8 +200,8 @@ def judge_answer(case: Case, exchange: Records, *, engine: str, version: str, li
             return []
         message = f"{case.name}: refused with {status}, without a JSON error that says why."
         return [_bad("malformed-silent", case, message, found=f"{status} {body[:500]}")]
-    allowed = known.errors.get(case.name) if known else None
-    if known and allowed and status == allowed.status and said and said.startswith(allowed.message):
+    allowed = known.errors.get(case.name)
+    if allowed and status == allowed.status and said and said.startswith(allowed.message):
         severity = Severity.INFO if version in known.seen else Severity.WARN
         message = f"{case.name}: refused as a server error ({status}), as {engine} does: {allowed.reason}"
         return [finding("malformed-server-error-known", message, severity=severity, pointer=case.name, found=said)]
@@ -224,68 +209,48 @@ def judge_answer(case: Case, exchange: Records, *, engine: str, version: str, li
     return [_bad("malformed-server-error", case, message, found=f"{status} {body[:500]}", expected="4xx")]
 
 
-def _judge_accepted(case: Case, exchange: Records, known: Leniency | None, version: str) -> list[Finding]:
+def _judge_accepted(case: Case, exchange: Records, known: Leniency, version: str) -> list[Finding]:
     body = exchange["body"]
-    if known is None or case.name not in known.accepts:
+    is_known = case.name in known.accepts
+    if known.is_whole and not is_known:
         message = f"{case.name}: accepted; a client would believe that it had been understood."
         return [_bad("malformed-accepted", case, message, found=f"200 {body[:500]}", expected="4xx")]
-    if case.end is End.READ:
-        reason = first_choice(read_json(body)).get("finish_reason")
-        is_whole = reason in FINISH_REASONS
-    else:
-        is_whole = bool(read_stream(body, is_chat=True).events)
-    if not is_whole:
+    if not _is_answer(case, exchange):
         message = f"{case.name}: accepted, and the answer is not a whole one."
         return [_bad("malformed-accepted", case, message, found=f"200 {body[:500]}")]
     if version in known.seen:
         return []
-    message = f"{case.name}: accepted, as in other versions of this engine; not seen in {version} before."
-    return [finding("malformed-accepted-known", message, severity=Severity.WARN, pointer=case.name)]
+    if is_known and known.is_whole:
+        message = f"{case.name}: accepted, as in other versions of this engine; not seen in {version} before."
+        return [finding("malformed-accepted-known", message, severity=Severity.WARN, pointer=case.name)]
+    if is_known:
+        message = f"{case.name}: accepted, as the engine documents it: {known.source}."
+        return [finding("malformed-accepted-documented", message, severity=Severity.INFO, pointer=case.name)]
+    message = f"{case.name}: accepted. Whether this engine means to is not known here, and other engines refuse it."
+    advice = "Look into the engine's documentation, and accept the finding if callers may send this."
+    return [
+        finding(
+            "malformed-accepted-unknown",
+            message,
+            severity=Severity.WARN,
+            pointer=case.name,
+            found=f"200 {body[:500]}",
+            expected="4xx, or an acceptance that its documentation names",
+            advice=advice,
+        )
+    ]
+
+
+def _is_answer(case: Case, exchange: Records) -> bool:
+    """Tell whether the answer is one: whole, or begun where the client left after the first event."""
+    stream = read_stream(exchange["body"], is_chat=True)
+    if case.end is not End.READ:
+        return bool(stream.events)
+    if exchange["content_type"].startswith("text/event-stream"):
+        return not stream.problems and bool(stream.finishes) and FINISH_REASONS.issuperset(stream.finishes)
+    return first_choice(read_json(exchange["body"])).get("finish_reason") in FINISH_REASONS
 
 
 def _bad(code: str, case: Case, message: str, *, found: str, expected: str | None = None) -> Finding:
     advice = "Use an engine version that survives this request, or keep the request from it at the gateway."
     return finding(code, message, pointer=case.name, found=found, expected=expected, advice=advice)
-
-
-def _error_message(body: str) -> str | None:
-    error = value.get("error") if isinstance(value := read_json(body), dict) else None
-    message = error.get("message") if isinstance(error, dict) else error
-    return message if isinstance(message, str) and message else None
-
-
-_PARSED_LATE = "it parses messages and tools after the checks that answer 400, and reports any exception as 500."
-
-LENIENCY: dict[str, Leniency] = {
-    "llamacpp": Leniency(
-        seen=frozenset({"2026.10.11549"}),
-        accepts=frozenset(
-            {
-                "json-nested-unknown-field",
-                "content-type-text",
-                "text-nul-escaped",
-                "max-tokens-zero",
-                "max-tokens-overflow",
-                "temperature-negative",
-                "top-logprobs-negative",
-                "model-unknown",
-                "field-unknown",
-                "messages-empty",
-                "role-unknown",
-                "tool-answer-without-call",
-                "prompt-empty",
-            }
-        ),
-        errors={
-            "content-image-of-a-file": ServerError(
-                500, "image input is not supported", "it finds out about images after the checks that answer 400."
-            ),
-            "role-missing": ServerError(500, "Failed to parse messages:", _PARSED_LATE),
-            "role-number": ServerError(500, "Failed to parse messages:", _PARSED_LATE),
-            "tool-calls-text": ServerError(500, "Failed to parse messages:", _PARSED_LATE),
-            "tools-text": ServerError(500, "Failed to parse tools:", _PARSED_LATE),
-            "tool-type-unknown": ServerError(500, "Failed to parse tools:", _PARSED_LATE),
-        },
-    )
-}
-"""Engine name in a bundle → what it is known to answer beside 4xx."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from gates.answers import Answer, Outcome
-from gates.dialects.base import Malformed, Request, Token
+from gates.dialects.base import Capability, Dialect, Malformed, Request, Token
 from gates.divergence import first_difference
 from gates.endpoint import Endpoint, EndpointError
 from gates.errors import InstrumentError
@@ -17,6 +17,11 @@ from schemas.suite import GoldenSuite, Prompt
 REQUEST_SECONDS = 300.0
 """After so long an answer of at most 4,096 tokens is no longer waited for."""
 _WINDOW = 5
+_NEEDED = {
+    Capability.RENDER: "the token ids of a conversation",
+    Capability.TOKEN_IDS: "those of its answer",
+    Capability.LOGPROBS: "log-probabilities",
+}
 # Whose fault it is when there is no answer. What cannot be rendered or tokenized in the form that the dialect
 # promises may be the dialect's fault; an answer in another form than the reference got is the candidate's, such as
 # log-probabilities of null, which llama.cpp writes for weights that are not numbers [C19].
@@ -25,7 +30,7 @@ _FAULTS_OF_AN_ANSWER = _FAULTS_OF_THE_ENGINE | {Outcome.MALFORMED}
 
 
 def measure(context: GateContext) -> Records:
-    """Ask every prompt of the suite once.
+    """Ask every prompt of the suite once; none where the engine does not tell what is compared, which is said instead.
 
     Raises:
         InstrumentError: there is no suite or no engine to ask.
@@ -34,8 +39,16 @@ def measure(context: GateContext) -> Records:
         raise InstrumentError("The golden suite is not at hand; push it and run the gate again.")
     if context.endpoint is None:
         raise InstrumentError("There is no engine to ask; boot the bundle first.")
+    if lacks := untold(context.endpoint.dialect):
+        return {"prompts": [], "untold": lacks}
     asked = ask_all(context.endpoint, context.suite, context.reference, context.progress)
     return {"prompts": asyncio.run(asked)}
+
+
+def untold(dialect: Dialect) -> str | None:
+    """Return what an engine does not tell, without which answers cannot be compared token by token; None if it does."""
+    lacks = [what for capability, what in _NEEDED.items() if capability not in dialect.capabilities]
+    return f"{dialect.name} does not tell {', nor '.join(lacks)}" if lacks else None
 
 
 async def ask_all(

@@ -1,6 +1,7 @@
 """The record job: have an accepted bundle answer a golden suite, and hand in its answers as a reference."""
 
 from gates import golden
+from gates.dialects.table import dialect_of
 from gates.errors import InstrumentError
 from schemas.evidence import Kind
 from schemas.problems import InvalidDocument, Problem
@@ -30,6 +31,10 @@ def record(site: Site, lease: Lease) -> None:
         raise InvalidDocument(f"job {lease.job} must name one golden suite", errors=[])
     bundle = site.bundle(lease)
     require_engine(bundle, site.launcher)
+    try:
+        golden.require_told(dialect_of(bundle.engine))
+    except InstrumentError as error:
+        raise NotRecorded(str(error)) from error
     place = site.stage(lease, bundle)
     lease.report(Kind.STAGED, lease.act("staged", 1), place.facts)
     require_integrity(site, lease, bundle, place)

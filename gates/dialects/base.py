@@ -472,7 +472,9 @@ def error_message(body: object) -> str | None:
     said = [error.get("message")] if isinstance(error, Mapping) else [error]
     # Flat, as the OpenAI routes of vLLM and SGLang say it, or as FastAPI does by itself.
     said += [body.get("message") if body.get("object") == "error" else None, body.get("detail")]
-    return next((text for text in said if isinstance(text, str)), None)
+    if isinstance(details := body.get("detail"), list):
+        said += [one.get("msg") for one in details if isinstance(one, Mapping)]
+    return next((text for text in said if isinstance(text, str) and text), None)
 
 
 def parse_metrics(page: str) -> dict[str, float]:

@@ -5,10 +5,15 @@ import json
 
 import pytest
 
+from gates import catalog
 from gates.answers import Outcome
 from gates.dialects import releases
 from gates.dialects.base import Sampling
+from gates.gate import GateContext
+from gates.leniency import LENIENCY
 from gates.questions import ask_all
+from schemas.policy import CompatibilityRule
+from schemas.result import Severity, Verdict
 from schemas.suite import GoldenSuite
 from tests.support.chain import ANSWER, ANSWER_IDS, PROMPT, PROMPT_TOKENS, token
 from tests.support.real_engines import CONTEXT_TOKENS
@@ -152,6 +157,28 @@ async def test_a_malformed_request_is_refused_with_a_reason(engine, path, body):
 
 
 JSON = {"Content-Type": "application/json"}
+
+
+def test_it_passes_compatibility_and_accepts_exactly_what_its_table_names(engine):
+    context = GateContext(
+        bundle=engine.bundle,
+        root=engine.root,
+        rule=CompatibilityRule(gate="compatibility", boot_seconds="400", answer_seconds="20"),
+        endpoint=engine.endpoint(),
+        engine=engine.ready.identity,
+        process_id=engine.replica.process_id,
+        ready_ms=engine.ready.ready_ms,
+    )
+    result, raw = catalog.run("compatibility", context)
+    assert (result.verdict, [one for one in result.findings if one.severity is not Severity.INFO]) == (
+        Verdict.PASSED,
+        [],
+    ), result.summary
+    known = LENIENCY[engine.name]
+    statuses = {one["case"]: one["exchange"]["status"] for one in json.loads(raw)["records"]["cases"]}
+    answered = {case for case, status in statuses.items() if status == 200 and not case.startswith("hang-up")}
+    assert answered == known.accepts
+    assert {case for case, status in statuses.items() if status >= 500} == set(known.errors)
 
 
 async def test_a_prompt_beyond_the_context_is_refused(engine):

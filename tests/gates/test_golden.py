@@ -1,5 +1,6 @@
 """The golden gate tells a good bundle from altered ones on the real engine, and names prompt, place and tokens."""
 
+import dataclasses
 import json
 import math
 from decimal import Decimal
@@ -9,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gates import catalog, golden
+from gates.dialects import releases
+from gates.dialects.base import Capability
+from gates.dialects.llamacpp import LLAMACPP
+from gates.dialects.table import DIALECTS
+from gates.endpoint import Endpoint
 from gates.errors import InstrumentError
+from gates.questions import untold
 from schemas.policy import GoldenRule
 from schemas.reference import Reference
 from schemas.result import Severity, Verdict
@@ -235,6 +242,28 @@ def test_fewer_prompts_than_the_policy_asks_for_are_inconclusive(good, reference
     result = conclude(good, records, reference, rule=rule)
     assert result.verdict is Verdict.INCONCLUSIVE
     assert "3 prompts were compared, and the policy asks for 4" in result.summary
+
+
+@pytest.mark.parametrize("lacks", [Capability.RENDER, Capability.TOKEN_IDS, Capability.LOGPROBS])
+def test_an_engine_that_does_not_tell_what_is_compared_is_neither_passed_nor_failed(good, reference, lacks):
+    dialect = dataclasses.replace(LLAMACPP, capabilities=LLAMACPP.capabilities - {lacks})
+    silent = dataclasses.replace(good, endpoint=Endpoint(good.endpoint.base_url, "chain", dialect))
+    for known in (reference, None):
+        result = run(silent, known)
+        assert (result.verdict, [one.code for one in result.findings]) == (Verdict.INCONCLUSIVE, ["tokens-untold"])
+    assert "llamacpp does not tell" in result.summary
+    assert "Take the gate `golden` out" in result.findings[0].advice
+    with pytest.raises(InstrumentError, match="Nothing can be recorded: llamacpp does not tell"):
+        golden.require_told(dialect)
+
+
+RELEASES = {"sglang": "0.5.9", "trtllm": "1.3.0", "tgi": "3.3.6", "transformers": "5.19.0", "vllm": "0.32.0"}
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+def test_only_engines_that_tell_their_tokens_are_compared(name):
+    told = untold(releases.in_version(DIALECTS[name], RELEASES.get(name, "1")))
+    assert (told is None) == (name in {"llamacpp", "vllm"}), told
 
 
 def change(records, place=0, **values):

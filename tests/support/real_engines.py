@@ -36,6 +36,7 @@ class Booted:
 
     name: str
     bundle: Bundle
+    root: Path
     replica: Replica
     ready: Ready
 
@@ -65,6 +66,6 @@ def booted(bundle: Bundle, root: Path, workdir: Path) -> Iterator[Booted]:
     try:
         replica.start()
         ready = replica.wait_ready(BOOT_SECONDS)
-        yield Booted(bundle.engine.name, bundle, replica, ready)
+        yield Booted(bundle.engine.name, bundle, root, replica, ready)
     finally:
         replica.stop(grace_seconds=DRAIN_SECONDS)

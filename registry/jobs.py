@@ -24,6 +24,8 @@ from schemas.runner import Claim, JobKind, JobState, Renewal, ReplicaReport, Rep
 REPORTED = frozenset({Kind.STAGED, Kind.ENGINE_BOOTED, Kind.GATE_RECORDED, Kind.REPLICA_CHANGED})
 """What a runner may put in evidence."""
 OPEN = scheduling.OPEN
+ENDED = frozenset({ReplicaState.STOPPED, ReplicaState.FAILED})
+"""States of a replica that has no engine any more."""
 QUARANTINED = "bundle-quarantined"
 """Problem of a run that ended because its bundle was quarantined."""
 
@@ -101,6 +103,9 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
     if found is None:
         return None
     job, devices = found
+    if not job.is_wanted and not _may_have_engine(job):
+        _finish(session, service, job, problem=None, at=at)
+        return None
     if not _may_run(session, job):
         if job.release_id is None or not job.is_wanted:
             # Nobody waits for it. Should an engine of it have outlived its runner, the next process there asks for its
@@ -159,16 +164,14 @@ def _claim(session: Session, service: Service, job: JobRow) -> Claim:
         replica=_identity(replica) if replica else None,
         accepted=targets.accepted_bundle(session, job) if job.kind == JobKind.EVALUATE else None,
         devices=job.devices or [],
+        is_wanted=job.is_wanted,
     )
 
 
 def _identity(report: dict[str, Any]) -> dict[str, str | int] | None:
     """Return what is needed to adopt a running engine again, when the last report has all of it."""
     names = ("pid", "start_time", "boot_id", "address")
-    if any(report.get(name) is None for name in names) or report["state"] in {
-        ReplicaState.STOPPED,
-        ReplicaState.FAILED,
-    }:
+    if any(report.get(name) is None for name in names) or report["state"] in ENDED:
         return None
     return {name: report[name] for name in names}
 
@@ -318,6 +321,8 @@ def _next_try(session: Session, row: JobRow, said: Complete, *, at: datetime) ->
     """Say what follows on a failed attempt."""
     if row.kind != JobKind.SERVE:
         return failures.after(row.attempt, said.cause)
+    if not row.is_wanted:
+        return failures.Next(None, said.cause)
     release = session.get(ReleaseRow, row.release_id) if row.release_id else None
     if release is None or Phase(release.phase) in TERMINAL:
         # Its log is closed. It is the way back of another release, which says so when it does not become ready.
@@ -396,6 +401,7 @@ def _finish(session: Session, service: Service, row: JobRow, *, problem: str | N
     row.lease_until = None
     row.progress = None
     row.problem = problem
+    _settle_replica(row, at=at)
     if row.release_id:
         release = session.get(ReleaseRow, row.release_id)
         if release is not None:
@@ -432,10 +438,25 @@ def _outcome_of_run(session: Session, row: JobRow) -> Literal["passed", "failed"
 def unwant(session: Session, job: JobRow, *, now: datetime) -> None:
     """Ask the holder to drain and stop; a job that nobody holds ends at once."""
     job.is_wanted = False
-    if job.state == JobState.PENDING and _identity(job.replica or {"state": ReplicaState.STOPPED}) is None:
+    if job.state == JobState.PENDING and not _may_have_engine(job):
         job.state = JobState.CANCELLED
         job.finished_at = now
+        _settle_replica(job, at=now)
     session.flush()
+
+
+def _may_have_engine(job: JobRow) -> bool:
+    """Tell whether an engine that outlives its runner was started for a job, and nobody told its end."""
+    is_told = job.kind == JobKind.SERVE and job.replica is not None and job.replica.get("pid") is not None
+    return is_told and job.replica is not None and job.replica["state"] not in ENDED
+
+
+def _settle_replica(job: JobRow, *, at: datetime) -> None:
+    """Show no replica of an ended serve job as one that serves, where its runner never told how it ended."""
+    if job.kind != JobKind.SERVE or job.replica is None or job.replica["state"] in ENDED:
+        return
+    said = "the job is over, and its runner had not told how the replica ended"
+    job.replica = {"state": ReplicaState.STOPPED.value, "cause": said, "since": format_instant(at)}
 
 
 def of_release(session: Session, release: UUID, kind: JobKind) -> list[JobRow]:

@@ -160,6 +160,7 @@ class Claim(Wire):
         description="Bundle that the target's traffic would go back to; none when it has accepted no other."
     )
     devices: list[int] = Field(description="Accelerators reserved for it, by their place in the runner's fingerprint.")
+    is_wanted: bool = Field(description="False: find the engine that was left, end it, and boot none.")
 
 
 class Renewal(Wire):

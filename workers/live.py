@@ -6,7 +6,8 @@ hears of the engine. Who may end it, and when:
 - The runner stops, or dies: nobody. The next process on the same data folder takes the job up again under the
   lease in the file, and the engine with it when pid, start time and boot id are still the same.
 - The service does not answer: nobody. The engine serves on for as long as it takes.
-- The service says that the job is no longer wanted: this runner, after running requests have ended.
+- The service says that the job is no longer wanted: this runner, after running requests have ended. Where it was said
+  while nobody held the job, whoever takes it ends what was left, and boots nothing.
 - The lease was lost: this runner, in the same way. The new holder is never in this data folder, since one process
   at a time uses it; it boots a replica of its own, and two of them would leave one that nobody watches.
 - The engine died, or does not answer any more: it is ended, told as failed, and the job given back to be tried
@@ -58,7 +59,7 @@ class Left(Closed):
     @classmethod
     def _of_before(cls, claim: object) -> object:
         """Read files that were written before claims named all that they name now: live engines outlive an upgrade."""
-        return {"accepted": None, "devices": [], **claim} if isinstance(claim, dict) else claim
+        return {"accepted": None, "devices": [], "is_wanted": True, **claim} if isinstance(claim, dict) else claim
 
     @property
     def launched(self) -> Launched:
@@ -132,7 +133,8 @@ def shelf(data_dir: Path) -> Shelf:
 def serve(site: Site, lease: Lease) -> None:
     """Keep one replica of the job's bundle ready until the job ends.
 
-    Returns when it is no longer wanted, when the lease was lost, or when this runner stops.
+    Returns when it is no longer wanted, when the lease was lost, or when this runner stops. What was not wanted
+    any more when the job was taken is ended where it is found, and not booted.
 
     Raises:
         JobEnded: the job ended before there was an engine.
@@ -167,7 +169,12 @@ class _Live:
         return self.drain_seconds + KILL_SECONDS
 
     def run(self) -> None:
-        replica = self._adopt() or self._boot()
+        if not self.lease.claim.is_wanted:
+            self.lease.end(Ending.UNWANTED)
+        replica = self._adopt()
+        if replica is None and self.lease.ending is Ending.UNWANTED:
+            return
+        replica = replica or self._boot()
         try:
             self._watch(replica)
         except EngineFailed:

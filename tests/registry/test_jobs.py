@@ -426,3 +426,78 @@ def test_a_run_whose_last_problem_has_many_words_comes_to_an_end_all_the_same(se
         with service.database.transaction() as session:
             session.execute(update(JobRow).where(JobRow.id == made).values(due_at=db.now(session)))
     assert state(service, actor, made) == (JobState.DONE, 3)
+
+
+# ------------------------------------------------------------------------------------- what nobody wants any more
+
+
+def told(service: Service, actor: Actor, held: Claim, state: str) -> None:
+    """Report a replica of a serve job."""
+    body = {"state": state, "cause": "it is", "address": "127.0.0.1:1", "pid": 1, "start_time": "1", "boot_id": "b"}
+    with service.database.transaction() as session:
+        said = Report(fencing_token=held.fencing_token, act=f"replica:{state}", kind="replica_changed", body={**body})
+        jobs.report(session, service, actor.project_id, held.job, said)
+
+
+def unwant(service: Service, job_id: UUID) -> None:
+    with service.database.transaction() as session:
+        jobs.unwant(session, session.get_one(JobRow, job_id), now=db.now(session))
+
+
+def shown(service: Service, job_id: UUID) -> str | None:
+    with service.database.transaction() as session:
+        replica = jobs.wire(session, session.get_one(JobRow, job_id)).replica
+        return replica.state if replica else None
+
+
+@pytest.mark.parametrize("kind", [JobKind.SERVE, JobKind.EVALUATE])
+@pytest.mark.parametrize("last", [None, "failed"])
+def test_what_nobody_wants_any_more_and_no_engine_is_left_of_ends_instead_of_being_taken_again(
+    service: Service, actor: Actor, kind: JobKind, last: str | None
+) -> None:
+    made = job(service, actor, kind)
+    held = claim(service, actor)
+    assert held is not None
+    assert held.is_wanted
+    if last is not None:
+        told(service, actor, held, last)
+    unwant(service, made)
+    assert state(service, actor, made)[0] == JobState.CLAIMED
+    assert claim(service, actor, "r2") is None
+    assert state(service, actor, made)[0] == JobState.CLAIMED, "its holder has still to say how it ended"
+    expire(service, made)
+    assert claim(service, actor, "r2") is None
+    assert state(service, actor, made)[0] in {JobState.CANCELLED, JobState.DONE}
+    assert shown(service, made) == last
+
+
+@pytest.mark.parametrize("last", ["loading", "ready", "draining"])
+def test_a_replica_that_nobody_wants_any_more_and_that_may_still_run_is_taken_to_be_ended(
+    service: Service, actor: Actor, last: str
+) -> None:
+    made = job(service, actor, JobKind.SERVE)
+    held = claim(service, actor)
+    assert held is not None
+    told(service, actor, held, last)
+    unwant(service, made)
+    expire(service, made)
+    again = claim(service, actor, "r2")
+    assert again is not None
+    assert (again.job, again.is_wanted) == (made, False)
+    with service.database.transaction() as session:
+        jobs.complete(session, service, actor.project_id, made, Complete(fencing_token=again.fencing_token))
+    assert state(service, actor, made)[0] == JobState.CANCELLED
+    # Whoever took it found no engine of it.
+    assert shown(service, made) == "stopped"
+
+
+def test_a_replica_that_fails_when_nobody_wants_it_any_more_is_not_tried_again(service: Service, actor: Actor) -> None:
+    made = job(service, actor, JobKind.SERVE)
+    held = claim(service, actor)
+    assert held is not None
+    unwant(service, made)
+    with service.database.transaction() as session:
+        said = Complete(fencing_token=held.fencing_token, problem="engine-failed", detail="it died as it drained")
+        jobs.complete(session, service, actor.project_id, made, said)
+        row = session.get_one(JobRow, made)
+        assert (row.state, row.problem) == (JobState.CANCELLED, "engine-failed: it died as it drained")

@@ -9,9 +9,18 @@ from sqlalchemy import func, select, text
 from registry import db, evidence, jobs, quarantine, releases, runners, runs, targets, verification
 from registry.client import Client
 from registry.tables import EntryRow, JobRow, ReleaseRow, TargetRow
-from schemas.api import RecordCreate, ReleaseCreate, RunCreate, TokenCreate
+from schemas.api import Progress, RecordCreate, ReleaseCreate, RunCreate, TokenCreate
 from schemas.evidence import Kind, Replaced, SplitEntry, Traffic
-from schemas.problems import BundleQuarantined, Conflict, NotEligible, NotFound, NotPermitted, Problem, StaleEdit
+from schemas.problems import (
+    BundleQuarantined,
+    Conflict,
+    LeaseLost,
+    NotEligible,
+    NotFound,
+    NotPermitted,
+    Problem,
+    StaleEdit,
+)
 from schemas.release import Phase
 from schemas.result import GateResult
 from schemas.runner import JobKind, Report, RunnerRegistration
@@ -235,6 +244,30 @@ def test_a_run_that_is_under_way_is_no_longer_wanted_and_says_why(api, manager, 
         manager.bundles.lift(bundle.digest, "a mistake")
     assert runner.post(f"/v1/jobs/{run}/completions", json=said).status_code == 204
     assert manager.runs.get(run).problem == "bundle-quarantined"
+
+
+def test_a_quarantined_replica_that_nobody_wants_any_more_is_booted_by_nobody_and_its_job_ends(api, manager, author):
+    service = api.service
+    bundle = held(service, author, "a")
+    with service.database.transaction() as session:
+        job = jobs.create(
+            session, author.project_id, JobKind.SERVE, bundle=bundle.digest, runner_class="cpu",
+            created_by="controller", now=db.now(session),
+        ).id  # fmt: skip
+    claim = claimed(service, author)
+    ready = {"state": "ready", "cause": "it is", "address": "127.0.0.1:1", "pid": 1, "start_time": "1", "boot_id": "b"}
+    said = Report(fencing_token=claim.fencing_token, act="replica:1", kind="replica_changed", body=ready)
+    with service.database.transaction() as session:
+        jobs.report(session, service, author.project_id, job, said)
+        jobs.unwant(session, session.get_one(JobRow, job), now=db.now(session))
+        session.execute(text("UPDATE jobs SET lease_until = clock_timestamp() - interval '1 second'"))
+    manager.bundles.quarantine(bundle.digest, WHY)
+    assert claimed(service, author) is None
+    shown = manager.runs.get(job)
+    assert (shown.state, shown.problem, shown.replica.state) == ("cancelled", "bundle-quarantined", "stopped")
+    # Whoever still has its engine asks for the lease, and ends it when that is refused.
+    with pytest.raises(LeaseLost), service.database.transaction() as session:
+        jobs.renew(session, service, author.project_id, job, Progress(fencing_token=claim.fencing_token))
 
 
 # ---------------------------------------------------------------------------------------------------- releases

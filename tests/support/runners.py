@@ -155,6 +155,11 @@ class Bench:
         with self.service.database.transaction() as session:
             session.get_one(JobRow, job).due_at = db.now(session)
 
+    def expire(self, job: UUID) -> None:
+        """Let a job's lease have run out a moment ago."""
+        with self.service.database.transaction() as session:
+            session.get_one(JobRow, job).lease_until = db.now(session) - timedelta(milliseconds=1)
+
     def is_lease_over(self, job: UUID) -> bool:
         """Whether a job's lease has run out."""
         with self.service.database.transaction() as session:

@@ -104,6 +104,22 @@ def test_a_replica_that_was_unwanted_while_its_runner_was_away_is_ended_by_the_n
     assert not is_running(replica["pid"])
 
 
+def test_a_replica_that_was_unwanted_while_its_runner_was_away_is_booted_by_nobody_else(bench):
+    job, agent, first = serving(bench)
+    bench.stop(agent)
+    bench.unwant(job)
+    bench.expire(job)
+    bench.start("r2")
+    done = bench.done(job)
+    assert (done.state, done.replica.state) == ("cancelled", "stopped")
+    assert bench.states(job).count("loading") == 1
+    assert bench.row(job).attempt == 2
+    assert answers(first)
+    bench.start()
+    until(lambda: not is_running(first["pid"]), what="the end of the engine where it is")
+    until(lambda: shelf(bench).jobs() == shelf(bench, "r2").jobs() == [])
+
+
 def test_an_engine_that_dies_is_told_as_failed_and_booted_again(bench):
     job, _, first = serving(bench)
     os.kill(first["pid"], signal.SIGKILL)

@@ -320,7 +320,8 @@ class Agent:
 def end_left_engines(data_dir: Path, launcher: Launcher) -> None:
     """End the engines of gates that a dead predecessor left, by the folder that they run in, and the folders.
 
-    The predecessor may have started them as processes, whatever this runner does.
+    The predecessor may have started them as processes, whatever this runner does. What it ordered and never heard of
+    may have no folder any more; replicas that serve have theirs on the shelf, and are left to be taken up.
     """
     launchers = [launcher] if isinstance(launcher, ProcessLauncher) else [launcher, ProcessLauncher()]
     for workdir in sorted((data_dir / "engines").glob("*")):
@@ -329,3 +330,6 @@ def end_left_engines(data_dir: Path, launcher: Launcher) -> None:
                 log.warning("left_engine_ended", engine=str(stray), folder=workdir.name)
                 one.kill(stray)
         shutil.rmtree(workdir, ignore_errors=True)
+    for stray in launcher.left(live.shelf(data_dir).jobs()):
+        log.warning("left_engine_ended", engine=str(stray), folder=None)
+        launcher.kill(stray)

@@ -426,7 +426,8 @@ class Replica:
             self._launcher.leave(self.workdir)
             if self.launched is not None:
                 self._launcher.kill(self.launched)
-                self._end_strays()
+            # Also of what was never heard of: an order may have been carried out whose answer was lost.
+            self._end_strays()
             log_tail = self._log(_LOG_LINES)
             if ReplicaState.FAILED in NEXT[self.state]:
                 self.failure = cause

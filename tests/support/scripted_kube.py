@@ -118,14 +118,19 @@ def faults(value: object, schema: object, place: str = "") -> list[str]:
 
 
 class ScriptedKube:
-    """The server. `objects` is what there is, by collection and name; `asked` every request; `answer_lost` cuts one."""
+    """The server. `objects` is what there is, by collection and name; `asked` is every request.
+
+    So many creates get no answer as `answers_lost` says, and those after them the refusal in `refuses_after_loss`.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.asked: list[tuple[str, str, dict[str, str], Any]] = []
         self.log = "loading\nready\n"
+        self.refuses_creates: tuple[int, str, str] | None = None
         self.refusal: tuple[int, str, str] | None = None
-        self.answer_lost = False
+        self.answers_lost = 0
+        self.refuses_after_loss: tuple[int, str, str] | None = None
         self.keeps = False
         self._uid = 0
         kube = self
@@ -175,8 +180,9 @@ class ScriptedKube:
         body = json.loads(request.rfile.read(length)) if length else None
         self.asked.append((request.command, url.path, query, body))
         status, answer = self._answer(request, url.path, query, body)
-        if self.answer_lost:
-            self.answer_lost = False
+        if self.answers_lost and request.command == "POST":
+            self.answers_lost -= 1
+            self.refuses_creates = self.refuses_after_loss
             request.close_connection = True
             request.connection.close()
             return
@@ -207,6 +213,8 @@ class ScriptedKube:
         return [one for (kept, _), one in self.objects.items() if kept == collection]
 
     def _create(self, collection: str, kind: str, version: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        if self.refuses_creates is not None:
+            return _refused(*self.refuses_creates)
         if query != {"fieldManager": "sluicegate", "fieldValidation": "Strict"}:
             return _refused(400, "BadRequest", f"not asked as it should be: {query}")
         found = faults(body, _SCHEMAS[collection])

@@ -4,6 +4,7 @@ Three of them keep to one protocol: processes of this machine, containers of thi
 is ended that is not provably ours, and nothing is believed of an engine that another one may have said.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -158,7 +159,10 @@ class Launcher(Protocol):
         """Kill it without asking it first, and return when it is gone."""
 
     def reap(self) -> None:
-        """Collect what ended meanwhile; asked every few seconds."""
+        """Collect what ended meanwhile, and end what an unanswered order made; asked every few seconds."""
 
     def strays(self, workdir: Path) -> list[Launched]:
         """Find what runs for a replica's folder and is nobody's any more: all of it provably ours."""
+
+    def left(self, kept: Collection[str]) -> list[Launched]:
+        """Find what runs for this runner in a folder of none of these names, whether or not that is still there."""

@@ -5,7 +5,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from workers.launchers.container_command import HOME, LABEL, PORT, ROOT, Contain
 from workers.launchers.logs import LOG_CAP_BYTES, cleaned, tail
 from workers.launchers.proc import boot_id
 from workers.launchers.process import refused_variables
+from workers.launchers.unanswered import Unanswered
 
 COMMAND_SECONDS = 60.0
 """Longest wait for an answer of the container engine, beyond what the command itself waits for."""
@@ -29,6 +30,10 @@ _ABSENT = re.compile(r"no such (container|object)", re.IGNORECASE)
 _UNREACHABLE = re.compile(
     r"cannot connect to|failed to connect|is the docker daemon running|connection refused", re.IGNORECASE
 )
+_LOST = re.compile(
+    r"error during connect|connection reset|broken pipe|unexpected EOF|deadline exceeded|i/o timeout", re.IGNORECASE
+)
+"""What is said of an order that may have been carried out."""
 _STARTED = frozenset({"running", "paused", "restarting", "stopping"})
 _SIGNALLED = 128
 
@@ -52,6 +57,7 @@ class ContainerLauncher:
     def __init__(self, program: str, containers: Containers) -> None:
         """Use a container engine's program, podman or docker, and make containers in this way."""
         self._program = program
+        self._unanswered = Unanswered()
         self._containers = containers
         self._seen: dict[str, _Seen] = {}
         self._ended: dict[str, ProcessState] = {}
@@ -86,16 +92,15 @@ class ContainerLauncher:
             raise LaunchFailed(f"no engine is given the variables {', '.join(refused)}")
         try:
             self._have(image)
-            done = self._ask(container_command.run(self._containers, command, order, workdir))
-            if done.returncode != 0:
-                self._remove_half_made(order, workdir)
-                raise LaunchFailed(f"{self._program} did not start {image}: {_said(done)}")
-            handle = done.stdout.strip().splitlines()[-1:]
-            found = self._inspect(handle[0]) if handle else None
         except EngineUnreachable as error:
             raise LaunchFailed(str(error)) from error
-        if found is None:
-            raise LaunchFailed(f"{self._program} told no container that it started from {image}")
+        name = container_command.name(order, workdir)
+        self._unanswered.settle(name)
+        try:
+            found = self._run(image, command, order, workdir)
+        except EngineUnreachable as error:
+            self._unanswered.add(name)
+            raise LaunchFailed(str(error)) from error
         launched = _launched(found)
         with self._lock:
             self._logs[found["Id"]] = log_path
@@ -197,17 +202,49 @@ class ContainerLauncher:
 
     def strays(self, workdir: Path) -> list[Launched]:
         """Find the containers of a replica's folder, by the labels that only this runner gives them."""
+        return [_launched(one) for one in self._found(workdir)]
+
+    def left(self, kept: Collection[str]) -> list[Launched]:
+        """Find this runner's containers of other folders than these, by their labels."""
+        return [_launched(one) for one in self._found() if Path(_label(one, "folder")).name not in kept]
+
+    def reap(self) -> None:
+        """Remove what an unanswered order made after all; what ends in a container, its engine collects."""
+        for name in self._unanswered.names():
+            try:
+                found = self._inspect(name)
+                # Whoever orders the name anew settles it first, so one of his is not in there any more.
+                if found is None or not self._is_ours(found) or name not in self._unanswered:
+                    continue
+                if self._ask(["rm", "--force", "--volumes", found["Id"]]).returncode == 0:
+                    self._unanswered.settle(name)
+            except EngineUnreachable:
+                continue
+
+    # ------------------------------------------------------------------------------------------- plumbing
+
+    def _run(self, image: str, command: Command, order: Order, workdir: Path) -> dict[str, Any]:
+        """Start a container and return it. Raises LaunchFailed, or EngineUnreachable when it may be there even so."""
+        done = self._ask(container_command.run(self._containers, command, order, workdir))
+        if done.returncode != 0:
+            if done.returncode < 0 or _LOST.search(done.stderr):
+                raise EngineUnreachable(f"{self._program} run: {_said(done)}")
+            self._remove_half_made(order, workdir)
+            raise LaunchFailed(f"{self._program} did not start {image}: {_said(done)}")
+        handle = done.stdout.strip().splitlines()[-1:]
+        found = self._inspect(handle[0]) if handle else None
+        if found is None:
+            raise EngineUnreachable(f"{self._program} told no container that it started from {image}")
+        return found
+
+    def _found(self, workdir: Path | None = None) -> list[dict[str, Any]]:
+        """Return this runner's containers, of one folder or all; none when the container engine does not say."""
         try:
             done = self._ask(container_command.ours(self._containers, workdir))
             found = [self._inspect(handle) for handle in done.stdout.split()] if done.returncode == 0 else []
         except EngineUnreachable:
             return []
-        return [_launched(one) for one in found if one is not None and self._is_ours(one)]
-
-    def reap(self) -> None:
-        """Do nothing: the container engine collects what ends in a container."""
-
-    # ------------------------------------------------------------------------------------------- plumbing
+        return [one for one in found if one is not None and self._is_ours(one)]
 
     def _have(self, image: str) -> None:
         """See that an image is on this machine. Raises LaunchFailed when it cannot be had."""
@@ -226,9 +263,8 @@ class ContainerLauncher:
             self._ask(["rm", "--force", "--volumes", found["Id"]])
 
     def _is_ours(self, found: dict[str, Any]) -> bool:
-        told = (found.get("Config") or {}).get("Labels") or {}
-        expected = {f"{LABEL}.runner": self._containers.runner, f"{LABEL}.data": str(self._containers.folder)}
-        return all(told.get(key) == value for key, value in expected.items())
+        expected = {"runner": self._containers.runner, "data": str(self._containers.folder)}
+        return all(_label(found, key) == value for key, value in expected.items())
 
     def _look(self, handle: str) -> ProcessState:
         try:
@@ -305,6 +341,11 @@ def read_state(state: dict[str, Any]) -> ProcessState:
     if state.get("OOMKilled") is True:
         return ProcessState(Condition.EXITED, code, "out of its memory limit", "out_of_memory")
     return ProcessState(Condition.EXITED, code, reason)
+
+
+def _label(found: dict[str, Any], name: str) -> str:
+    told = (found.get("Config") or {}).get("Labels") or {}
+    return str(told.get(f"{LABEL}.{name}") or "")
 
 
 def _launched(found: dict[str, Any]) -> Launched:

@@ -146,8 +146,10 @@ def _variables(variables: Mapping[str, str], visible: str) -> list[str]:
     return [f"--env={key}={value}" for key, value in {**variables, **own}.items()]
 
 
-def ours(containers: Containers, workdir: Path) -> list[str]:
-    """Return the words that list the ids of every container of a replica's folder, whether it runs or not."""
-    wanted = {f"{LABEL}.runner": containers.runner, f"{LABEL}.folder": str(workdir)}
+def ours(containers: Containers, workdir: Path | None = None) -> list[str]:
+    """Return the words that list the ids of a runner's containers, of one replica's folder or all, running or not."""
+    wanted = {f"{LABEL}.runner": containers.runner, f"{LABEL}.data": str(containers.folder)}
+    if workdir is not None:
+        wanted[f"{LABEL}.folder"] = str(workdir)
     filters = [f"--filter=label={key}={value}" for key, value in wanted.items()]
     return ["ps", "--all", "--no-trunc", *filters, "--format={{.ID}}"]

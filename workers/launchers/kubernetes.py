@@ -5,6 +5,7 @@ What runs is asked for, not watched: a watch that broke in silence would go on s
 
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from workers.launchers.kube_objects import (
 )
 from workers.launchers.logs import tail
 from workers.launchers.process import refused_variables
+from workers.launchers.unanswered import Unanswered
 
 LOOK_SECONDS = 1.0
 POLL_SECONDS = 0.2
@@ -103,6 +105,7 @@ class KubernetesLauncher:
         self._ended: dict[str, ProcessState] = {}
         self._logs: dict[str, Path] = {}
         self._live: set[Path] = set()
+        self._unanswered = Unanswered()
         self._lock = threading.Lock()
 
     def place(self, order: Order, workdir: Path, *, drain_seconds: float, parent_pid: int | None) -> Launch:
@@ -145,22 +148,31 @@ class KubernetesLauncher:
         return launched
 
     def _create(self, collection: str, body: dict[str, Any]) -> dict[str, Any]:
-        path, last = _place(self._client.namespace, collection), ClusterUnreachable("it was not asked")
-        for attempt in range(_TRIES):
-            try:
-                return self._client.create(path, body)
-            except ClusterUnreachable as error:
-                last = error
-                time.sleep(POLL_SECONDS)
-            except ClusterRefused as refused:
-                if refused.reason != "AlreadyExists":
-                    raise
-                found = self._client.get(f"{path}/{body['metadata']['name']}")
-                # Ours only when we have just asked for it: else it runs for another boot of the same job.
-                if attempt > 0 and found is not None and _labels(found) == body["metadata"]["labels"]:
+        path = _place(self._client.namespace, collection)
+        own = f"{path}/{body['metadata']['name']}"
+        self._unanswered.settle(own)
+        lost: ClusterUnreachable | None = None
+        try:
+            for _ in range(_TRIES):
+                try:
+                    return self._client.create(path, body)
+                except ClusterUnreachable as error:
+                    lost = error
+                    time.sleep(POLL_SECONDS)
+                except ClusterRefused as refused:
+                    # Ours only when we have just asked for it: else it runs for another boot of the same job.
+                    if lost is None or refused.reason != "AlreadyExists":
+                        raise
+                    found = self._client.get(own)
+                    if found is None or _is_ending(found) or _labels(found) != body["metadata"]["labels"]:
+                        raise
                     return found
-                raise
-        raise last
+            raise lost or ClusterUnreachable("it was not asked")
+        except (ClusterRefused, ClusterUnreachable):
+            if lost is not None:
+                # Whatever was said later, such as that nothing more is allowed: the order before may be the reason.
+                self._unanswered.add(own)
+            raise
 
     def adopt(self, pid: int, start_time_ticks: str, boot: str, handle: str | None = None) -> Launched | None:
         """Return the identity of a replica created earlier, or None when it is not provably that object of ours."""
@@ -251,20 +263,40 @@ class KubernetesLauncher:
     def strays(self, workdir: Path) -> list[Launched]:
         """Find the objects of a replica's folder, by the labels that only this runner gives them."""
         labels = {**owner_marks(self._pods), f"{GROUP}/folder": label(workdir.name)}
-        found: list[Launched] = []
+        return [self._launched(collection, one) for collection, one in self._found(labels)]
+
+    def left(self, kept: Collection[str]) -> list[Launched]:
+        """Find this runner's objects of other folders than these, by their labels."""
+        labels = {label(name) for name in kept}
+        found = self._found(owner_marks(self._pods))
+        return [self._launched(collection, one) for collection, one in found if _folder(one) not in labels]
+
+    def reap(self) -> None:
+        """Delete what an unanswered order made after all; what ends in a pod, the cluster collects."""
+        for path in self._unanswered.names():
+            try:
+                found = self._client.get(path)
+                # Whoever orders the name anew settles it first, so one of his is not in there any more.
+                if found is None or not self._is_ours(found) or path not in self._unanswered:
+                    continue
+                self._client.delete(path, uid=found["metadata"]["uid"], grace_seconds=0)
+                self._unanswered.settle(path)
+            except (ClusterRefused, ClusterUnreachable):
+                continue
+
+    # ------------------------------------------------------------------------------------------- plumbing
+
+    def _found(self, labels: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
+        """Return the objects that have these labels, each with its collection."""
+        found: list[tuple[str, dict[str, Any]]] = []
         for collection in _BASES:
             try:
                 items = self._client.listed(_place(self._client.namespace, collection), labels)
             except (ClusterRefused, ClusterUnreachable):
                 continue  # a cluster without that kind of object, or none that answers: the next look will tell
             # A group's pods have its labels, and end with it.
-            found += [self._launched(collection, one) for one in items if not _is_member(one) and not _is_ending(one)]
+            found += [(collection, one) for one in items if not _is_member(one) and not _is_ending(one)]
         return found
-
-    def reap(self) -> None:
-        """Do nothing: the cluster collects what ends in a pod."""
-
-    # ------------------------------------------------------------------------------------------- plumbing
 
     def _look(self, place: _Handle) -> ProcessState:
         try:
@@ -318,6 +350,10 @@ def _place(namespace: str, collection: str) -> str:
 
 def _labels(found: dict[str, Any]) -> dict[str, str]:
     return dict((found.get("metadata") or {}).get("labels") or {})
+
+
+def _folder(found: dict[str, Any]) -> str:
+    return _labels(found).get(f"{GROUP}/folder", "")
 
 
 def _is_member(found: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -238,6 +238,10 @@ class ProcessLauncher:
     def strays(self, workdir: Path) -> list[Launched]:
         """Find what runs in a replica's folder, or was started with it as its HOME."""
         return strays(workdir)
+
+    def left(self, _kept: Collection[str]) -> list[Launched]:
+        """Return nothing: no process is started by an order that may be heard later, so each folder is there."""
+        return []
 
     def wait(self, launched: Launched, timeout_seconds: float) -> ProcessState:
         """Wait until a process ends, at most so long, and tell its state."""

@@ -10,6 +10,7 @@ import pytest
 from schemas.bundle import Bundle
 from tests.support.factories import bundle_body
 from tests.support.scripted_containers import ScriptedContainers
+from workers.agent import end_left_engines
 from workers.engines.base import Command
 from workers.launchers.base import Condition, LaunchFailed, Limits, Order
 from workers.launchers.container import ContainerLauncher, read_state
@@ -30,10 +31,10 @@ def order(tmp_path, **changes):
     return replace(Order(bundle(), tmp_path / "staged", job=JOB, fencing_token=7), **changes)
 
 
-@pytest.fixture
-def engine(tmp_path):
+@pytest.fixture(params=["podman"])
+def engine(tmp_path, request):
     (tmp_path / "bin").mkdir()
-    made = ScriptedContainers(tmp_path / "bin")
+    made = ScriptedContainers(tmp_path / "bin", request.param)
     made.set(images=[IMAGE])
     return made
 
@@ -336,6 +337,81 @@ def test_what_a_dead_worker_left_is_found_by_its_labels_and_nobody_else_s(
     assert ContainerLauncher(str(engine.path), replace(containers, runner="r2")).strays(workdir) == []
     # One that is another data folder's, under the same name of a runner.
     assert ContainerLauncher(str(engine.path), replace(containers, folder=Path("/elsewhere"))).strays(workdir) == []
+
+
+def test_a_runner_finds_all_that_it_has_but_what_it_keeps_whether_or_not_its_folder_is_there(
+    launcher, engine, containers, start, tmp_path
+):
+    launched = start()
+    (tmp_path / "engines" / JOB).rmdir()
+    assert launcher.left([]) == launcher.left(["another job"]) == [launched]
+    assert launcher.left([JOB]) == []
+    assert ContainerLauncher(str(engine.path), replace(containers, runner="r2")).left([]) == []
+    engine.set(unreachable="Cannot connect to the Docker daemon")
+    assert launcher.left([]) == []
+
+
+def test_a_runner_that_starts_ends_what_it_has_but_the_replicas_on_its_shelf(launcher, engine, start, tmp_path):
+    serves, left = start(), start(fencing_token=8)
+    world = engine.world()
+    world["containers"][left.handle]["Config"]["Labels"]["sluicegate.folder"] = str(tmp_path / "engines" / "gone")
+    engine.set(**world)
+    (tmp_path / "replicas" / JOB).mkdir(parents=True)
+    shutil.rmtree(tmp_path / "engines")
+    end_left_engines(tmp_path, launcher)
+    assert list(engine.world()["containers"]) == [serves.handle]
+
+
+# -------------------------------------------------------------------------------------- answers that are lost
+
+LOST = [
+    "error during connect: Post http://%2Fvar%2Frun%2Fdocker.sock/containers/create: EOF",
+    "Error: read unixpacket: connection reset by peer",
+    "Error response from daemon: context deadline exceeded",
+]
+
+
+def test_what_an_order_made_of_which_no_answer_came_is_ended_as_soon_as_it_can_be_found(launcher, engine, start):
+    engine.set(dies="run")
+    with pytest.raises(LaunchFailed, match="podman run: status -9, without a word") as failed:
+        start()
+    assert failed.value.cause is None
+    assert len(engine.world()["containers"]) == 1
+    engine.set(dies="")
+    launcher.reap()
+    assert engine.world()["containers"] == {}
+    before = len(engine.calls())
+    launcher.reap()
+    assert len(engine.calls()) == before
+
+
+@pytest.mark.parametrize("said", LOST)
+def test_what_a_broken_off_order_made_later_is_ended_and_what_was_ordered_anew_is_not(launcher, engine, start, said):
+    engine.set(run_error=said)
+    with pytest.raises(LaunchFailed):
+        start()
+    (made,) = engine.world()["containers"]
+    engine.set(run_error="", unreachable="Cannot connect to the Docker daemon")
+    launcher.reap()
+    engine.set(unreachable="")
+    engine.change(made, Status="running", Running=True)
+    launcher.reap()
+    assert engine.world()["containers"] == {}
+    with_token = start(fencing_token=8)
+    launcher.reap()
+    assert launcher.state(with_token).condition is Condition.RUNNING
+
+
+def test_somebody_else_s_container_of_the_name_is_left_alone(launcher, engine, start):
+    engine.set(run_error=LOST[0])
+    with pytest.raises(LaunchFailed):
+        start()
+    world = engine.world()
+    (made,) = world["containers"].values()
+    made["Config"]["Labels"]["sluicegate.runner"] = "r2"
+    engine.set(**world)
+    launcher.reap()
+    assert len(engine.world()["containers"]) == 1
 
 
 # ---------------------------------------------------------------------------------- no container engine

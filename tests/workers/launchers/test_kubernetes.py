@@ -251,10 +251,68 @@ def test_a_pod_is_created_reached_stopped_and_deleted_with_its_log_kept(kube, la
 
 
 def test_a_create_whose_answer_was_lost_makes_no_second_pod(kube, start):
-    kube.answer_lost = True
+    kube.answers_lost = 1
     assert start().start_time == "uid-1"
     assert len(kube.objects) == 1
     assert [method for method, *_ in kube.asked] == ["POST", "POST", "GET"]
+
+
+def test_what_creates_without_any_answer_made_is_deleted_once_the_cluster_answers(kube, launcher, start):
+    kube.answers_lost = 3
+    with pytest.raises(LaunchFailed, match="did not take pods"):
+        start()
+    assert ("pods", NAME) in kube.objects
+    launcher.reap()
+    assert kube.objects == {}
+    (deleted,) = [body for method, _, _, body in kube.asked if method == "DELETE"]
+    assert deleted["preconditions"] == {"uid": "uid-1"}
+    asked = len(kube.asked)
+    launcher.reap()
+    assert len(kube.asked) == asked
+
+
+def test_a_pod_that_a_lost_create_makes_late_is_deleted_and_one_that_was_ordered_anew_is_not(kube, launcher, start):
+    kube.answers_lost = 3
+    with pytest.raises(LaunchFailed):
+        start()
+    late = kube.objects.pop(("pods", NAME))
+    launcher.reap()
+    kube.objects["pods", NAME] = late
+    kube.refusal = (503, "ServiceUnavailable", "etcdserver: leader changed")
+    launcher.reap()
+    kube.refusal = None
+    launcher.reap()
+    assert kube.objects == {}
+    launched = start()
+    launcher.reap()
+    assert launcher.state(launched).condition is Condition.RUNNING
+
+
+def test_a_refusal_after_a_lost_answer_does_not_hide_what_the_first_order_made(kube, launcher, start):
+    kube.answers_lost = 1
+    kube.refuses_after_loss = (403, "Forbidden", "exceeded quota: gpus, requested: 8, used: 8, limited: 8")
+    with pytest.raises(LaunchFailed, match="exceeded quota"):
+        start()
+    assert ("pods", NAME) in kube.objects
+    launcher.reap()
+    assert kube.objects == {}
+
+
+def test_another_runner_s_pod_of_the_name_is_left_alone(kube, launcher, start):
+    kube.answers_lost = 3
+    with pytest.raises(LaunchFailed):
+        start()
+    kube.objects["pods", NAME]["metadata"]["labels"]["sluicegate.dev/runner"] = "r2"
+    launcher.reap()
+    assert ("pods", NAME) in kube.objects
+
+
+def test_a_runner_finds_all_that_it_has_but_what_it_keeps(kube, launcher, pods, start, tmp_path):
+    launched = start()
+    assert launcher.left([]) == launcher.left(["another job"]) == [launched]
+    assert launcher.left([JOB]) == []
+    kube.objects["pods", NAME]["metadata"]["labels"]["sluicegate.dev/data"] = "elsewhere"
+    assert launcher.left([]) == []
 
 
 def test_a_second_pod_of_one_job_and_token_is_not_made_and_the_first_is_left(kube, launcher, start):

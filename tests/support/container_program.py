@@ -78,7 +78,7 @@ class Program:
 
     def folder(self, one: dict[str, Any]) -> Path:
         """Where what a container writes and runs is kept."""
-        return self.place / "c" / one["Id"][-4:]
+        return self.place / "c" / str(one["Id"])[-4:]
 
     # ------------------------------------------------------------------------------------------------ verbs
 

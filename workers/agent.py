@@ -29,7 +29,7 @@ from workers.engines.table import DRIVERS
 from workers.launchers.base import Launcher
 from workers.launchers.choice import launcher_of
 from workers.launchers.proc import boot_id
-from workers.launchers.process import ProcessLauncher
+from workers.launchers.process import enders
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.site import Site
 from workers.staging import Staging
@@ -318,14 +318,13 @@ class Agent:
 
 
 def end_left_engines(data_dir: Path, launcher: Launcher) -> None:
-    """End the engines of gates that a dead predecessor left, by the folder that they run in, and the folders.
+    """End the engines of gates that a dead predecessor left, and remove the folders that they were started for.
 
-    The predecessor may have started them as processes, whatever this runner does. What it ordered and never heard of
-    may have no folder any more; replicas that serve have theirs on the shelf, and are left to be taken up.
+    What it ordered and never heard of may have no folder any more; replicas that serve have theirs on the shelf, and
+    are left to be taken up.
     """
-    launchers = [launcher] if isinstance(launcher, ProcessLauncher) else [launcher, ProcessLauncher()]
     for workdir in sorted((data_dir / "engines").glob("*")):
-        for one in launchers:
+        for one in enders(launcher):
             for stray in one.strays(workdir):
                 log.warning("left_engine_ended", engine=str(stray), folder=workdir.name)
                 one.kill(stray)

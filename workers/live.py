@@ -20,15 +20,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from schemas.bundle import Bundle
 from schemas.common import Closed, Digest, Integer, ShortText
 from schemas.problems import EngineFailed, Problem
 from schemas.runner import Claim, ReplicaState
 from workers.boot import Transitions, booted, require_engine, require_integrity, start_and_wait
+from workers.engines.base import Command
 from workers.launchers.base import Launched, Launcher
 from workers.launchers.logs import trim
+from workers.launchers.process import enders
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.serving import NotWanted, Replica
 from workers.site import Site
@@ -45,7 +47,12 @@ LOOK_SECONDS = 1.0
 
 
 class Left(Closed):
-    """A replica as its file keeps it: the job's claim, and which process it is."""
+    """A replica as its file keeps it: the job's claim, which process it is, and what that was started with.
+
+    Live engines outlive an upgrade, and the way back from one. So what a later version keeps beyond this is passed by.
+    """
+
+    model_config = ConfigDict(extra="ignore")
 
     claim: Claim = Field(description="The claim, with the fencing token that holds now.")
     bundle: Digest = Field(description="What it serves.")
@@ -54,6 +61,8 @@ class Left(Closed):
     boot_id: ShortText = Field(description="The machine's boot.")
     handle: ShortText | None = Field(None, description="What a container engine or a cluster calls it.")
     drain_seconds: float = Field(description="Given to running requests when it is ended.", ge=0, allow_inf_nan=False)
+    arguments: list[str] | None = Field(None, description="Words that it was started with; none in an old file.")
+    port_file: str | None = Field(None, description="File in which it tells its port, when it does.")
 
     @field_validator("claim", mode="before")
     @classmethod
@@ -65,6 +74,13 @@ class Left(Closed):
     def launched(self) -> Launched:
         """The process."""
         return Launched(self.pid, self.start_time, self.boot_id, handle=self.handle)
+
+    @property
+    def command(self) -> Command | None:
+        """What it was started with; None when its file does not say."""
+        if self.arguments is None:
+            return None
+        return Command(tuple(self.arguments), None if self.port_file is None else Path(self.port_file))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +129,13 @@ class Shelf:
         shutil.rmtree(self.workdir(job), ignore_errors=True)
 
     def end(self, job: object, launcher: Launcher) -> None:
-        """End the process that is provably the kept one, after its requests, and whatever else runs in its folder."""
+        """End what is provably the kept one, after its requests, and whatever else was started for its folder."""
         left = self.read(job)
-        if (
-            left is not None
-            and (found := launcher.adopt(left.pid, left.start_time, left.boot_id, left.handle)) is not None
-        ):
-            launcher.stop(found, grace_seconds=left.drain_seconds + KILL_SECONDS)
-        for stray in launcher.strays(self.workdir(job)):
-            launcher.kill(stray)
+        for one in enders(launcher):
+            if left is not None and (found := one.adopt(left.pid, left.start_time, left.boot_id, left.handle)):
+                one.stop(found, grace_seconds=left.drain_seconds + KILL_SECONDS)
+            for stray in one.strays(self.workdir(job)):
+                one.kill(stray)
         self.forget(job)
 
 
@@ -220,6 +234,7 @@ class _Live:
         if launched is None:
             return
         claim = self.lease.claim.model_copy(update={"fencing_token": self.lease.token})
+        command = replica.command
         left = Left(
             claim=claim,
             bundle=self.bundle.digest,
@@ -228,6 +243,8 @@ class _Live:
             boot_id=launched.boot_id,
             handle=launched.handle,
             drain_seconds=self.drain_seconds,
+            arguments=None if command is None else list(command.argv),
+            port_file=None if command is None or command.port_file is None else str(command.port_file),
         )
         self.kept.write(self.lease.job, left)
 
@@ -238,7 +255,7 @@ class _Live:
             replica = self._replica()
             self.is_adopting = True
             try:
-                if replica.adopt(left.pid, left.start_time, left.boot_id, None, left.handle):
+                if replica.adopt(left.pid, left.start_time, left.boot_id, None, left.handle, started=left.command):
                     replica.wait_ready(ADOPT_SECONDS, is_wanted=self._goes_on)
                     return replica
             except NotWanted:

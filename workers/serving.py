@@ -28,7 +28,7 @@ from workers.engines.base import Command, Driver, Launch
 from workers.engines.table import DRIVERS
 from workers.launchers.base import Condition, Launched, Launcher, LaunchFailed, Order, ProcessState
 from workers.launchers.logs import trim
-from workers.launchers.proc import PROC
+from workers.launchers.proc import PROC, arguments
 from workers.vitals import Member, lost, ranks
 
 PROBE_TOKENS = 8
@@ -151,16 +151,28 @@ class Replica:
             self._move(ReplicaState.LOADING, f"{self.launched} started")
             return self.launched
 
-    def adopt(self, pid: int, start_time: str, boot_id: str, port: int | None, handle: str | None = None) -> bool:
+    def adopt(
+        self,
+        pid: int,
+        start_time: str,
+        boot_id: str,
+        port: int | None,
+        handle: str | None = None,
+        *,
+        started: Command | None = None,
+    ) -> bool:
         """Take over an engine that an earlier worker started. False when it is not provably that process.
 
-        An adopted replica is loading until `wait_ready` has seen it answer.
+        An adopted replica is loading until `wait_ready` has seen it answer. `started` is the command that it was
+        started with: what this product's driver would start today may be another one, and is not what runs. When it
+        is not given, the process itself is asked for its words.
         """
         with self._lock:
             found = self._launcher.adopt(pid, start_time, boot_id, handle)
             if found is None:
                 return False
-            self._command = self.driver.command(self.bundle, self._launch)
+            port_file = None if self.driver.takes_port else self._launch.port_file
+            self._command = started or Command(tuple(arguments(pid)), port_file)
             self.launched = replace(found, port=port)
             self._launcher.leave(self.workdir)
             self._memory_kills = memory_kills(pid)
@@ -272,6 +284,11 @@ class Replica:
     # -------------------------------------------------------------------------------------------- watching
 
     @property
+    def command(self) -> Command | None:
+        """What it was started with; None before."""
+        return self._command
+
+    @property
     def address(self) -> str:
         """Host and port that the engine listens on."""
         if self.launched is None or self.launched.port is None:
@@ -351,8 +368,8 @@ class Replica:
         raise self._failed(self._exit_cause(state), f"the engine {state}")
 
     def lost_rank(self) -> Member | None:
-        """Return a process that the engine cannot do without and that has ended, while the engine's own runs on."""
-        return lost(self.ranks)
+        """Return a process that the engine cannot do without and that ended unasked, while the engine's own runs on."""
+        return None if self._is_stopping else lost(self.ranks)
 
     def crash(self, detail: str) -> None:
         """Kill the engine without any warning, as a crash would, and return when it is gone."""

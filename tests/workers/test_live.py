@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from uuid import uuid4
 
 import httpx
@@ -12,6 +13,11 @@ from registry.storage.local import LocalBlobs
 from tests.support.outage import door
 from tests.support.runners import is_running, until
 from workers import live
+from workers.engines.llamacpp import LLAMACPP
+from workers.engines.table import DRIVERS
+from workers.launchers.container import ContainerLauncher
+from workers.launchers.container_command import Containers
+from workers.launchers.proc import arguments
 from workers.launchers.process import boot_id
 
 
@@ -59,6 +65,42 @@ def test_a_replica_that_an_older_runner_kept_is_still_known(tmp_path):
     left = shelf.read("one")
     assert left is not None
     assert left.claim.accepted is None
+
+
+def test_a_replica_outlives_an_upgrade_after_which_engines_are_started_otherwise(bench, monkeypatch):
+    job, agent, first = serving(bench)
+    kept = shelf(bench)
+    started = kept.read(job).command
+    assert started.argv == tuple(arguments(first["pid"]))
+    bench.stop(agent)
+
+    def otherwise(*_):
+        raise NotImplementedError("it would be started with other words, to which this bundle does not lend itself")
+
+    monkeypatch.setitem(DRIVERS, LLAMACPP.name, replace(LLAMACPP, command=otherwise))
+    # What a later version kept beyond what this one knows, as after the way back from an upgrade.
+    kept.file(job).write_text(json.dumps(json.loads(kept.file(job).read_text()) | {"kept_later": 1}))
+    agent = bench.start()
+    until(lambda: bench.states(job).count("ready") == 2, what="the adoption")
+    assert kept.read(job).command == started
+    bench.stop(agent)
+    # And what an earlier one did not keep.
+    old = json.loads(kept.file(job).read_text())
+    kept.file(job).write_text(json.dumps({key: old[key] for key in old if key not in {"arguments", "port_file"}}))
+    bench.start()
+    until(lambda: bench.states(job).count("ready") == 3, what="the adoption")
+    assert kept.read(job).command == started
+    assert bench.replica(job)["pid"] == first["pid"]
+    assert answers(first)
+
+
+def test_a_live_process_is_ended_by_a_runner_that_starts_containers_now(bench):
+    job, agent, first = serving(bench)
+    bench.stop(agent)
+    containers = Containers(runner="r1", folder=bench.settings().data_dir, user="1:1")
+    shelf(bench).end(job, ContainerLauncher("/no/such/program", containers))
+    assert not is_running(first["pid"])
+    assert shelf(bench).jobs() == []
 
 
 def test_a_replica_outlives_its_runner_and_is_taken_up_again_by_the_next(bench):

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from workers.embedded import launch, processes
 from workers.embedded.layout import DataRefused, Layout
 from workers.embedded.part import Part
-from workers.launchers.process import strays
+from workers.launchers.proc import working_in
 
 ROLE: Final = "postgres"
 """Owns the tables: migrates, rotates keys, and serves nobody."""
@@ -140,7 +140,7 @@ def _clear(layout: Layout, say: Callable[[str], None]) -> None:
 
     Whoever runs on the data works in its folder, so when nobody does, the lock is stale.
     """
-    left = strays(layout.postgres)
+    left = working_in(layout.postgres, "postgres")
     if left:
         say(f"ending {len(left)} processes of PostgreSQL left by an earlier start")
         lock = layout.postgres / "postmaster.pid"

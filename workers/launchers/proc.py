@@ -5,6 +5,7 @@ start time is in clock ticks since boot, as the kernel counts it, so that no clo
 """
 
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from pathlib import Path
 from workers.launchers.base import Launched
 
 PROC = Path("/proc")
+MARK = "SLUICEGATE_ENGINE"
+"""Variable by which the processes of an engine are known as ours."""
+_MARK_FILE = ".mark"
 _LISTEN = "0A"
 
 
@@ -76,24 +80,53 @@ def tree(launched: Launched, *, with_descendants: bool = True) -> list[Seen]:
     ]
 
 
-def strays(workdir: Path) -> list[Launched]:
-    """Find running processes of an engine by its folder: what a lost worker left there, or what left its group.
+def mark(workdir: Path) -> str:
+    """Return what everything that is started for a replica's folder has in its environment, made when it is missing.
 
-    A process is known by its working directory, or by the HOME that it was started with: one that has a session of its
-    own and went elsewhere still has that.
+    Nobody can guess it, and another runner that sees the same folder name in a place of its own has another one.
     """
-    place = workdir.resolve()
-    marks = {f"HOME={folder}".encode() for folder in (place, workdir.absolute())}
+    path = workdir / _MARK_FILE
+    try:
+        return path.read_text(encoding="ascii")
+    except FileNotFoundError:
+        made = secrets.token_hex(16)
+        path.write_text(made, encoding="ascii")
+        return made
+
+
+def strays(workdir: Path) -> list[Launched]:
+    """Find running processes of an engine by its folder: what a lost worker left, or what left its group.
+
+    A process is known by the mark that it was started with, wherever it went and whatever session it has. Where a
+    folder has none, it is known by having the folder as its HOME, as every engine has. Who merely works in the folder,
+    as a person who reads a log there, is nobody of ours.
+    """
+    try:
+        marks = {f"{MARK}={(workdir / _MARK_FILE).read_text(encoding='ascii')}".encode()}
+    except FileNotFoundError:
+        marks = {f"HOME={folder}".encode() for folder in (workdir.resolve(), workdir.absolute())}
     found = []
     for seen in processes():
-        folder = PROC / str(seen.pid)
         try:
-            is_ours = (folder / "cwd").readlink() == place or not marks.isdisjoint(
-                (folder / "environ").read_bytes().split(b"\0")
-            )
+            is_ours = not marks.isdisjoint((PROC / str(seen.pid) / "environ").read_bytes().split(b"\0"))
         except OSError:
             continue
         if is_ours and not seen.is_dead and seen.pid != os.getpid():
+            found.append(Launched(seen.pid, seen.start_time, boot_id()))
+    return found
+
+
+def working_in(folder: Path, program: str) -> list[Launched]:
+    """Find running processes of a program, by the name of its file, whose working directory is a folder."""
+    place = folder.resolve()
+    found = []
+    for seen in processes():
+        here = PROC / str(seen.pid)
+        try:
+            is_it = (here / "cwd").readlink() == place and (here / "exe").readlink().name.split(" ")[0] == program
+        except OSError:
+            continue
+        if is_it and not seen.is_dead:
             found.append(Launched(seen.pid, seen.start_time, boot_id()))
     return found
 

@@ -21,7 +21,7 @@ from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 from workers.engines.table import DRIVERS
 from workers.launchers import become, proc
-from workers.launchers.base import Condition, Launched, LaunchFailed, Limits, Order, ProcessState
+from workers.launchers.base import Condition, Launched, Launcher, LaunchFailed, Limits, Order, ProcessState
 from workers.launchers.logs import KEEPING, LOG_CAP_BYTES, Keeper, Keeping, tail, trim
 from workers.launchers.ports import Ports
 from workers.launchers.proc import PROC, boot_id, start_time, strays
@@ -148,6 +148,8 @@ class ProcessLauncher:
         if command.port_file is not None:
             command.port_file.unlink(missing_ok=True)
         places = {"HOME": str(workdir), "TMPDIR": str(workdir)}
+        if order is not None:
+            places[proc.MARK] = proc.mark(workdir)
         variables = {**_BASE_VARIABLES, **command.variables, **_devices(order), **places}
         child = self._spawn(command.argv, variables, workdir, log_path, session=session)
         seen = proc.look(child.pid)
@@ -236,7 +238,7 @@ class ProcessLauncher:
         return tail(log_path, lines)
 
     def strays(self, workdir: Path) -> list[Launched]:
-        """Find what runs in a replica's folder, or was started with it as its HOME."""
+        """Find what was started for a replica's folder and runs."""
         return strays(workdir)
 
     def left(self, _kept: Collection[str]) -> list[Launched]:
@@ -329,6 +331,11 @@ class ProcessLauncher:
             now = proc.look(seen.pid)
             if now is not None and now.start_time == seen.start_time and now.parent == os.getpid():
                 _collect(now)
+
+
+def enders(launcher: Launcher) -> tuple[Launcher, ...]:
+    """Return the launchers that end what a predecessor left: it may have started processes, whatever is used now."""
+    return (launcher,) if isinstance(launcher, ProcessLauncher) else (launcher, ProcessLauncher())
 
 
 def _collect(seen: proc.Seen) -> None:

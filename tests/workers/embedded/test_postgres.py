@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -54,12 +55,13 @@ def test_a_lock_whose_process_is_somebody_else_by_now_does_not_block(layout):
     assert said == []
 
 
-def test_a_server_that_an_earlier_start_left_is_ended(layout):
-    left = subprocess.Popen(["/bin/sleep", "600"], cwd=layout.postgres, start_new_session=True)
-    other = subprocess.Popen(["/bin/sleep", "600"], cwd=layout.root, start_new_session=True)
+def test_a_server_that_an_earlier_start_left_is_ended_and_who_looks_at_its_data_is_not(layout, tmp_path):
+    program = Path(shutil.copy("/bin/sleep", tmp_path / "postgres"))
+    left = subprocess.Popen([program, "600"], cwd=layout.postgres, start_new_session=True)
+    other = subprocess.Popen(["/bin/sleep", "600"], cwd=layout.postgres, start_new_session=True)
     said = []
     try:
-        until(lambda: Path(f"/proc/{left.pid}/cwd").readlink() == layout.postgres)
+        until(lambda: Path(f"/proc/{left.pid}/exe").readlink() == program)
         postgres.prepare(layout, program_environment(layout), said.append)
         assert left.wait(5) == -signal.SIGTERM
         assert runs(other.pid)

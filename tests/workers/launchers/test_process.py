@@ -170,6 +170,44 @@ def test_stopping_ends_what_left_group_session_folder_and_environment(start, tmp
     assert until(lambda: start_time(child) is None)
 
 
+@pytest.fixture
+def bystander(tmp_path):
+    """A person's shell that stands in the replica's folder and has nothing else to do with it."""
+    (tmp_path / "run").mkdir()
+    with subprocess.Popen(["/bin/sleep", "60"], cwd=tmp_path / "run", env={"PATH": "/bin"}) as child:
+        yield child
+        child.kill()
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_who_merely_stands_in_the_folder_of_a_replica_is_left_alone(start, tmp_path, bystander, is_marked):
+    order = Order(Bundle.model_validate(bundle_body()), tmp_path) if is_marked else None
+    launcher, launched = start(SLEEP, order=order)
+    assert (tmp_path / "run" / ".mark").exists() is is_marked
+    assert launcher.strays(tmp_path / "run") == [launched]
+    assert bystander.poll() is None
+
+
+# A child that went elsewhere, with a HOME and a session of its own: only the mark is left.
+MOVED = (
+    "import os, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid(); os.chdir('/'); os.environ['HOME'] = '/'\n"
+    "    os.execve('/bin/sleep', ['sleep', '60'], dict(os.environ))\n"
+    "time.sleep(0.2); print(open('/proc/thread-self/children').read(), flush=True); time.sleep(60)\n"
+)
+
+
+def test_what_an_engine_started_is_known_by_the_mark_that_nobody_else_has(start, tmp_path):
+    launcher, launched = start(MOVED, order=Order(Bundle.model_validate(bundle_body()), tmp_path))
+    child = int(said(tmp_path)[0].split()[0])
+    assert [one.pid for one in launcher.strays(tmp_path / "run")] == sorted([launched.pid, child])
+    # As a runner finds it to which the same name is another place: its folder has a mark of its own.
+    (tmp_path / "run" / ".mark").write_text("0" * 32)
+    assert launcher.strays(tmp_path / "run") == []
+    assert start_time(child) is not None
+
+
 def test_nothing_is_taken_for_the_tree_of_a_process_whose_pid_was_given_away(start, tmp_path):
     _, launched = start(ESCAPED)
     said(tmp_path)

@@ -34,6 +34,8 @@ from workers.vitals import Member, lost, ranks
 PROBE_TOKENS = 8
 PROBE_TEXT = "ping"
 POLL_SECONDS = 0.05
+ASK_SECONDS = 0.2
+"""The same where looking means asking a container engine or a cluster."""
 _LOG_LINES = 20
 _CLASSIFIED_LINES = 400
 _CLASSIFIED_LINES_ONCE_READY = 60
@@ -273,8 +275,9 @@ class Replica:
             if not is_wanted():
                 raise NotWanted(f"no longer wanted while {missing}")
             if time.monotonic() >= deadline:
-                raise self._failed(Cause.TIMEOUT, missing)
-            time.sleep(POLL_SECONDS)
+                waits = self._process_state().reason
+                raise self._failed(Cause.TIMEOUT, missing if waits is None else f"{missing}: {waits}")
+            time.sleep(ASK_SECONDS if self._launcher.runs_images else POLL_SECONDS)
         self._tell_progress()
 
     def _tell_progress(self) -> None:

@@ -1,15 +1,16 @@
 """An API server of a cluster on loopback, as far as running engines needs one: real HTTP, objects checked strictly.
 
 It knows pods, leader-worker sets and pods' logs. It wants the token, refuses fields that the API does not have, answers
-a name that is taken with 409, and honours the preconditions of a delete. Nothing is scheduled or run: what becomes of a
-pod is what the test writes into its status.
+a name that is taken with 409, and honours the preconditions of a delete. Unless it has a node, nothing is scheduled or
+run: what becomes of a pod is what the test writes into its status.
 """
 
 import json
 import threading
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from urllib.parse import parse_qs, urlsplit
 
 TOKEN = "token-of-the-service-account"
@@ -117,6 +118,19 @@ def faults(value: object, schema: object, place: str = "") -> list[str]:
     return [] if type(value) is kind else [f"{place} is no {kind.__name__}"]
 
 
+class Node(Protocol):
+    """What really runs the pods that are created."""
+
+    def take(self, name: str) -> None:
+        """Start a pod that was just created."""
+
+    def release(self, name: str, grace_seconds: int) -> None:
+        """End a pod and then remove it. Returns at once."""
+
+    def log(self, name: str) -> str:
+        """Return what a pod wrote."""
+
+
 class ScriptedKube:
     """The server. `objects` is what there is, by collection and name; `asked` is every request.
 
@@ -124,6 +138,7 @@ class ScriptedKube:
     """
 
     def __init__(self) -> None:
+        self.node: Node | None = None
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.asked: list[tuple[str, str, dict[str, str], Any]] = []
         self.log = "loading\nready\n"
@@ -171,6 +186,14 @@ class ScriptedKube:
     def become(self, name: str, **status: Any) -> None:
         """Give a pod a status."""
         self.objects["pods", name]["status"] = status
+
+    def created_now(self, name: str) -> None:
+        """Let a pod have been created at this moment."""
+        self.objects["pods", name]["metadata"]["creationTimestamp"] = datetime.now(UTC).isoformat()
+
+    def remove(self, name: str) -> None:
+        """Let a pod be gone."""
+        self.objects.pop(("pods", name), None)
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         """Answer one request."""
@@ -223,7 +246,10 @@ class ScriptedKube:
         name = body["metadata"]["name"]
         if (collection, name) in self.objects:
             return _refused(409, "AlreadyExists", f'{collection} "{name}" already exists')
-        return 201, self.add(collection, body, phase="Pending")
+        made = self.add(collection, body, phase="Pending")
+        if self.node is not None and collection == "pods":
+            self.node.take(name)
+        return 201, made
 
     def _one(self, method: str, collection: str, rest: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
         name, _, sub = rest.partition("/")
@@ -231,12 +257,15 @@ class ScriptedKube:
         if found is None:
             return _refused(404, "NotFound", f'{collection} "{name}" not found')
         if sub == "log":
-            return 200, "".join(self.log.splitlines(keepends=True)[-int(query["tailLines"]) :])
+            log = self.log if self.node is None else self.node.log(name)
+            return 200, "".join(log.splitlines(keepends=True)[-int(query["tailLines"]) :])
         if method == "DELETE":
             if body["preconditions"]["uid"] != found["metadata"]["uid"]:
                 return _refused(409, "Conflict", "the UID in the precondition does not match")
-            if self.keeps:
-                found["metadata"]["deletionTimestamp"] = "2026-11-30T05:00:00Z"
+            if self.keeps or (self.node is not None and collection == "pods"):
+                found["metadata"] |= {"deletionTimestamp": "2026-11-30T05:00:00Z"}
+                if self.node is not None and not self.keeps:
+                    self.node.release(name, body["gracePeriodSeconds"])
             else:
                 del self.objects[collection, name]
         return 200, found

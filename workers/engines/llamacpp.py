@@ -2,13 +2,12 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 from gates.environment import environment
 from schemas.bundle import Bundle, Role
 from workers.engines import llamacpp_server
-from workers.engines.base import Command, Driver, Launch
+from workers.engines.base import Command, Driver, Launch, interpreter
 
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 # Variables of an engine must not reach its loader or its interpreter: LD_PRELOAD would run the bundle's own code.
@@ -149,11 +148,13 @@ def _llamacpp_command(bundle: Bundle, launch: Launch) -> Command:
         managed["--chat-template-file"] = str(launch.root / bundle.template.file)
     if launch.parent_pid is not None:
         managed["--die-with-parent"] = str(launch.parent_pid)
-    # -I: neither the worker's PYTHON* variables nor the working directory decide what is imported.
+    # -I: neither the worker's PYTHON* variables nor the working directory decide what is imported. An image has its own
+    # Python and in it this distribution, whose launcher is then the one that the image's digest names.
     script = str(Path(llamacpp_server.__file__).resolve())
+    server = (script,) if bundle.engine.image is None else ("-m", llamacpp_server.__name__)
     words = [word for pair in managed.items() for word in pair]
     return Command(
-        argv=(sys.executable, "-I", script, *words, *llamacpp_arguments(bundle)),
+        argv=(interpreter(bundle), "-I", *server, *words, *llamacpp_arguments(bundle)),
         port_file=launch.port_file,
         # A failed assertion must end the process at once, not first attach a debugger to it for a back trace.
         variables={"GGML_NO_BACKTRACE": "1", **(bundle.engine.variables or {})},

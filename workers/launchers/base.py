@@ -144,7 +144,7 @@ class Launcher(Protocol):
         """Return the identity with the port on which this very engine listens, or without while it does not."""
 
     def state(self, launched: Launched) -> ProcessState:
-        """Tell whether it runs."""
+        """Tell whether it runs now. It is asked of one that answers no more, so what was seen before will not do."""
 
     def logs(self, launched: Launched | None, log_path: Path, lines: int) -> list[str]:
         """Return the last lines that the engine wrote, without control characters; also after its end."""

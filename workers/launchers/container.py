@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from workers.launchers.unanswered import Unanswered
 COMMAND_SECONDS = 60.0
 """Longest wait for an answer of the container engine, beyond what the command itself waits for."""
 PULL_SECONDS = 3600.0
-LOOK_SECONDS = 0.5
-"""Age up to which what was seen of a container is told again: asking takes a process each time."""
 KEPT_LINES = 10_000
 _ABSENT = re.compile(r"no such (container|object)", re.IGNORECASE)
 _UNREACHABLE = re.compile(
@@ -42,12 +40,6 @@ class EngineUnreachable(RuntimeError):
     """The container engine did not answer as it should: what it knows of containers is not known here."""
 
 
-@dataclass(frozen=True)
-class _Seen:
-    at: float
-    state: ProcessState
-
-
 class ContainerLauncher:
     """Starts, watches and stops containers. Safe to call from several threads for different containers."""
 
@@ -59,7 +51,6 @@ class ContainerLauncher:
         self._program = program
         self._unanswered = Unanswered()
         self._containers = containers
-        self._seen: dict[str, _Seen] = {}
         self._ended: dict[str, ProcessState] = {}
         self._logs: dict[str, Path] = {}
         self._lock = threading.Lock()
@@ -139,12 +130,8 @@ class ContainerLauncher:
         if handle is None:
             return ProcessState(Condition.UNKNOWN, reason="it is no container")
         with self._lock:
-            ended, seen = self._ended.get(handle), self._seen.get(handle)
-        if ended is not None:
-            return ended
-        if seen is not None and time.monotonic() - seen.at < LOOK_SECONDS:
-            return seen.state
-        return self._look(handle)
+            ended = self._ended.get(handle)
+        return ended or self._look(handle)
 
     def logs(self, launched: Launched | None, log_path: Path, lines: int) -> list[str]:
         """Return the last lines that a container wrote; of one that was removed, those that were kept."""
@@ -180,7 +167,6 @@ class ContainerLauncher:
             state = ProcessState(Condition.EXITED)
         with self._lock:
             self._ended[handle] = state
-            self._seen.pop(handle, None)
         return state
 
     def kill(self, launched: Launched) -> ProcessState:
@@ -271,10 +257,7 @@ class ContainerLauncher:
             found = self._inspect(handle)
         except EngineUnreachable as error:
             return ProcessState(Condition.UNKNOWN, reason=str(error))
-        state = ProcessState(Condition.EXITED, reason="it was removed") if found is None else read_state(found["State"])
-        with self._lock:
-            self._seen[handle] = _Seen(time.monotonic(), state)
-        return state
+        return ProcessState(Condition.EXITED, reason="it was removed") if found is None else read_state(found["State"])
 
     def _keep_logs(self, handle: str) -> None:
         with self._lock:

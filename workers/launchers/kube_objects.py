@@ -44,6 +44,7 @@ class Pods:
 
     `claim` is the PersistentVolumeClaim that holds the runner's data folder, readable from every node. `owner` is the
     object with which everything goes that is made for gates; `pull_secret` and `account` are names in the namespace.
+    `port` is the one that engines listen on, each at an address of its own.
     """
 
     runner: str
@@ -53,6 +54,7 @@ class Pods:
     owner: dict[str, Any] | None = None
     pull_secret: str | None = None
     account: str | None = None
+    port: int = PORT
 
 
 def label(text: str) -> str:
@@ -204,7 +206,7 @@ def _container(pods: Pods, argv: list[str], command: Command, order: Order, *, l
         ],
     }
     if leads:
-        container |= {"ports": [{"containerPort": PORT, "name": "http"}], **_probes(order.bundle)}
+        container |= {"ports": [{"containerPort": pods.port, "name": "http"}], **_probes(order.bundle)}
     return container
 
 

@@ -18,7 +18,6 @@ from workers.launchers.kube_client import ClusterRefused, ClusterUnreachable, Ku
 from workers.launchers.kube_objects import (
     CONTAINER,
     GROUP,
-    PORT,
     ROOT,
     Pods,
     build,
@@ -29,7 +28,6 @@ from workers.launchers.logs import tail
 from workers.launchers.process import refused_variables
 from workers.launchers.unanswered import Unanswered
 
-LOOK_SECONDS = 1.0
 POLL_SECONDS = 0.2
 GONE_SECONDS = 60.0
 """How long the cluster may take to end what was killed."""
@@ -95,12 +93,10 @@ class KubernetesLauncher:
     name: LauncherName = "kubernetes"
     runs_images = True
 
-    def __init__(self, client: KubeClient, pods: Pods, *, look_seconds: float = LOOK_SECONDS) -> None:
-        """Use a cluster, and make pods in this way. What was seen is told again until it is `look_seconds` old."""
-        self._look_seconds = look_seconds
+    def __init__(self, client: KubeClient, pods: Pods) -> None:
+        """Use a cluster, and make pods in this way."""
         self._client = client
         self._pods = pods
-        self._seen: dict[str, tuple[float, ProcessState]] = {}
         self._members: dict[str, dict[str, str]] = {}
         self._ended: dict[str, ProcessState] = {}
         self._logs: dict[str, Path] = {}
@@ -117,7 +113,7 @@ class KubernetesLauncher:
             root=Path(ROOT),
             port_file=Path("/tmp/port.json"),  # noqa: S108 - inside
             host="0.0.0.0",  # noqa: S104 - inside
-            port=PORT,
+            port=self._pods.port,
             drain_seconds=drain_seconds,
         )
 
@@ -201,7 +197,9 @@ class KubernetesLauncher:
         if pod is None or not self._is_ours(pod) or not kube_state.is_running(pod):
             return launched
         address = (pod.get("status") or {}).get("podIP")
-        return replace(launched, port=PORT, host=address) if isinstance(address, str) and address else launched
+        return (
+            replace(launched, port=self._pods.port, host=address) if isinstance(address, str) and address else launched
+        )
 
     def state(self, launched: Launched) -> ProcessState:
         """Tell whether a replica runs; unknown, with the reason, while the cluster does not say."""
@@ -209,12 +207,8 @@ class KubernetesLauncher:
         if place is None:
             return ProcessState(Condition.UNKNOWN, reason="it is nothing of a cluster")
         with self._lock:
-            ended, seen = self._ended.get(str(place)), self._seen.get(str(place))
-        if ended is not None:
-            return ended
-        if seen is not None and time.monotonic() - seen[0] < self._look_seconds:
-            return seen[1]
-        return self._look(place)
+            ended = self._ended.get(str(place))
+        return ended or self._look(place)
 
     def logs(self, launched: Launched | None, log_path: Path, lines: int) -> list[str]:
         """Return the last lines that the pod that answers wrote; of one that is gone, those that were kept."""
@@ -249,7 +243,6 @@ class KubernetesLauncher:
         state = last if last.condition is Condition.EXITED else ProcessState(Condition.EXITED)
         with self._lock:
             self._ended[str(place)] = state
-            self._seen.pop(str(place), None)
         return state
 
     def kill(self, launched: Launched) -> ProcessState:
@@ -302,18 +295,12 @@ class KubernetesLauncher:
         try:
             found = self._client.get(place.path)
             if found is None:
-                state = ProcessState(Condition.EXITED, reason="it was deleted")
-            elif found["metadata"].get("uid") != place.uid:
-                state = ProcessState(Condition.EXITED, reason="it was deleted, and another one has its name")
-            elif place.collection == "pods":
-                state = kube_state.read(found)
-            else:
-                state = self._look_at_group(place, found)
+                return ProcessState(Condition.EXITED, reason="it was deleted")
+            if found["metadata"].get("uid") != place.uid:
+                return ProcessState(Condition.EXITED, reason="it was deleted, and another one has its name")
+            return kube_state.read(found) if place.collection == "pods" else self._look_at_group(place, found)
         except (ClusterRefused, ClusterUnreachable) as error:
             return ProcessState(Condition.UNKNOWN, reason=str(error))
-        with self._lock:
-            self._seen[str(place)] = (time.monotonic(), state)
-        return state
 
     def _look_at_group(self, place: _Handle, found: dict[str, Any]) -> ProcessState:
         labels = {key: value for key, value in _labels(found).items() if key.startswith(GROUP)}

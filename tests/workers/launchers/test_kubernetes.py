@@ -45,7 +45,7 @@ def pods(tmp_path):
 @pytest.fixture
 def launcher(kube, pods, tmp_path):
     (tmp_path / "token").write_text(f"{TOKEN}\n")
-    return KubernetesLauncher(KubeClient(Cluster(kube.url, "engines", tmp_path / "token")), pods, look_seconds=0.0)
+    return KubernetesLauncher(KubeClient(Cluster(kube.url, "engines", tmp_path / "token")), pods)
 
 
 @pytest.fixture

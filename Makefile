@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help install engine-vllm demo test test-faults bench-registry bench-ingest mutation lint format lock schemas clean
+.PHONY: help install engine-vllm demo test test-faults bench-registry bench-ingest bench-boot mutation lint format lock schemas clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -75,6 +75,9 @@ bench-registry: install ## Time the API at 1,000 and 100,000 bundles: make bench
 
 bench-ingest: install ## Time hashing and storing 4 GB against openssl and cp: make bench-ingest ARGS="--bytes 400000000"
 	$(BIN)/python -m tests.bench.ingest $(ARGS)
+
+bench-boot: install ## Time what we add to a boot, and the sweep: make bench-boot ARGS="--boots 5"
+	$(BIN)/python -m tests.bench.boot $(ARGS)
 
 # cosmic-ray only writes the mutants, and needs nothing of ours: an environment of its own keeps its packages out of .venv.
 $(MUTATION)/.installed: $(MUTATION_LOCK)

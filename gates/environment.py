@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from packaging.utils import canonicalize_name
 # What pip writes beside a distribution, or what depends on where it is installed: not part of what runs.
 _IGNORED_NAMES = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"})
 _CHUNK = 1 << 20
+_SETTLED_SECONDS = 0.1
 
 
 class EnvironmentAltered(RuntimeError):
@@ -95,12 +97,25 @@ def _verify(recorded: _Recorded) -> None:
         raise EnvironmentAltered(f"{recorded.path} is not the file that was installed")
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What this process hashed once, and by what it sees that none of it is another one since."""
+
+    stamp: str
+    places: tuple[Path, ...]
+    environment: Environment
+
+
+_known: dict[tuple[str, tuple[str, ...]], _Known] = {}
+
+
 def environment(name: str, *, path: list[str] | None = None) -> Environment:
     """Return the identity of distribution `name` with everything that it requires.
 
     The digest is SHA-256 over lines `name==version` and `path,sha256,size` of each recorded file, sorted; caches,
-    scripts and what the installer wrote for itself are left out. Every file is hashed again (0.1 s for llama.cpp),
-    so the digest says what is there, not only what was once installed.
+    scripts and what the installer wrote for itself are left out. A process hashes every file the first time (0.1 s
+    for llama.cpp), and then when size, inode or time of change of one differ, or something was installed or removed:
+    the digest says what is there, not only what was once installed.
 
     Args:
         name: distribution, such as xllamacpp.
@@ -110,17 +125,42 @@ def environment(name: str, *, path: list[str] | None = None) -> Environment:
         NotInstalled: it or a requirement is missing.
         EnvironmentAltered: a file was changed, removed or recorded without hash.
     """
-    closure = _closure(name, sys.path if path is None else path)
+    folders = tuple(sys.path if path is None else path)
+    known = _known.get((name, folders))
+    if known is not None and _look(folders, known.places) == known.stamp:
+        return known.environment
+    closure = _closure(name, list(folders))
+    recorded = [one for distribution in closure.values() for one in _recorded(distribution)]
+    places = tuple(one.place for one in recorded)
+    stamp = _look(folders, places)  # before they are read: what changes meanwhile is read again
+    for one in recorded:
+        _verify(one)
     distributions = tuple(f"{key}=={found.version}" for key, found in closure.items())
-    lines = list(distributions)
-    files = 0
-    for distribution in closure.values():
-        for recorded in _recorded(distribution):
-            _verify(recorded)
-            lines.append(f"{recorded.path},{recorded.sha256},{recorded.size}")
-            files += 1
+    lines = [*distributions, *(f"{one.path},{one.sha256},{one.size}" for one in recorded)]
     digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
-    return Environment(closure[canonicalize_name(name)].version, f"sha256:{digest}", distributions, files)
+    version = closure[canonicalize_name(name)].version
+    found = Environment(version, f"sha256:{digest}", distributions, len(recorded))
+    if stamp is not None and _are_settled(places):
+        _known[name, folders] = _Known(stamp, places, found)
+    return found
+
+
+def _look(folders: Iterable[str], places: Iterable[Path]) -> str | None:
+    """Return the stamp of files and of what is installed in folders; None where something cannot be seen."""
+    kinds = ("*.dist-info/METADATA", "*.dist-info/RECORD", "*.dist-info/direct_url.json")
+    try:
+        notes = [note for folder in folders for kind in kinds for note in Path(folder).glob(kind)]
+        return _stamp([*notes, *places])
+    except OSError:
+        return None
+
+
+def _are_settled(places: Iterable[Path]) -> bool:
+    """Tell whether files changed so long ago that another change would show: the kernel's clock has steps of ms."""
+    try:
+        return all(time.time() - place.stat().st_ctime > _SETTLED_SECONDS for place in places)
+    except OSError:
+        return False
 
 
 # ----------------------------------------------------------------------------- an environment of the engine's own

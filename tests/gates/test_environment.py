@@ -1,8 +1,10 @@
 import base64
 import hashlib
+import time
 
 import pytest
 
+from gates import environment as environments
 from gates.environment import EnvironmentAltered, NotInstalled, environment
 
 
@@ -100,4 +102,51 @@ def test_an_engine_or_requirement_that_is_not_installed_is_refused(tmp_path):
         identify(tmp_path)
     install(tmp_path, "engine", requires=["kernels"])
     with pytest.raises(NotInstalled, match="kernels is not installed"):
+        identify(tmp_path)
+
+
+def settled(place):
+    """Name an environment whose files are so old that it is remembered."""
+    time.sleep(environments._SETTLED_SECONDS + 0.05)
+    return identify(place)
+
+
+def test_files_that_nobody_touched_are_not_read_again(tmp_path, monkeypatch):
+    install(tmp_path, "engine", requires=["kernels"])
+    install(tmp_path, "kernels")
+    found, read = settled(tmp_path), []
+    monkeypatch.setattr(environments, "_verify", read.append)
+    assert identify(tmp_path) == found
+    assert read == []
+
+
+def test_files_that_were_written_a_moment_ago_are_read_again(tmp_path):
+    install(tmp_path, "engine")
+    identify(tmp_path)
+    (tmp_path / "engine/__init__.py").write_bytes(b"x = 2\n")
+    with pytest.raises(EnvironmentAltered, match="is not the file that was installed"):
+        identify(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["altered", "removed", "moved", "recorded", "editable", "uninstalled"])
+def test_a_change_after_it_was_named_shows(tmp_path, change):
+    install(tmp_path, "engine", requires=["kernels"])
+    info = install(tmp_path, "kernels")
+    settled(tmp_path)
+    file = tmp_path / "kernels/__init__.py"
+    if change == "altered":
+        file.write_bytes(b"x = 2\n")
+    elif change == "removed":
+        file.unlink()
+    elif change == "moved":
+        (tmp_path / "another.py").write_bytes(b"x = 3\n")
+        (tmp_path / "another.py").replace(file)
+    elif change == "recorded":
+        (info / "RECORD").write_text((info / "RECORD").read_text() + "kernels/late.py,,\n")
+    elif change == "editable":
+        (info / "direct_url.json").write_text('{"url": "file:///kernels", "dir_info": {"editable": true}}')
+    else:
+        (info / "METADATA").unlink()
+        info.rename(tmp_path / "kernels.gone")
+    with pytest.raises((EnvironmentAltered, NotInstalled)):
         identify(tmp_path)

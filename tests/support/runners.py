@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +32,8 @@ from workers.agent import Agent
 from workers.engines.llamacpp import LLAMACPP
 from workers.launchers.process import ProcessLauncher, start_time
 
+ROOT = Path(__file__).parents[2]
+PREFIX = "SLUICEGATE_RUNNER__"
 CLASS = "cpu"
 LEASE_SECONDS = 2.0
 QUICK_GATES: tuple[dict[str, Any], ...] = (
@@ -210,6 +215,40 @@ class Bench:
     def stop(self, agent: Agent) -> None:
         """Stop a runner."""
         agent.stop()
+
+
+@contextlib.contextmanager
+def runner_process(
+    bench: Bench, broker_url: str = "redis://127.0.0.1:1/0", *, name: str = "r1", **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a runner as a process of its own, as `sluicegate up` starts it; `variables` are further settings.
+
+    Its log is `runner.log` in the bench's folder, of another one than r1 with the name before it.
+    """
+    settings = bench.settings(name)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        f"{PREFIX}NAME": settings.name,
+        f"{PREFIX}RUNNER_CLASS": settings.runner_class,
+        f"{PREFIX}API_URL": settings.api_url,
+        f"{PREFIX}TOKEN": settings.token.get_secret_value(),
+        f"{PREFIX}BROKER_URL": broker_url,
+        f"{PREFIX}DATA_DIR": str(settings.data_dir),
+        f"{PREFIX}STORE_DIR": str(settings.store_dir),
+        **{f"{PREFIX}{key}": value for key, value in variables.items()},
+    }
+    options = ["-Q", f"runner.{CLASS}", "--pool", "threads", "--concurrency", "2", "--without-gossip"]
+    command = [sys.executable, "-m", "celery", "-A", "workers.runner", "worker", *options]
+    path = bench.folder / ("runner.log" if name == "r1" else f"{name}-runner.log")
+    with (
+        path.open("ab") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=bench.folder) as child,
+    ):
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 @contextlib.contextmanager

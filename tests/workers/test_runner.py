@@ -1,53 +1,17 @@
-import contextlib
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from celery import Celery
 
 from tests.support.broker import broker
-from tests.support.runners import CLASS, is_running, until
-
-ROOT = Path(__file__).parents[2]
-PREFIX = "SLUICEGATE_RUNNER__"
+from tests.support.runners import CLASS, is_running, runner_process, until
 
 
 @pytest.fixture
 def ringing(tmp_path):
     with broker(tmp_path / "broker") as url:
         yield url
-
-
-@contextlib.contextmanager
-def runner(bench, broker_url):
-    """A runner as a process of its own, as `sluicegate up` starts it."""
-    settings = bench.settings()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        f"{PREFIX}NAME": settings.name,
-        f"{PREFIX}RUNNER_CLASS": settings.runner_class,
-        f"{PREFIX}API_URL": settings.api_url,
-        f"{PREFIX}TOKEN": settings.token.get_secret_value(),
-        f"{PREFIX}BROKER_URL": broker_url,
-        f"{PREFIX}DATA_DIR": str(settings.data_dir),
-        f"{PREFIX}STORE_DIR": str(settings.store_dir),
-    }
-    options = ["-Q", f"runner.{CLASS}", "--pool", "threads", "--concurrency", "2", "--without-gossip"]
-    command = [sys.executable, "-m", "celery", "-A", "workers.runner", "worker", *options]
-    path = bench.folder / "runner.log"
-    with (
-        path.open("ab") as log,
-        subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=bench.folder) as child,
-    ):
-        try:
-            yield child
-        finally:
-            child.kill()
 
 
 def registered(bench):
@@ -62,7 +26,7 @@ def listening(bench, broker_url):
 
 
 def test_a_ring_of_the_broker_makes_a_runner_look_at_once(bench, ringing):
-    with runner(bench, ringing) as child:
+    with runner_process(bench, ringing) as child:
         registered(bench)
         run = bench.evaluate(bench.bundle(), bench.policy())
         with listening(bench, ringing) as app:
@@ -75,7 +39,7 @@ def test_a_ring_of_the_broker_makes_a_runner_look_at_once(bench, ringing):
 
 
 def test_a_runner_works_while_its_broker_is_away(bench):
-    with runner(bench, "redis://127.0.0.1:1/0") as child:
+    with runner_process(bench, "redis://127.0.0.1:1/0") as child:
         run = bench.evaluate(bench.bundle(), bench.policy())
         assert bench.done(run).outcome == "passed"
         child.terminate()
@@ -85,7 +49,7 @@ def test_a_runner_works_while_its_broker_is_away(bench):
 def test_a_killed_runner_leaves_the_live_replica_to_the_next_and_no_engine_of_a_gate(bench, ringing):
     bundle = bench.bundle()
     job = bench.serve(bundle)
-    with runner(bench, ringing) as child:
+    with runner_process(bench, ringing) as child:
         first = bench.ready(job, seconds=60)
         run = bench.evaluate(bundle, bench.policy())
         until(lambda: bench.replica(run).get("state") == "loading", what="the engine of a gate")
@@ -94,7 +58,7 @@ def test_a_killed_runner_leaves_the_live_replica_to_the_next_and_no_engine_of_a_
         child.wait()
     until(lambda: not is_running(gate_engine), seconds=5, what="the end of the gate's engine")
     assert is_running(first["pid"])
-    with runner(bench, ringing) as child:
+    with runner_process(bench, ringing) as child:
         until(lambda: bench.states(job).count("ready") == 2, seconds=60, what="the adoption")
         second = bench.replica(job)
         assert (second["pid"], second["address"]) == (first["pid"], first["address"])
@@ -108,7 +72,7 @@ def test_a_killed_runner_leaves_the_live_replica_to_the_next_and_no_engine_of_a_
 def test_a_terminated_runner_gives_its_run_back_and_leaves_the_live_replica(bench, ringing):
     bundle = bench.bundle()
     job = bench.serve(bundle)
-    with runner(bench, ringing) as child:
+    with runner_process(bench, ringing) as child:
         first = bench.ready(job, seconds=60)
         run = bench.evaluate(bundle, bench.policy())
         until(lambda: bench.replica(run).get("state") == "loading", what="the engine of a gate")

@@ -161,6 +161,11 @@ class Stage:
     def _release(self, target: tuple[UUID, str], known: list[str]) -> tuple[str, str, str, str]:
         return str(uuid7()), str(target[0]), target[1], self._random.choice(known)
 
+    def entries_of(self, ended: int, bundles: int) -> int:
+        """Return how many entries there are once there are so many bundles, and so many more releases that ended."""
+        registered = max(0, bundles - self._bundles - 1)
+        return self._entries() + registered + ended * len(self._models.ended.entries)
+
     def _entries(self) -> int:
         with self.service.database.transaction() as session:
             return session.scalar(select(func.count()).select_from(EntryRow)) or 0

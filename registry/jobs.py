@@ -120,6 +120,8 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
     if job.kind != JobKind.SERVE and job.attempt >= failures.MAX_ATTEMPTS:
         _finish(session, service, job, problem="attempts-exhausted", at=at)
         return None
+    if job.state == JobState.CLAIMED:
+        _spend(job, job.lease_until or at)  # its holder was heard of until then
     job.state = JobState.CLAIMED
     job.runner_id, job.devices, job.claimed_at, job.preempted_for = runner.id, devices, at, None
     job.attempt += 1
@@ -130,6 +132,12 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
         job.problem = None  # it was lifted, and the job begins anew
     session.flush()
     return _claim(session, service, job)
+
+
+def _spend(job: JobRow, until: datetime) -> None:
+    """Count the time that an attempt took of a runner, which has ended."""
+    if job.claimed_at is not None:
+        job.spent_ms = (job.spent_ms or 0) + max(0, round((until - job.claimed_at).total_seconds() * 1000))
 
 
 def _may_run(session: Session, job: JobRow) -> bool:
@@ -291,6 +299,7 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
     """
     row = held(session, project, job, said.fencing_token)
     at = db.now(session)
+    _spend(row, at)
     if said.problem is None and row.kind == JobKind.SERVE and row.is_wanted:
         # Nobody asked the replica to stop, so however it ended it is a failure, and the bundle must serve again.
         detail = "the replica ended, and nobody had asked for it"

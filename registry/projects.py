@@ -100,6 +100,7 @@ def set_limits(session: Session, actor: Actor, name: str, body: LimitsSet) -> Pr
     require_installation(actor)
     row = administered(session, actor, name)
     row.max_bytes, row.max_uploads, row.max_documents = body.bytes, body.uploads, body.documents
+    row.max_jobs, row.max_runner_seconds = body.jobs, body.runner_seconds
     session.flush()
     log.info("limits_set", project=name, by=actor.name, **body.model_dump())
     return row

@@ -1,11 +1,16 @@
-"""What a project holds, and how much it may: counted under one lock with what is added, so that two at once agree."""
+"""What a project holds, and how much it may: counted under one lock with what is added, so that two at once agree.
+
+What is stored beyond a limit is refused. What runners would do beyond one waits: it is nobody's fault, and passes.
+"""
 
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from registry import db
 from registry.settings import Settings
 from registry.tables import ProjectRow, ProjectUsageRow, UploadRow
 from schemas.api import Limits, ProjectUsage
@@ -120,7 +125,8 @@ def _under_way(session: Session, project: UUID) -> tuple[int, int]:
 
 def limits(settings: Settings, project: ProjectRow) -> Limits:
     """Return what a project may hold; 0 is any number."""
-    return _limits(settings, project.max_bytes, project.max_uploads, project.max_documents)
+    found = _limits(settings, project.max_bytes, project.max_uploads, project.max_documents)
+    return found.model_copy(update={"jobs": project.max_jobs or 0, "runner_seconds": project.max_runner_seconds or 0})
 
 
 def _limits(settings: Settings, size: int | None, uploads: int | None, documents: int | None) -> Limits:
@@ -128,19 +134,82 @@ def _limits(settings: Settings, size: int | None, uploads: int | None, documents
         bytes=settings.project_bytes if size is None else size,
         uploads=settings.project_uploads if uploads is None else uploads,
         documents=settings.project_documents if documents is None else documents,
+        jobs=0,
+        runner_seconds=0,
     )
+
+
+# ------------------------------------------------------------------------------------------- what runners do for it
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """Which limits a project has reached, each in one sentence; None for one that it has not."""
+
+    jobs: str | None = None
+    """Then runners take nothing more for it but what is live or was."""
+    runner_seconds: str | None = None
+    """Then they take no gates and recordings."""
+
+
+def exhausted(session: Session, project: UUID, at: datetime, *, is_claiming: bool = False) -> Exhausted:
+    """Return which limits of runners a project has reached; `is_claiming` keeps others from claiming meanwhile."""
+    row = session.get_one(ProjectRow, project)
+    if not (row.max_jobs or row.max_runner_seconds):
+        return Exhausted()
+    if is_claiming:
+        # Of two runners that claim at once, the second sees what the first has taken.
+        session.get_one(ProjectRow, project, with_for_update={"key_share": True}, populate_existing=True)
+    jobs, seconds = _worked(session, project, at)
+    told = f"the quota of project {row.name}: "
+    return Exhausted(
+        f"{told}runners hold {jobs} of its jobs, and it may have {row.max_jobs} at once"
+        if row.max_jobs and jobs >= row.max_jobs
+        else None,
+        f"{told}its gates and recordings of the last 24 hours took {seconds / 3600:,.1f} hours of runners, and it may "
+        f"have {row.max_runner_seconds / 3600:,.1f}"
+        if row.max_runner_seconds and seconds >= row.max_runner_seconds
+        else None,
+    )
+
+
+def _worked(session: Session, project: UUID, at: datetime) -> tuple[int, int]:
+    """Return how many jobs runners hold for a project, and how many seconds they measured for it within a day."""
+    row = session.execute(_WORKED, {"project": project, "at": at}).one()
+    return int(row.jobs), int(row.seconds)
+
+
+_WORKED = text(
+    """
+    SELECT
+        (SELECT count(*) FROM jobs WHERE project_id = :project AND state = 'claimed' AND lease_until >= :at) AS jobs,
+        (SELECT coalesce(sum(coalesce(spent_ms, 0) / 1000.0 + CASE state WHEN 'claimed'
+                THEN greatest(0, extract(epoch FROM least(lease_until, :at) - claimed_at)) ELSE 0 END), 0)
+            FROM jobs
+            WHERE project_id = :project AND kind <> 'serve' AND claimed_at >= :at - interval '24 hours') AS seconds
+    """
+)
 
 
 def shown(session: Session, settings: Settings, project: ProjectRow) -> ProjectUsage:
     """Return what a project holds beside what it may."""
     usage = session.get(ProjectUsageRow, project.id)
     under_way, coming = _under_way(session, project.id)
+    jobs, seconds = _worked(session, project.id, db.now(session))
     return ProjectUsage(
         name=project.name,
         bytes=usage.bytes if usage else 0,
         bytes_coming=coming,
         uploads=under_way,
         documents=usage.documents if usage else 0,
+        jobs=jobs,
+        runner_seconds=seconds,
         limits=limits(settings, project),
-        own_limits=Limits(bytes=project.max_bytes, uploads=project.max_uploads, documents=project.max_documents),
+        own_limits=Limits(
+            bytes=project.max_bytes,
+            uploads=project.max_uploads,
+            documents=project.max_documents,
+            jobs=project.max_jobs,
+            runner_seconds=project.max_runner_seconds,
+        ),
     )

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, aliased
 
 from gates import fitting
 from gates.fitting import Needs, Offer
-from registry import db, documents, runners
+from registry import db, documents, quotas, runners
 from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.problems import NoRunnerFits
 from schemas.release import Phase
@@ -223,11 +223,13 @@ def _may_take(session: Session, runner: RunnerRow, at: datetime) -> ColumnElemen
     """The last slot of a runner is for what is live or was: a rollback must not wait for a gate to end.
 
     So is all room while jobs of it end for that. The first to end would take its place again before the last has.
+    What the project's quota holds back is for neither: traffic does not stop for want of it.
     """
-    if not runners.has_only_kept_slots(session, runner) and not _is_making_room(session, runner, at):
-        return true()
-    accepted = select(ReleaseRow.id).where(ReleaseRow.phase.in_([Phase.PROMOTED, Phase.SUPERSEDED]))
-    return and_(JobRow.kind == JobKind.SERVE, JobRow.release_id.in_(accepted))
+    reached = quotas.exhausted(session, runner.project_id, at, is_claiming=True)
+    if reached.jobs or runners.has_only_kept_slots(session, runner) or _is_making_room(session, runner, at):
+        accepted = select(ReleaseRow.id).where(ReleaseRow.phase.in_([Phase.PROMOTED, Phase.SUPERSEDED]))
+        return and_(JobRow.kind == JobKind.SERVE, JobRow.release_id.in_(accepted))
+    return JobRow.kind == JobKind.SERVE if reached.runner_seconds else true()
 
 
 def _is_making_room(session: Session, runner: RunnerRow, at: datetime) -> bool:

@@ -94,6 +94,10 @@ class ProjectRow(Base):
     """Most bytes of blobs; null for what the settings say, 0 for no limit. The next two are alike."""
     max_uploads: Mapped[int | None]
     max_documents: Mapped[int | None]
+    max_jobs: Mapped[int | None]
+    """Most jobs that runners hold for it at once; null or 0 for no limit."""
+    max_runner_seconds: Mapped[int | None] = mapped_column(BigInteger)
+    """Most runner time of its gates and recordings in a day; alike."""
 
 
 class ProjectUsageRow(Base):
@@ -440,6 +444,8 @@ class JobRow(Base):
     created_by: Mapped[str]
     reason: Mapped[str | None]
     finished_at: Mapped[datetime | None]
+    spent_ms: Mapped[int | None] = mapped_column(BigInteger)
+    """Time that runners held it, of all attempts that have ended."""
     __table_args__ = (
         CheckConstraint(_one_of("kind", tuple(JobKind)), "kind"),
         CheckConstraint(_one_of("state", tuple(JobState)), "state"),
@@ -457,6 +463,7 @@ class JobRow(Base):
         Index(None, "bundle", "id"),
         Index(None, "runner_id", "id"),
         Index("ix_jobs_turns", "project_id", "runner_class", "queue", "claimed_at"),
+        Index("ix_jobs_measured", "project_id", "claimed_at", postgresql_where=text("kind <> 'serve'")),
     )
 
 

@@ -5,10 +5,11 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from registry import db, runners, scheduling
+from registry import db, quotas, runners, scheduling
 from registry.lifecycle import BEFORE_TRAFFIC
 from registry.tables import JobRow, ReleaseRow, RunnerRow
-from schemas.runner import JobState
+from schemas.release import Phase
+from schemas.runner import JobKind, JobState
 
 
 def why(session: Session, waiting: UUID) -> str | None:
@@ -66,6 +67,8 @@ def _for_whom(session: Session, job: JobRow) -> str:
         machines = [(runner, held) for runner, held in machines if runner.drained_at is None]
         if not machines:
             return f"a runner of class {job.runner_class} that takes jobs: {', '.join(drained[:4])} drained"
+    if (quota := _quota(session, job)) is not None:
+        return quota
     alive = [runner for runner, _ in machines]
     if (why := scheduling.lacking(job, alive) or scheduling.occupied(session, job, alive)) is not None:
         return why
@@ -75,3 +78,13 @@ def _for_whom(session: Session, job: JobRow) -> str:
     kept = sum(runners.kept_slots(runner) for runner, _ in machines)
     rest = f"; {kept} {'is' if kept == 1 else 'are'} kept for what is live or was" if kept else ""
     return f"a free slot: runners of class {job.runner_class} hold {taken} jobs in {slots} slots{rest}"
+
+
+def _quota(session: Session, job: JobRow) -> str | None:
+    """Return which limit of its project holds a job back, in one sentence; None for none."""
+    reached = quotas.exhausted(session, job.project_id, db.now(session))
+    if job.kind != JobKind.SERVE:
+        return reached.runner_seconds or reached.jobs
+    release = session.get(ReleaseRow, job.release_id) if job.release_id else None
+    is_accepted = release is not None and release.phase in {Phase.PROMOTED, Phase.SUPERSEDED}
+    return None if is_accepted else reached.jobs

@@ -50,6 +50,8 @@ class Limits(Wire):
     bytes: int | None = Field(description="Bytes of blobs, each counted once.")
     uploads: int | None = Field(description="Uploads in pieces under way at once.")
     documents: int | None = Field(description="Documents.")
+    jobs: int | None = Field(description="Jobs that runners hold at once.")
+    runner_seconds: int | None = Field(description="Runner time of gates and recordings within 24 hours, in seconds.")
 
 
 class ProjectUsage(Wire):
@@ -60,18 +62,28 @@ class ProjectUsage(Wire):
     bytes_coming: int = Field(description="Bytes of the uploads that are under way; they count against the limit.")
     uploads: int = Field(description="Uploads in pieces that are under way.")
     documents: int = Field(description="Documents registered: bundles, policies, suites and references.")
+    jobs: int = Field(description="Jobs that runners hold for it, live replicas among them.")
+    runner_seconds: int = Field(
+        description="Seconds that runners held gates and recordings which they took within the last 24 hours."
+    )
     limits: Limits = Field(description="What holds now.")
     own_limits: Limits = Field(description="What an administrator set for it; null for what the settings say.")
 
 
 class LimitsSet(Closed):
-    """Set a project's limits, all three: null for what the settings say, 0 for any number."""
+    """Set a project's limits, all of them: null for what the settings say, 0 for any number."""
 
     bytes: Integer | None = Field(None, description="Bytes of blobs.")
     uploads: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None = Field(
         None, description="Uploads in pieces under way at once."
     )
     documents: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None = Field(None, description="Documents.")
+    jobs: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None = Field(
+        None, description="Jobs that runners hold at once; no setting limits them, and what is live is never held back."
+    )
+    runner_seconds: Integer | None = Field(
+        None, description="Runner time of gates and recordings within 24 hours, in seconds; no setting limits it."
+    )
 
 
 class TokenCreate(Closed):

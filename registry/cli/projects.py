@@ -1,7 +1,9 @@
 """`sluicegate project`: make one, see what it holds, say how much it may."""
 
 import itertools
+import math
 import re
+from decimal import Decimal
 from typing import Annotated
 
 import typer
@@ -58,7 +60,8 @@ def show(
 
 @app.command(
     epilog=examples(
-        "sluicegate project limit team-b --bytes 500GB --documents 10000", "sluicegate project limit team-b --uploads 8"
+        "sluicegate project limit team-b --bytes 500GB --documents 10000",
+        "sluicegate project limit team-b --jobs 4 --runner-hours 12",
     )
 )
 def limit(
@@ -71,12 +74,22 @@ def limit(
         str | None, typer.Option("--uploads", help="Uploads in pieces under way at once; alike.")
     ] = None,
     documents: Annotated[str | None, typer.Option("--documents", help="Documents; alike.")] = None,
+    jobs: Annotated[
+        str | None, typer.Option("--jobs", help="Jobs that runners hold at once; 0 or `default` for any.")
+    ] = None,
+    hours: Annotated[
+        str | None,
+        typer.Option("--runner-hours", help="Hours of runners for gates and recordings within 24 hours; alike."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
-    """Say how much a project may hold. What is not named stays as it is; for administrators of the installation."""
+    """Say how much a project may hold and have runners do.
+
+    What is not named stays as it is; for administrators of the installation.
+    """
     output = Output(as_json=as_json)
-    if bytes_ is None and uploads is None and documents is None:
-        raise Usage("name at least one of --bytes, --uploads and --documents")
+    if {bytes_, uploads, documents, jobs, hours} == {None}:
+        raise Usage("name at least one of --bytes, --uploads, --documents, --jobs and --runner-hours")
     with connect() as client:
         own = client.projects.get(name).own_limits
         body = made(
@@ -85,6 +98,8 @@ def limit(
             bytes=_number(bytes_, own.bytes, "--bytes"),
             uploads=_number(uploads, own.uploads, "--uploads"),
             documents=_number(documents, own.documents, "--documents"),
+            jobs=_number(jobs, own.jobs, "--jobs"),
+            runner_seconds=own.runner_seconds if hours is None else _seconds(hours),
         )
         found = client.projects.set_limits(name, body)
     output.result(found, lambda out: _show(out, found))
@@ -102,6 +117,14 @@ def _number(said: str | None, now: int | None, option: str) -> int | None:
     return int(match[1]) * _UNITS[match[2]]
 
 
+def _seconds(hours: str) -> int | None:
+    if hours == "default":
+        return None
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,3})?", hours) is None:
+        raise Usage(f"--runner-hours {hours!r} is no number of hours, such as 12 or 1.5")
+    return math.ceil(Decimal(hours) * 3600)
+
+
 def _show(out: Output, found: ProjectUsage) -> None:
     coming = f" and {size(found.bytes_coming)} coming" if found.bytes_coming else ""
     held, own = found.limits, found.own_limits
@@ -111,9 +134,16 @@ def _show(out: Output, found: ProjectUsage) -> None:
             ["bytes", size(found.bytes) + coming, size(held.bytes) if held.bytes else "any", _by(own.bytes)],
             ["uploads", found.uploads, held.uploads or "any", _by(own.uploads)],
             ["documents", found.documents, held.documents or "any", _by(own.documents)],
+            ["jobs at once", found.jobs, held.jobs or "any", _by(own.jobs, "nobody")],
+            [
+                "runner hours a day",
+                f"{found.runner_seconds / 3600:,.1f}",
+                f"{held.runner_seconds / 3600:,.1f}" if held.runner_seconds else "any",
+                _by(own.runner_seconds, "nobody"),
+            ],
         ],
     )
 
 
-def _by(own: int | None) -> str:
-    return "settings" if own is None else "administrator"
+def _by(own: int | None, otherwise: str = "settings") -> str:
+    return otherwise if own is None else "administrator"

@@ -444,11 +444,13 @@ def test_an_administrator_sets_a_projects_limits_and_everybody_sees_them(api, co
     command.be("admin", api)
     shown = command.ok("project", "limit", "default", "--bytes", "2kB", "--uploads", "3", "--json").json
     assert (shown["limits"]["bytes"], shown["limits"]["uploads"]) == (2000, 3)
-    assert shown["own_limits"] == {"bytes": 2000, "uploads": 3, "documents": None}
-    command.ok("project", "limit", "default", "--uploads", "default")
+    own = {"bytes": 2000, "uploads": 3, "documents": None, "jobs": None, "runner_seconds": None}
+    assert shown["own_limits"] == own
+    command.ok("project", "limit", "default", "--uploads", "default", "--jobs", "4", "--runner-hours", "1.5")
     command.be("viewer", api)
     shown = command.ok("project", "show", "--json").json
-    assert shown["own_limits"] == {"bytes": 2000, "uploads": None, "documents": None}
+    assert shown["own_limits"] == own | {"uploads": None, "jobs": 4, "runner_seconds": 5400}
+    assert (shown["limits"]["jobs"], shown["jobs"], shown["runner_seconds"]) == (4, 0, 0)
     assert shown["bytes"] == len(SHARED) + len(weights("c"))
     assert "2.0 kB" in command.ok("project", "show").out
     assert command("project", "show", "team-b").status == 2
@@ -457,7 +459,7 @@ def test_an_administrator_sets_a_projects_limits_and_everybody_sees_them(api, co
     assert {one["name"] for one in command.ok("project", "list", "--json").json["items"]} == {"default", "team-b"}
     assert command.ok("project", "create", "team-c", "--json").json["name"] == "team-c"
     assert command.ok("project", "show", "team-c", "--json").json["bytes"] == 0
-    for wrong in (("--bytes", "lots"), ("--uploads", "3GB"), ()):
+    for wrong in (("--bytes", "lots"), ("--uploads", "3GB"), ("--runner-hours", "-1"), ("--jobs", "1.5"), ()):
         assert command("project", "limit", "default", *wrong).status == 2
 
 

@@ -1,6 +1,7 @@
 """Which job goes to which runner: what fits, what is free, who comes first, and what is said where nothing does."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -8,14 +9,15 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select, update
 
-from registry import db, evidence, jobs, releases, runners, runs
+from registry import db, evidence, jobs, projects, quotas, releases, runners, runs
 from registry.auth import Actor
 from registry.service import Service
-from registry.tables import JobRow, ReleaseRow
-from schemas.api import Complete, Progress, RecordCreate, ReleaseCreate, Run, RunCreate
+from registry.tables import JobRow, ProjectRow, ReleaseRow
+from schemas.api import Complete, LimitsSet, Progress, RecordCreate, ReleaseCreate, Run, RunCreate
 from schemas.problems import NoRunnerFits, NotPermitted
 from schemas.runner import Claim, Drain, JobKind, Report, RunnerRegistration
 from tests.support import factories, phases
+from tests.support.together import together
 from tests.support.world import FINGERPRINT
 
 H100 = {"sku": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_520_809_984}
@@ -417,3 +419,83 @@ def test_nobody_whose_token_is_for_some_targets_drains_a_runner(service: Service
     )
     with pytest.raises(NotPermitted), service.database.transaction() as session:
         runners.drain(session, limited, "r1", "why not")
+
+
+# ------------------------------------------------------------------------------------------------- a project's quota
+
+
+def allow(service: Service, actor: Actor, **most: int) -> None:
+    """Set the limits of the actor's project."""
+    with service.database.transaction() as session:
+        projects.set_limits(session, replace(actor, role="admin"), actor.project, LimitsSet.model_validate(most))
+
+
+def test_what_is_above_a_projects_jobs_waits_and_says_why_and_traffic_goes_on(service: Service, actor: Actor) -> None:
+    one = bundle(service, actor)
+    runner = register(service, actor, "r1")
+    allow(service, actor, jobs=2)
+    first, second, third = (ask(service, actor, one) for _ in range(3))
+    candidate = ask(service, actor, bundle(service, actor, "candidate"), JobKind.SERVE, created_by="controller")
+    assert claimed(service, actor, runner, 4) == [candidate, first]
+    for waiting in (second, third):
+        assert str(shown(service, actor, waiting).waits).endswith(
+            "the quota of project default: runners hold 2 of its jobs, and it may have 2 at once"
+        )
+    # What is live is counted, and never held back.
+    replica = live(service, actor, 0.0)
+    held = taken(service, actor, runner)
+    assert held.job == replica
+    change(service, first, state="done")
+    assert claim(service, actor, runner) is None
+    end(service, actor, held)
+    change(service, replica, state="done")
+    assert claimed(service, actor, runner, 2) == [second]
+    allow(service, actor, jobs=0)
+    assert claimed(service, actor, runner, 2) == [third]
+
+
+def test_runners_that_claim_at_once_do_not_exceed_a_quota_together(service: Service, actor: Actor) -> None:
+    one = bundle(service, actor)
+    allow(service, actor, jobs=3)
+    machines = [register(service, actor, f"r{place}") for place in range(6)]
+    for _ in machines:
+        ask(service, actor, one)
+    found = together(*[lambda runner=runner: claim(service, actor, runner) for runner in machines])
+    assert sorted(type(each).__name__ for each in found) == ["Claim"] * 3 + ["NoneType"] * 3
+
+
+def test_gates_wait_when_a_project_has_used_its_runner_time_of_the_day(service: Service, actor: Actor) -> None:
+    one = bundle(service, actor)
+    runner = register(service, actor, "r1")
+    used, waiting = ask(service, actor, one), ask(service, actor, one)
+    change(service, used, state="done", claimed_at=before(service, 60.0), spent_ms=5_400_000)
+    allow(service, actor, runner_seconds=5400)
+    assert claim(service, actor, runner) is None
+    assert str(shown(service, actor, waiting).waits).endswith(
+        "the quota of project default: its gates and recordings of the last 24 hours took 1.5 hours of runners, "
+        "and it may have 1.5"
+    )
+    candidate = ask(service, actor, bundle(service, actor, "candidate"), JobKind.SERVE, created_by="controller")
+    assert claimed(service, actor, runner, 2) == [candidate]
+    # A day later it is as if it had not been.
+    change(service, used, claimed_at=before(service, 86_401.0))
+    assert claimed(service, actor, runner, 2) == [waiting]
+
+
+def test_a_job_counts_the_time_of_each_attempt(service: Service, actor: Actor) -> None:
+    made, runner = ask(service, actor, bundle(service, actor)), register(service, actor, "r1")
+    assert claimed(service, actor, runner, 1) == [made]
+    # Its holder was not heard of any more for the last half of the time.
+    change(service, made, claimed_at=before(service, 600.0), lease_until=before(service, 300.0))
+    second = taken(service, actor, runner)
+    assert second.job == made
+    change(service, made, claimed_at=before(service, 100.0))
+    with service.database.transaction() as session:
+        asked = session.get_one(ProjectRow, actor.project_id)
+        running = quotas.shown(session, service.settings, asked)
+    assert (running.jobs, 400 <= running.runner_seconds < 500) == (1, True)
+    end(service, actor, second)
+    with service.database.transaction() as session:
+        spent = session.get_one(JobRow, made).spent_ms
+    assert spent is not None
+    assert 400_000 <= spent < 500_000

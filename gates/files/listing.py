@@ -16,6 +16,10 @@ MAX_FOLDERS_DEEP = 32
 
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _BLOB_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_PART = re.compile(
+    r"(?P<base>.+\.(?:safetensors|gguf|json|jinja|model|txt))"
+    r"\.(?P<kind>incomplete|part|partial|filepart|aria2|crdownload|download|tmp|gstmp)"
+)
 _LINK_ADVICE = "replace it by the file; only the Hub cache's own links from a snapshot to its blobs are read"
 
 
@@ -73,7 +77,22 @@ def list_directory(root: Path, *, exclude: Iterable[str] = (), hard_links: bool 
         raise FileRefused(
             "directory-unreadable", f"{error.filename} cannot be read: {error.strerror}", file=""
         ) from None
-    return Listing(tuple(entries), tuple(sorted(walk.left_out, key=lambda one: one.path)), tuple(walk.refused))
+    refused = [*walk.refused, *_unfinished({entry.path for entry in entries})]
+    return Listing(tuple(entries), tuple(sorted(walk.left_out, key=lambda one: one.path)), tuple(refused))
+
+
+def _unfinished(paths: set[str]) -> Iterator[FileRefused]:
+    """Find files that a transfer has not finished, by the name that it gives what it is still writing.
+
+    A part that lies beside its whole file is left over from an earlier try; but aria2 writes into a file that has its
+    full length from the beginning, and removes its own at the end.
+    """
+    for path in sorted(paths):
+        match = _PART.fullmatch(path)
+        if match is not None and (match["base"] not in paths or match["kind"] == "aria2"):
+            said = f"is not finished: its transfer has left {path}"
+            advice = "wait until the transfer has ended, or begin it again"
+            yield FileRefused("source-unstable", said, file=match["base"], found=path, advice=advice)
 
 
 class _Walk:

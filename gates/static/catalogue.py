@@ -86,7 +86,7 @@ CODES: Final[Mapping[str, Code]] = {
         ),
         source_unstable=(
             (BLOCK,),
-            "A file changed while it was read.",
+            "A file changed while it was read, or its transfer has not ended.",
             "Wait until the transfer has ended, and check again.",
         ),
         weights_absent=(

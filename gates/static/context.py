@@ -7,10 +7,12 @@ from gates.static import rotary
 from gates.static.composition import Composition, Part
 from gates.static.flaw import Flaw, flaw
 from gates.static.shape import Shape, rope_of
+from gates.static.tensors import CONSOLIDATED
 
 MISTRAL_DEFAULT = 128_000
 """Positions that a params.json without a length means. Source: vllm-project/vllm#17747."""
 _PARAMS_KEYS = ("max_position_embeddings", "max_seq_len", "model_max_length", "max_context_len")
+_ASKED = "--config-format mistral"
 _LENGTH = ("--max-model-len", "--context-length", "--max-context-length", "--max-seq-len", "--max-total-tokens")
 
 
@@ -49,18 +51,18 @@ def derived(shape: Shape) -> int | None:
 
 
 def _length(c: Composition, asked: int | None) -> Iterator[Flaw]:
-    params = c.declared.arguments.get("--config-format") == "mistral" and c.model.has("params.json")
     longest, source = derived(c.model.shape), "config.json"
-    if params:
+    if (why := _reads_params(c)) is not None:
         told = c.model.object("params.json")
         said = next((told[key] for key in _PARAMS_KEYS if type(told.get(key)) is int), None)
-        longest, source = said or MISTRAL_DEFAULT, "params.json"
         by_config = derived(c.model.shape)
+        usual = MISTRAL_DEFAULT if why == _ASKED else by_config
+        longest, source = said or usual or MISTRAL_DEFAULT, "params.json"
         wanted = asked or c.declared.context_tokens
         if wanted is not None and wanted > longest and by_config is not None and by_config >= wanted:
             yield flaw(
                 "config-sources-disagree",
-                f"--config-format mistral reads params.json, which {'says' if said else 'has no length and means'} "
+                f"{why} reads params.json, which {'says' if said else 'has no length and means'} "
                 f"{longest}; {wanted} are asked for, as config.json allows ({by_config}).",
                 file=c.model.path("params.json"),
                 pointer="--max-model-len",
@@ -69,6 +71,19 @@ def _length(c: Composition, asked: int | None) -> Iterator[Flaw]:
             )
             return
     yield from _too_long(c, asked, longest, source)
+
+
+def _reads_params(c: Composition) -> str | None:
+    """Return why the engine reads params.json instead of config.json; None when it does not."""
+    asked = c.declared.arguments.get("--config-format")
+    if not c.model.has("params.json"):
+        return None
+    if asked == "mistral":
+        return _ASKED
+    has_both = any(CONSOLIDATED.fullmatch(name) for name in c.model.entries)
+    if asked in (None, "auto") and has_both and c.rules.get("mistral_files_first") is True:
+        return f"{c.engine} with consolidated weights"
+    return None
 
 
 def _too_long(c: Composition, asked: int | None, longest: int | None, source: str) -> Iterator[Flaw]:

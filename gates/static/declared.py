@@ -21,7 +21,7 @@ _PARALLEL_ARGUMENTS = {
     "tensor": ("--tensor-parallel-size", "-tp", "--tp-size", "--tp", "--tp_size", "--num-shard"),
     "pipeline": ("--pipeline-parallel-size", "-pp", "--pp-size", "--pp_size"),
     "expert": ("--expert-parallel-size", "--ep-size", "--ep", "--ep_size"),
-    "data": ("--data-parallel-size", "-dp", "--dp-size"),
+    "data": ("--data-parallel-size", "-dp", "--dp-size", "--dp"),
 }
 _SIZES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
@@ -135,6 +135,20 @@ class Declared:
     def argument_degree(self, kind: str) -> int | None:
         """Return the degree that the launch arguments say, or None."""
         return self.arguments.number(*_PARALLEL_ARGUMENTS.get(kind, ()))
+
+    @property
+    def shares_attention(self) -> bool:
+        """Whether data parallelism divides the devices of tensor parallelism, instead of multiplying them.
+
+        Source: SGLang's `--enable-dp-attention`: tp devices are groups of tp / dp for attention.
+        """
+        return self.arguments.has("--enable-dp-attention")
+
+    @property
+    def attention_degree(self) -> int:
+        """Over how many devices one layer's attention is divided."""
+        tensor = self.degree("tensor")
+        return max(1, tensor // self.degree("data")) if self.shares_attention else tensor
 
     def has(self, feature: Feature) -> bool:
         """Say whether a feature is declared; what nobody said is not."""

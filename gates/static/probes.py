@@ -28,6 +28,27 @@ _REFERENCE: Final = _tool(
     {"filter": {"$ref": "#/$defs/F"}}, {"F": {"type": "object", "properties": {"name": {"type": "string"}}}}
 )
 _CHOICE: Final = _tool({"filter": {"anyOf": [{"type": "string"}, {"type": "null"}], "description": "What to find."}})
+_CLASS: Final = {"type": "object", "properties": {"name": {"type": "string", "description": "Its name."}}}
+_INNER: Final = {"type": "object", "description": "What to find.", "properties": {"name": {"$ref": "#/$defs/F"}}}
+FURTHER: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "tool-reference": ("$ref", _REFERENCE),
+    "tool-choice": ("anyOf", _CHOICE),
+    "tool-list": (
+        "a list",
+        _tool({"filter": {"type": "array", "items": {"type": "string"}, "description": "What to find."}}),
+    ),
+    "tool-list-reference": (
+        "a list of $ref",
+        _tool({"filter": {"type": "array", "items": {"$ref": "#/$defs/F"}, "description": "x"}}, {"F": _CLASS}),
+    ),
+    "tool-choice-reference": (
+        "anyOf with a $ref",
+        _tool({"filter": {"anyOf": [{"$ref": "#/$defs/F"}, {"type": "null"}], "description": "x"}}, {"F": _CLASS}),
+    ),
+    "tool-inner-reference": ("an object with a $ref", _tool({"filter": _INNER}, {"F": _CLASS})),
+    "tool-types": ("several types", _tool({"filter": {"type": ["string", "null"], "description": "What to find."}})),
+}
+"""Conversation of CASES → what a tool's parameter is there, and the tool. Clients write each of them by themselves."""
 
 CASES: Final[dict[str, dict[str, Any]]] = {
     "plain": {"messages": [_USER]},
@@ -37,8 +58,7 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "system": {"messages": [{"role": "system", "content": SYSTEM}, _USER]},
     "later": {"messages": [_USER], "now": _LATER},
     "tool": {"messages": [_USER], "tools": [_FLAT]},
-    "tool-reference": {"messages": [_USER], "tools": [_REFERENCE]},
-    "tool-choice": {"messages": [_USER], "tools": [_CHOICE]},
+    **{name: {"messages": [_USER], "tools": [tool]} for name, (_, tool) in FURTHER.items()},
     "called": {
         "messages": [
             _USER,

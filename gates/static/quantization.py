@@ -273,4 +273,5 @@ def _libraries(c: Composition, told: Quantization) -> Iterator[Flaw]:
 
 
 def _is_one_of(value: Any, values: list[Any]) -> bool:
+    value = value.lower() if isinstance(value, str) else value  # as the library reads it
     return any(type(value) is type(one) and value == one for one in values)

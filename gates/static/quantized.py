@@ -11,6 +11,24 @@ from typing import Any
 
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "hf_quant_config.json")
 _PATTERN_LETTERS = 400
+_CLASS = re.compile(r"[A-Z][A-Za-z0-9]*")
+
+
+LAYERED = ("model.layers.", "model.language_model.layers.", "language_model.model.layers.")
+"""What the names of a language model's layers begin with, alone and inside a model that also sees or hears."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How some modules are quantized: those whose names match a target, or all others where it has none."""
+
+    targets: tuple[str, ...] = ()
+    group: int | None = None
+    block: tuple[int, int] | None = None
+
+    def names(self, module: str) -> bool:
+        """Say whether a module is one of those that this is for by name."""
+        return any(_matches(pattern, module) for pattern in self.targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +46,7 @@ class Quantization:
     ignored: tuple[str, ...] = ()
     floating: bool = False
     packed: bool = False
+    schemes: tuple[Scheme, ...] = ()
 
     @property
     def is_fp8(self) -> bool:
@@ -37,6 +56,18 @@ class Quantization:
     def ignores(self, module: str) -> bool:
         """Say whether a module was left as it was."""
         return any(_matches(pattern, module) for pattern in self.ignored)
+
+    def schemes_of(self, paths: Sequence[str], layers: Sequence[int]) -> list[Scheme]:
+        """Return how a kind of module is quantized in these layers; nothing when it was left as it was in all of them.
+
+        `paths` are names that it may have inside a layer, such as `self_attn.o_proj`. Schemes that name it come before
+        those for everything else, as compressed-tensors and GPTQModel choose.
+        """
+        named = [[f"{start}{layer}.{path}" for layer in layers] for start in LAYERED for path in paths]
+        if any(all(self.ignores(module) for module in modules) for modules in named):
+            return []
+        own = [one for one in self.schemes if any(one.names(module) for modules in named for module in modules)]
+        return own or [one for one in self.schemes if not one.targets]
 
 
 def quantization_of(config: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> Quantization | None:
@@ -66,7 +97,36 @@ def _read(file: str, pointer: str, told: Mapping[str, Any]) -> Quantization:
     method = _method(file, told)
     reader = _READERS.get(method, _read_plain)
     values = reader(told)
-    return Quantization(method=method, file=file, pointer=pointer, told=told, ignored=_ignored(told), **values)
+    schemes = _schemes(told) or (Scheme(group=values.get("group"), block=values.get("block")),)
+    return Quantization(
+        method=method, file=file, pointer=pointer, told=told, ignored=_ignored(told), schemes=schemes, **values
+    )
+
+
+def _schemes(told: Mapping[str, Any]) -> tuple[Scheme, ...]:
+    """Return the schemes of a configuration that has several; nothing for one that has the same for all."""
+    groups, dynamic = told.get("config_groups"), told.get("dynamic")
+    found = []
+    for one in groups.values() if isinstance(groups, dict) else ():
+        weights = one.get("weights") if isinstance(one, dict) else None
+        if isinstance(weights, dict):
+            targets = one.get("targets")
+            texts = [text for text in targets if isinstance(text, str)] if isinstance(targets, list) else []
+            # A class, such as Linear, is everything that no other group names.
+            named = () if any(_CLASS.fullmatch(text) for text in texts) else tuple(texts)
+            found.append(Scheme(named, _group(weights.get("group_size")), _block(weights.get("block_structure"))))
+    if isinstance(dynamic, dict) and not found:  # GPTQModel: "+:pattern" changes what is quantized otherwise
+        over = [
+            (key, value)
+            for key, value in dynamic.items()
+            if isinstance(key, str) and isinstance(value, dict) and not key.startswith("-:")
+        ]
+        usual = told.get("group_size")
+        found = [
+            Scheme(("re:" + key.removeprefix("+:"),), _group(value.get("group_size", usual))) for key, value in over
+        ]
+        found.append(Scheme((), _group(usual)))
+    return tuple(found)
 
 
 def _method(file: str, told: Mapping[str, Any]) -> str:
@@ -120,6 +180,8 @@ def _read_modelopt(told: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "bits": 4 if is_four or "INT4" in kind or "W4" in kind else 8,
         "group": _group(told.get("group_size")),
+        # Its names for 8-bit floats that share a scale in squares. Source: vLLM 0.32, quantization/modelopt.py.
+        "block": (128, 128) if kind in {"FP8_PB_WO", "FP8_BLOCK_SCALES"} else None,
         "floating": is_four or "FP8" in kind,
     }
 
@@ -188,6 +250,8 @@ def _group(value: object) -> int | None:
 
 
 def _block(value: object) -> tuple[int, int] | None:
+    if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", value)):
+        value = (int(match[1]), int(match[2]))
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
         first, second = value
         if type(first) is int and type(second) is int and first > 0 and second > 0:

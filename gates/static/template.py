@@ -8,7 +8,7 @@ from gates.files.templates import TemplateRefused
 from gates.static import stops
 from gates.static.composition import TOOL_TEMPLATE, Composition
 from gates.static.flaw import Flaw, flaw
-from gates.static.probes import ANSWER, QUESTION, SYSTEM, Renderings
+from gates.static.probes import ANSWER, FURTHER, QUESTION, SYSTEM, Renderings
 from schemas.bundle import Feature
 from schemas.result import Severity
 
@@ -182,7 +182,7 @@ def _tools(c: Composition, seen: Renderings) -> Iterator[Flaw]:
                 found=flat.refused.detail,
             )
         return
-    for name, what in (("tool-reference", "$ref"), ("tool-choice", "anyOf")):
+    for name, (what, _) in FURTHER.items():
         nested = seen.by_name[name]
         lost = sorted(set(nested.printed) - set(flat.printed))
         if nested.refused is None and not lost:
@@ -192,7 +192,7 @@ def _tools(c: Composition, seen: Renderings) -> Iterator[Flaw]:
             if nested.refused is not None
             else f"prints nothing in place of {', '.join(lost)}, and fails under strict undefined"
         )
-        is_mild = nested.refused is None and what != "$ref"
+        is_mild = nested.refused is None and "$ref" not in what
         yield flaw(
             "template-tool-schema",
             f"For a tool whose parameter is {what}, {seen.file} {reason}.",

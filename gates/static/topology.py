@@ -1,13 +1,29 @@
 """Checks of the layout over devices: everything that is divided can be, and the devices know the number format."""
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
 
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, Where, flaw
 from gates.static.quantized import Quantization
 from gates.static.rules import capability
-from gates.static.shape import Shape, moe_layers
+from gates.static.shape import MOST, Shape, moe_layers
 from schemas.result import Severity
+
+_KEY_HEADS: Final = (
+    *("num_global_key_value_heads", "swa_num_key_value_heads", "num_key_value_heads_per_layer"),
+    *("num_key_value_heads", "num_kv_heads"),
+)
+_RECURRENT: Final = {
+    "linear_num_key_heads": "key heads of linear attention",
+    "linear_num_value_heads": "value heads of linear attention",
+    "mamba_n_heads": "heads of a state-space layer",
+    "mamba_num_heads": "heads of a state-space layer",
+    "mamba_n_groups": "groups of a state-space layer",
+}
+_GROUPS: Final = frozenset({"mamba_n_groups"})
 
 
 def check(c: Composition) -> Iterator[Flaw]:
@@ -37,8 +53,8 @@ def _degrees(c: Composition) -> Iterator[Flaw]:
                 found=asked,
                 expected=said,
             )
-    degrees = [c.declared.degree(kind) for kind in ("tensor", "pipeline", "data", "context")]
-    product = degrees[0] * degrees[1] * degrees[2] * degrees[3]
+    kinds = ("tensor", "pipeline", "context", *(() if c.declared.shares_attention else ("data",)))
+    product = math.prod(c.declared.degree(kind) for kind in kinds)
     devices = c.declared.devices
     if devices and product > devices:
         yield flaw(
@@ -51,7 +67,7 @@ def _degrees(c: Composition) -> Iterator[Flaw]:
 
 
 def _heads(c: Composition, shape: Shape) -> Iterator[Flaw]:
-    degree, heads, keys = c.declared.degree("tensor"), shape.heads, shape.kv_heads
+    degree, heads = c.declared.attention_degree, shape.heads
     if degree == 1:
         return
     if heads and heads % degree and c.rules.get("heads_divide"):
@@ -63,28 +79,69 @@ def _heads(c: Composition, shape: Shape) -> Iterator[Flaw]:
             found={"heads": heads, "tp": degree},
             expected={"tp": [one for one in range(1, heads + 1) if heads % one == 0][:16]},
         )
-    if not keys or shape.is_mla or keys % degree == 0:
+    if c.rules.get("heads_divide"):
+        yield from _recurrent(c, shape, degree)
+    if shape.is_mla:
         return
-    where: Where = {"file": c.model.path("config.json"), "pointer": shape.at("num_key_value_heads")}
+    seen = set[int]()
+    for key, keys in key_heads(shape):
+        if keys % degree and keys not in seen:
+            seen.add(keys)
+            yield _key_heads(c, shape, key, keys)
+
+
+def key_heads(shape: Shape) -> Iterator[tuple[str, int]]:
+    """Yield each number of key-value heads that some layer has, and the key that says it.
+
+    Source: the configurations of Gemma 4 (`num_global_key_value_heads`), MiMo-V2 (`swa_num_key_value_heads`), OpenELM
+    and DeciLM (one number a layer).
+    """
+    if shape.kv_heads:
+        yield "num_key_value_heads", shape.kv_heads
+    for key in _KEY_HEADS:
+        told = shape.text.get(key)
+        for one in told if isinstance(told, list) else [told]:
+            if type(one) is int and 0 < one <= MOST["kv_heads"]:
+                yield key, one
+
+
+def _key_heads(c: Composition, shape: Shape, key: str, keys: int) -> Flaw:
+    degree = c.declared.attention_degree
+    where: Where = {"file": c.model.path("config.json"), "pointer": shape.at(key)}
     found = {"kv_heads": keys, "tp": degree}
-    if degree > keys and degree % keys == 0:
-        if c.rules.get("kv_replication") is True:
-            yield flaw(
-                "kv-replicated",
-                f"{keys} key-value heads are copied over {degree} devices: the KV cache per GPU is not reduced below "
-                f"tp {keys}.",
-                **where,
-                found=found,
-            )
-            return
-        message = (
-            f"{c.engine or 'The engine'} does not copy key-value heads, and {keys} are fewer than {degree} devices."
-        )
-        yield flaw("kv-heads-lt-tp", message, **where, found=found, expected={"tp": keys})
-    else:
+    if degree % keys:
         message = f"{keys} key-value heads can be neither divided nor copied over {degree} devices."
+        expected: dict[str, object] = {"kv_heads": f"a divisor or multiple of {degree}"}
+        return flaw("kv-heads-lt-tp", message, **where, found=found, expected=expected)
+    if c.rules.get("kv_replication") is True:
+        return flaw(
+            "kv-replicated",
+            f"{keys} key-value heads are copied over {degree} devices: the KV cache per GPU is not reduced below "
+            f"tp {keys}.",
+            **where,
+            found=found,
+        )
+    message = f"{c.engine or 'The engine'} does not copy key-value heads, and {keys} are fewer than {degree} devices."
+    return flaw("kv-heads-lt-tp", message, **where, found=found, expected={"tp": keys})
+
+
+def _recurrent(c: Composition, shape: Shape, degree: int) -> Iterator[Flaw]:
+    """Find heads of recurrent layers that cannot be divided.
+
+    Source: vLLM 0.32, mamba_mixer2.py (`num_heads` must divide; groups must, unless there is one) and the gated delta
+    net of Qwen3-Next, which divides key and value heads.
+    """
+    for key, what in _RECURRENT.items():
+        count = shape.text.get(key)
+        if type(count) is not int or count <= 0 or count % degree == 0 or (key in _GROUPS and count == 1):
+            continue
         yield flaw(
-            "kv-heads-lt-tp", message, **where, found=found, expected={"kv_heads": f"a divisor or multiple of {degree}"}
+            "heads-tp",
+            f"{count} {what} cannot be divided over {degree} devices.",
+            file=c.model.path("config.json"),
+            pointer=shape.at(key),
+            found={"heads": count, "tp": degree},
+            expected={"tp": [one for one in range(1, min(count, 4096) + 1) if count % one == 0][:16]},
         )
 
 
@@ -120,88 +177,134 @@ def _experts(c: Composition, shape: Shape) -> Iterator[Flaw]:
         )
 
 
-def _divided(c: Composition, shape: Shape) -> Iterator[tuple[str, str, int]]:
-    """Yield what row-parallel layers divide: (key in the configuration, what it is, size)."""
-    sparse = moe_layers(shape)
-    dense = not shape.experts or (shape.layers is not None and len(sparse) < shape.layers)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A width that devices share: key in the configuration, what it is, its size, and the modules that have it."""
+
+    key: str
+    what: str
+    size: int
+    paths: tuple[str, ...]
+    layers: tuple[int, ...]
+    degree: int
+
+
+def _divided(c: Composition, shape: Shape) -> Iterator[_Part]:
+    """Yield what row-parallel layers divide, but attention."""
+    sparse, count, degree = moe_layers(shape), shape.layers or 1, c.declared.degree("tensor")
+    layers = tuple(range(min(count, MOST["layers"])))
+    dense = tuple(layer for layer in layers if not shape.experts or layer not in sparse)
     if shape.intermediate and (dense or not sparse):
-        yield "intermediate_size", "the MLP's inner size", shape.intermediate
+        paths = ("mlp.down_proj", "feed_forward.down_proj", "mlp.fc2", "feed_forward.w2")
+        yield _Part("intermediate_size", "the MLP's inner size", shape.intermediate, paths, dense or layers, degree)
     spread = c.declared.degree("expert") > 1 or c.declared.arguments.has("--enable-expert-parallel", "--enable-ep-moe")
+    moe = tuple(layer for layer in layers if layer in sparse) or layers
     if shape.experts and shape.moe_intermediate and not spread:
         key = "intermediate_size" if "moe_intermediate_size" not in shape.text else "moe_intermediate_size"
-        yield key, "an expert's inner size", shape.moe_intermediate
+        inner = ("mlp.experts.0.down_proj", "block_sparse_moe.experts.0.w2", "feed_forward.experts.down_proj")
+        yield _Part(key, "an expert's inner size", shape.moe_intermediate, inner, moe, degree)
+    shared = ("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj", "feed_forward.shared_expert.down_proj")
     if shape.shared_intermediate:
-        yield "shared_expert_intermediate_size", "the shared expert's inner size", shape.shared_intermediate
+        key = "shared_expert_intermediate_size"
+        yield _Part(key, "the shared expert's inner size", shape.shared_intermediate, shared, moe, degree)
+    several = shape.text.get("n_shared_experts")
+    if shape.moe_intermediate and type(several) is int and 0 < several <= MOST["experts"]:
+        size = shape.moe_intermediate * several
+        yield _Part("n_shared_experts", "the shared experts' inner size", size, shared, moe, degree)
 
 
-def _attention(shape: Shape) -> int | None:
+def _attention(c: Composition, shape: Shape) -> Iterator[_Part]:
+    """Yield the width of the attention's output, which devices share by heads."""
     width = shape.value_dim if shape.is_mla else shape.head_dim
-    return shape.heads * width if shape.heads and width else None
+    if shape.heads and width:
+        layers, degree = tuple(range(min(shape.layers or 1, MOST["layers"]))), c.declared.attention_degree
+        paths = ("self_attn.o_proj", "self_attention.dense", "attention.wo")
+        yield _Part("num_attention_heads", "the attention's output", shape.heads * width, paths, layers, degree)
 
 
 def _widths(c: Composition, shape: Shape) -> Iterator[Flaw]:
-    degree = c.declared.degree("tensor")
-    for key, what, size in _divided(c, shape):
-        if size % degree:
+    for one in _divided(c, shape):
+        if one.size % one.degree:
             yield flaw(
                 "intermediate-tp",
-                f"{_first_upper(what)} {size} cannot be divided over {degree} devices.",
+                f"{_first_upper(one.what)} {one.size} cannot be divided over {one.degree} devices.",
                 file=c.model.path("config.json"),
-                pointer=shape.at(key),
-                found={key: size, "tp": degree},
-                expected={"tp": [one for one in (1, 2, 4, 8, 16, 32, 64) if size % one == 0]},
+                pointer=shape.at(one.key),
+                found={one.key: one.size, "tp": one.degree},
+                expected={"tp": [n for n in (1, 2, 4, 8, 16, 32, 64) if one.size % n == 0]},
             )
 
 
 def _groups(c: Composition, shape: Shape, told: Quantization) -> Iterator[Flaw]:
-    degree, group = c.declared.degree("tensor"), told.group
-    if group is None or told.block or told.method in {"mxfp4", "bitsandbytes"}:
+    if told.method in {"mxfp4", "bitsandbytes"}:
         return
-    sizes = list(_divided(c, shape))
-    if (width := _attention(shape)) is not None:
-        sizes.append(("num_attention_heads", "the attention's output", width))
-    modules = {"num_attention_heads": "o_proj"}
-    for key, what, size in sizes:
-        if size % degree or size // degree % group == 0 or told.ignores(f"x.{modules.get(key, 'down_proj')}"):
-            continue
-        share = size // degree
-        fitting = [one for one in (1, 2, 4, 8, 16, 32) if size % one == 0 and size // one % group == 0]
-        yield flaw(
-            "quant-group-tp",
-            f"{_first_upper(what)} {size} over {degree} devices is {share}, {share / group:g} groups of {group}.",
-            file=c.model.path("config.json"),
-            pointer=shape.at(key),
-            found={key: size, "tp": degree, "per_device": share, "groups": share / group},
-            expected={"group_size": group, "tp": fitting},
+    for one in (*_divided(c, shape), *_attention(c, shape)):
+        sizes = {scheme.group for scheme in told.schemes_of(one.paths, one.layers) if not scheme.block}
+        cut = sorted(
+            group for group in sizes if group and one.size % one.degree == 0 and one.size // one.degree % group
         )
+        if cut:
+            yield _cut_groups(c, shape, one, cut[-1])
+
+
+def _cut_groups(c: Composition, shape: Shape, one: _Part, group: int) -> Flaw:
+    share = one.size // one.degree
+    return flaw(
+        "quant-group-tp",
+        f"{_first_upper(one.what)} {one.size} over {one.degree} devices is {share}, {share / group:g} groups of "
+        f"{group}.",
+        file=c.model.path("config.json"),
+        pointer=shape.at(one.key),
+        found={one.key: one.size, "tp": one.degree, "per_device": share, "groups": share / group},
+        expected={"group_size": group, "tp": _fitting(one.size, group)},
+    )
 
 
 def _blocks(c: Composition, shape: Shape, told: Quantization) -> Iterator[Flaw]:
-    degree, block = c.declared.degree("tensor"), told.block
-    if block is None or degree == 1 or c.rules.get("fp8_sub_blocks") is True:
+    if c.rules.get("fp8_sub_blocks") is True:
         return
-    sizes = list(_divided(c, shape))
-    if (width := _attention(shape)) is not None:
-        sizes.append(("num_attention_heads", "the attention's output", width))
-    shared = shape.text.get("n_shared_experts")
-    if shape.moe_intermediate and type(shared) is int and shared:
-        sizes.append(("n_shared_experts", "the shared experts' inner size", shape.moe_intermediate * shared))
-    step = max(block)
-    for key, what, size in sizes:
-        if size % degree or size // degree % step == 0:
-            continue
-        share = size // degree
-        yield flaw(
-            "fp8-block-tp",
-            f"{_first_upper(what)} {size} over {degree} devices is {share}, and {share} mod {step} = {share % step}.",
-            file=c.model.path("config.json"),
-            pointer=shape.at(key),
-            found={key: size, "tp": degree, "per_device": share, "remainder": share % step},
-            expected={
-                "block": list(block),
-                "tp": [one for one in (1, 2, 4, 8, 16, 32) if size % one == 0 and size // one % step == 0],
-            },
-        )
+    for one in (*_divided(c, shape), *_attention(c, shape)):
+        blocks = {scheme.block for scheme in told.schemes_of(one.paths, one.layers) if scheme.block}
+        for block in sorted(blocks):
+            if one.degree > 1 and one.size % one.degree == 0 and one.size // one.degree % max(block):
+                yield _cut_block(c, shape, one, block, max(block))
+    yield from _merged_blocks(c, shape, told)
+
+
+def _merged_blocks(c: Composition, shape: Shape, told: Quantization) -> Iterator[Flaw]:
+    """Find key and value projections whose share of rows is no whole number of blocks.
+
+    They are divided by heads, and copied where there are fewer heads than devices.
+    """
+    degree, keys, width = c.declared.attention_degree, shape.kv_heads, shape.head_dim
+    if degree == 1 or not keys or not width or shape.is_mla or c.rules.get("fp8_merged_sub_blocks") is True:
+        return
+    layers = tuple(range(min(shape.layers or 1, MOST["layers"])))
+    one = _Part("num_key_value_heads", "the keys' width", keys * width, ("self_attn.k_proj",), layers, degree)
+    share = max(1, keys // degree) * width
+    blocks = {scheme.block for scheme in told.schemes_of(one.paths, one.layers) if scheme.block}
+    for block in sorted(blocks):
+        if (keys % degree == 0 or degree % keys == 0) and share % block[0]:
+            yield _cut_block(c, shape, one, block, block[0], share)
+
+
+def _cut_block(
+    c: Composition, shape: Shape, one: _Part, block: tuple[int, int], step: int, share: int | None = None
+) -> Flaw:
+    share = one.size // one.degree if share is None else share
+    return flaw(
+        "fp8-block-tp",
+        f"{_first_upper(one.what)} {one.size} over {one.degree} devices is {share}, and {share} mod {step} = "
+        f"{share % step}.",
+        file=c.model.path("config.json"),
+        pointer=shape.at(one.key),
+        found={one.key: one.size, "tp": one.degree, "per_device": share, "remainder": share % step},
+        expected={"block": list(block), "tp": _fitting(one.size, step)},
+    )
+
+
+def _fitting(size: int, step: int) -> list[int]:
+    return [n for n in (1, 2, 4, 8, 16, 32) if size % n == 0 and size // n % step == 0]
 
 
 def _arch(c: Composition, told: Quantization) -> Iterator[Flaw]:

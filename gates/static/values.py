@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gates.static import gguf_values
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.tensors import Placed
@@ -62,6 +63,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     """Scan the tensors that an engine loads, of the model, its adapters and its draft."""
     for part in c.parts:
         yield from _scan_part(part)
+        yield from gguf_values.check(part, BUDGET_BYTES)
 
 
 def _scan_part(part: Part) -> Iterator[Flaw]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from gates.static import names, required
+from gates.static import gguf_tensors, names, required
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.required import Needed
@@ -192,6 +192,14 @@ def _gguf(part: Part) -> Iterator[Flaw]:
             pointer=f"{architecture}.block_count",
             found={"layers": absent[:MAX_ITEMS], "count": len(absent)},
             expected=count,
+        )
+    lost = list(gguf_tensors.missing(str(architecture), header.metadata, tensors.keys()))
+    if tensors and lost:
+        yield flaw(
+            "tensor-missing",
+            f"{len(lost)} tensors that {architecture} needs are in no file: {listed(lost)}.",
+            file=path,
+            found={"count": len(lost), "missing": lost[:MAX_ITEMS]},
         )
     start, tokens = tensors.get("token_embd.weight"), header.metadata.get("tokenizer.ggml.tokens")
     said = getattr(tokens, "count", None)

@@ -1,9 +1,9 @@
 """Settings of every process, read once from the environment (`SLUICEGATE_…`, nested by `__`) and passed down."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gates.sources.hosts import external_hosts
@@ -11,6 +11,17 @@ from schemas.common import S3_PATTERN
 from schemas.runner import LauncherName
 
 MOST_PROCESSES = 64
+BROKER_SCHEMES = ("redis://", "amqp://")
+
+
+def _broker(told: SecretStr) -> SecretStr:
+    """Refuse another kind of broker. The value is not said: a password may be in it."""
+    if not told.get_secret_value().startswith(BROKER_SCHEMES):
+        raise ValueError("it must be redis://… or amqp://…")
+    return told
+
+
+BrokerUrl = Annotated[SecretStr, AfterValidator(_broker)]
 
 
 class Gateway(BaseModel):
@@ -26,12 +37,19 @@ class Settings(BaseSettings):
     """Settings of the API and of the control workers."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SLUICEGATE_", env_nested_delimiter="__", frozen=True, extra="ignore", env_ignore_empty=True
+        env_prefix="SLUICEGATE_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="ignore",
+        env_ignore_empty=True,
+        hide_input_in_errors=True,  # a process that cannot start says why in its log, where no password may be
     )
 
     environment: Literal["development", "production"] = Field("production", description="Kind of installation.")
     database_url: SecretStr = Field(description="PostgreSQL ≥ 15, as postgresql+psycopg://…")
-    broker_url: SecretStr = Field(description="Celery broker: redis://…; amqp://… is not tried yet.")
+    broker_url: BrokerUrl = Field(
+        description="Broker that wakes the workers: redis://… (Valkey, Redis) or amqp://… (RabbitMQ)."
+    )
     storage_dir: Path = Field(
         description="Folder of the content-addressed blobs; with a bucket, of what is arriving for it."
     )
@@ -102,14 +120,19 @@ class RunnerSettings(BaseSettings):
     """Settings of a runner: no database, no signing key."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SLUICEGATE_RUNNER__", env_nested_delimiter="__", frozen=True, extra="ignore", env_ignore_empty=True
+        env_prefix="SLUICEGATE_RUNNER__",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="ignore",
+        env_ignore_empty=True,
+        hide_input_in_errors=True,  # as above
     )
 
     name: str = Field(description="Stable name of this runner on its host.")
     runner_class: str = Field(description="Class it takes jobs for.")
     api_url: str = Field(description="Address of the API.")
     token: SecretStr = Field(description="Token with the role runner.")
-    broker_url: SecretStr = Field(description="Celery broker that rings when there is work.")
+    broker_url: BrokerUrl = Field(description="Broker that rings when there is work: the service's.")
     data_dir: Path = Field(description="Folder for staged files, logs and replicas.")
     store_dir: Path | None = Field(
         None, description="The blob store, when it is on this machine: files are linked, not fetched."

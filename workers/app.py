@@ -8,6 +8,7 @@ from celery.signals import worker_shutdown
 
 from registry.service import Service
 from registry.settings import Settings
+from workers import broker
 from workers.broker import CONTROL_QUEUE, configure
 from workers.control import Control
 
@@ -31,7 +32,7 @@ def control() -> Control:
 
 def ring(runner_class: str) -> None:
     """Wake the runners of a class. A broker that is away loses the ring, and the next sweep rings again."""
-    app.send_task("workers.runner.ring", queue=f"runner.{runner_class}", expires=10, retry=False)
+    broker.ring(app, "workers.runner.ring", queue=f"runner.{runner_class}")
 
 
 @worker_shutdown.connect

@@ -1,24 +1,58 @@
-"""What our Celery applications of the service have in common. The broker is a doorbell: it carries no facts.
+"""What our Celery applications have in common, whatever broker rings for them. It is a doorbell: it carries no facts.
 
 A lost message costs a second, the time to the next sweep; a doubled one changes nothing. So there are no chains,
-no countdowns and no results.
+no countdowns and no results, and no message has to outlive the broker.
 """
 
 import logging
-from typing import Any
+from typing import Any, Final
 
+import structlog
 from celery import Celery
 from celery.signals import setup_logging
+from kombu.connection import Connection
+from kombu.exceptions import OperationalError
 
 from registry import logs
 
 CONTROL_QUEUE = "control"
+MOST_WAITING: Final = 20
+"""Messages in a queue beyond which another would bring about nothing that theirs do not."""
+RING_SECONDS: Final = 10
+"""How long RabbitMQ keeps a ring that no runner takes, by its own clock. Valkey keeps it."""
+RETRY_SECONDS: Final = 2
+SILENCE_SECONDS: Final = 5
+"""Longest wait for an answer of RabbitMQ: one that stands still, as when its disk is full, holds nobody up."""
+HEARTBEAT_SECONDS: Final = 10
+"""A worker misses a RabbitMQ whose host is gone after twice as long."""
 _CHATTY = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
 """They write lines for every sweep, of which there is one a second. Errors stay."""
+
+log = structlog.get_logger("workers.broker")
+
+
+class Line(Connection):
+    """A connection that is tried again at even intervals: kombu's grow to half a minute, in which nothing moves."""
+
+    def ensure_connection(self, *words: Any, **named: Any) -> Any:
+        """Connect, trying again and again."""
+        even = {"interval_start": RETRY_SECONDS, "interval_step": 0, "interval_max": RETRY_SECONDS}
+        return super().ensure_connection(*words, **even | named)  # type: ignore[no-untyped-call] # kombu's has none
+
+
+def transport_options(url: str) -> dict[str, Any]:
+    """Return what a broker's client library is told, by the scheme of its address."""
+    # Whoever rings tries a broker that is away once more, soon, and leaves it to the next sweep.
+    told: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.0, "interval_max": 0.2}
+    if url.startswith("redis"):
+        return told | {"visibility_timeout": 120}  # how long a worker is silent before another gets what it took
+    # RabbitMQ takes what is sent and may then refuse it: only a confirmation tells.
+    return told | {"confirm_publish": True, "read_timeout": SILENCE_SECONDS, "write_timeout": SILENCE_SECONDS}
 
 
 def configure(app: Celery, *, queue: str) -> None:
     """Give a Celery application the rules that all of ours keep, and its process our form of logs."""
+    app.amqp.Connection = Line
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
@@ -27,17 +61,72 @@ def configure(app: Celery, *, queue: str) -> None:
         task_reject_on_worker_lost=True,
         task_default_queue=queue,
         task_create_missing_queues=True,
+        # RabbitMQ writes nothing of a message to its disk; the queues are there after its restart, empty.
+        task_default_delivery_mode="transient",
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         worker_enable_remote_control=False,
         worker_send_task_events=False,
+        broker_heartbeat=HEARTBEAT_SECONDS,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        broker_transport_options={"visibility_timeout": 120},
+        # RabbitMQ refuses a password, or a queue that it does not let us have, by an error of the channel. A runner
+        # that ended at it would take its engines along.
+        broker_channel_error_retry=True,
+        broker_transport_options=transport_options(app.conf.broker_write_url),
         timezone="UTC",
     )
     setup_logging.connect(_set_up_logging)
+
+
+def waiting(app: Celery, queue: str) -> int:
+    """Return how many messages wait in a queue; 0 where no broker could be asked."""
+    try:
+        return _count(app, queue)
+    except errors_of(app):
+        return 0  # whoever sends to it is told why
+
+
+def _count(app: Celery, queue: str) -> int:
+    """Ask the broker, after the queue was made where it is missing: RabbitMQ drops what is sent to none."""
+    with app.connection_or_acquire() as connection:
+        is_old = connection.connected
+        while True:
+            try:
+                channel = connection.default_channel
+                app.amqp.queues[queue].bind(channel).declare()
+                return int(channel.queue_declare(queue=queue, passive=True).message_count)
+            except connection.connection_errors as error:
+                connection.collect()  # not closed: that would wait for an answer again
+                if not is_old or isinstance(error, TimeoutError):
+                    raise
+                is_old = False  # the broker may have been started again since
+
+
+def errors_of(app: Celery) -> tuple[type[Exception], ...]:
+    """Return what a broker's client library raises when the broker is away or refuses."""
+    line = app.connection_for_write()  # connects when it is used, which it is not
+    return (OperationalError, *line.connection_errors, *line.channel_errors)
+
+
+def ring(app: Celery, task: str, *, queue: str) -> bool:
+    """Say that there is work, unless enough messages say so already. A broker that is away loses it.
+
+    Returns:
+        Whether the message was sent.
+    """
+    try:
+        if _count(app, queue) >= MOST_WAITING:
+            return False
+        # An expiry of Celery's would be an instant of our clock, which a worker compares with its own.
+        app.send_task(
+            task, queue=queue, expiration=RING_SECONDS, retry=True, retry_policy={"max_retries": 1, "interval_start": 0}
+        )
+    except errors_of(app) as error:
+        log.warning("ring_lost", queue=queue, error=type(error).__name__)
+        return False
+    return True
 
 
 def _set_up_logging(**_: Any) -> None:

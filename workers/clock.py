@@ -7,29 +7,17 @@ worker that comes back works off in a moment.
 
 from typing import Any, Final
 
-from celery import Celery, beat
+from celery import beat
 
-from workers.broker import CONTROL_QUEUE
+from workers.broker import CONTROL_QUEUE, MOST_WAITING, waiting
 
 SWEEP_SECONDS: Final = 1.0
 TIDY_SECONDS: Final = 60.0
-MOST_WAITING: Final = 20
-"""Messages in the control workers' queue beyond which another sweep would find nothing that theirs do not."""
 
 SCHEDULE: Final = {
     "sweep": {"task": "workers.tasks.sweep", "schedule": SWEEP_SECONDS},
     "tidy": {"task": "workers.tasks.tidy", "schedule": TIDY_SECONDS},
 }
-
-
-def waiting(app: Celery, queue: str) -> int:
-    """Return how many messages wait in a queue; 0 where there is none, or no broker that could be asked."""
-    with app.connection_for_write() as connection:
-        try:
-            with connection.channel() as channel:
-                return int(channel.queue_declare(queue=queue, passive=True).message_count)
-        except (*connection.connection_errors, *connection.channel_errors):
-            return 0  # whether a broker is there shows at the next message
 
 
 class Scheduler(beat.Scheduler):  # type: ignore[misc] # Celery ships no types

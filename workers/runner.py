@@ -8,12 +8,11 @@ from typing import Any
 
 import structlog
 from celery import Celery, bootsteps
-from celery.signals import setup_logging
 
 from registry.client import Client
-from registry.logs import configure
 from registry.settings import RunnerSettings
 from workers.agent import Agent
+from workers.broker import configure
 from workers.launchers.process import become_subreaper
 
 TIMEOUT_SECONDS = 10.0
@@ -22,21 +21,7 @@ TIMEOUT_SECONDS = 10.0
 log = structlog.get_logger("workers.runner")
 settings = RunnerSettings()  # the process is this application; nothing imports it for anything else
 app = Celery("sluicegate-runner", broker=settings.broker_url.get_secret_value())
-app.conf.update(
-    task_serializer="json",
-    accept_content=["json"],
-    task_ignore_result=True,
-    task_default_queue=f"runner.{settings.runner_class}",
-    task_create_missing_queues=True,
-    worker_prefetch_multiplier=1,
-    worker_hijack_root_logger=False,
-    worker_redirect_stdouts=False,
-    worker_enable_remote_control=False,
-    worker_send_task_events=False,
-    broker_connection_retry_on_startup=True,
-    broker_connection_max_retries=None,
-    timezone="UTC",
-)
+configure(app, queue=f"runner.{settings.runner_class}")
 agent = Agent(settings, Client(settings.api_url, settings.token.get_secret_value(), timeout_seconds=TIMEOUT_SECONDS))
 
 
@@ -61,12 +46,8 @@ class AgentStep(bootsteps.StartStopStep):  # type: ignore[misc] # Celery ships n
 app.steps["worker"].add(AgentStep)
 
 
-@setup_logging.connect
-def _set_up_logging(**_: Any) -> None:
-    configure()
-
-
 @app.task(name="workers.runner.ring")
 def ring() -> None:
     """Look for jobs now."""
+    log.info("runner_rung")
     agent.ring()

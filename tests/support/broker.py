@@ -10,7 +10,8 @@ from pathlib import Path
 from workers.embedded import valkey
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -20,7 +21,7 @@ def _free_port() -> int:
 def broker(folder: Path) -> Iterator[str]:
     """Run a broker while the context lasts; yields its URL."""
     folder.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = free_port()
     command = [valkey.binary(), "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
     with (folder / "valkey.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:

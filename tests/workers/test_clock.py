@@ -6,8 +6,8 @@ import pytest
 from celery import Celery
 
 from tests.support.broker import broker
-from workers.broker import CONTROL_QUEUE, configure
-from workers.clock import MOST_WAITING, SCHEDULE, Scheduler, waiting
+from workers.broker import CONTROL_QUEUE, MOST_WAITING, configure, waiting
+from workers.clock import SCHEDULE, Scheduler
 
 
 @pytest.fixture
@@ -52,4 +52,5 @@ def test_a_broker_that_is_away_has_nothing_that_waits():
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     with Celery("a-beat", broker=f"redis://127.0.0.1:{port}/0") as app:
+        configure(app, queue=CONTROL_QUEUE)
         assert waiting(app, CONTROL_QUEUE) == 0

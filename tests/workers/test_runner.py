@@ -33,7 +33,7 @@ def test_a_ring_of_the_broker_makes_a_runner_look_at_once(bench, ringing):
             app.send_task("workers.runner.ring", queue=f"runner.{CLASS}", expires=10, retry=False)
         assert bench.done(run).outcome == "passed"
         log = bench.folder / "runner.log"
-        until(lambda: b"workers.runner.ring" in log.read_bytes(), what="the ring")
+        until(lambda: b"runner_rung" in log.read_bytes(), what="the ring")
         child.terminate()
         assert child.wait(timeout=30) == 0
 

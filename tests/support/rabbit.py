@@ -1,0 +1,140 @@
+"""A real RabbitMQ on free loopback ports, from Debian's package, with an account of its own for the service."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from kombu.connection import Connection
+from kombu.exceptions import OperationalError
+
+from tests.support.broker import free_port
+
+# Not the one in the path: that one changes the account, and writes where the package says.
+SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+MISSING = "not run: RabbitMQ is not installed; Debian's package is rabbitmq-server"
+QUEUES = r"^(control|runner\..+)$"
+"""What the account may make: all that the service needs of a broker."""
+WRITTEN = r"^(control|runner\..+|amq\.default)$"
+"""What it may write to, and read: RabbitMQ 3.10 takes these two lines of its configuration for each other."""
+
+
+def is_installed() -> bool:
+    """Tell whether there is a RabbitMQ to start."""
+    return SERVER.is_file()
+
+
+class Rabbit:
+    """One broker. `with` starts and ends it; in between it may be stopped, killed, and started again on its data."""
+
+    def __init__(self, folder: Path, *, options: Mapping[str, str] | None = None) -> None:
+        """Choose ports and write its configuration; `options` are more lines of it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self.port, self._names, distribution = free_port(), free_port(), free_port()
+        self.password = uuid4().hex
+        lines = {
+            "listeners.tcp.1": f"127.0.0.1:{self.port}",
+            "default_user": "gate",
+            "default_pass": self.password,
+            "default_permissions.configure": QUEUES,
+            "default_permissions.read": WRITTEN,
+            "default_permissions.write": WRITTEN,
+            "log.console": "true",
+            "log.file": "false",
+            **(options or {}),
+        }
+        (folder / "rabbitmq.conf").write_text("".join(f"{name} = {value}\n" for name, value in lines.items()))
+        (folder / "plugins").write_text("[].\n")
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "LANG": "C.UTF-8",
+            "HOME": str(folder),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": str(self._names),
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq"),
+            "RABBITMQ_DIST_PORT": str(distribution),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+            "RABBITMQ_LOG_BASE": str(folder),
+            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+            "RABBITMQ_NODENAME": f"test{self.port}@localhost",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none",
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the server
+        }
+        self._server: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Address, with account and password."""
+        return f"amqp://gate:{self.password}@127.0.0.1:{self.port}//"
+
+    @property
+    def said(self) -> str:
+        """What it wrote."""
+        return (self._folder / "rabbit.log").read_text("utf-8", errors="replace")
+
+    def __enter__(self) -> Self:
+        # Of our own: the server would start one that nobody ends.
+        command, log = ["epmd", "-port", str(self._names)], subprocess.DEVNULL
+        self._mapper = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+        try:
+            self.start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self.kill()
+        self._mapper.kill()
+        self._mapper.wait()
+
+    def start(self) -> None:
+        """Start it on what it has, and wait until it answers."""
+        with (self._folder / "rabbit.log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [str(SERVER)], env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+        ends = time.monotonic() + 60
+        while True:
+            try:
+                with Connection(self.url, connect_timeout=5) as connection:  # type: ignore[no-untyped-call] # kombu's
+                    connection.connect()
+                return
+            except (OSError, OperationalError):
+                if time.monotonic() > ends or self._server.poll() is not None:
+                    raise AssertionError(f"RabbitMQ does not start: {self.said[-2000:]}") from None
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End it in order."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._server is not None:
+            self._server.send_signal(number)
+            self._server.wait(timeout=60)
+            self._server = None
+
+    def freeze(self) -> None:
+        """Let it stand still: its kernel takes what is sent, and nothing is answered."""
+        assert self._server is not None
+        self._server.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self._server is not None
+        self._server.send_signal(signal.SIGCONT)

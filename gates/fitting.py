@@ -42,6 +42,8 @@ class Needs(Closed):
     nodes: Positive
     held_bytes: Integer
     """Bytes of the files that an engine keeps in memory: less, no layout and no setting can make it take."""
+    beside: "Needs | None" = None
+    """What another replica takes that runs at the same time: that of the bundle that a drill goes back to."""
 
     @classmethod
     def of(cls, bundle: Bundle) -> Self:
@@ -68,10 +70,14 @@ class Needs(Closed):
 
     @property
     def machine_bytes(self) -> int:
-        """Bytes of the machine's own memory that a replica takes at least; with accelerators the weights lie there."""
-        return self.held_bytes if self.count == 0 else 0
+        """Bytes of the machine's own memory that it takes at least; with accelerators the weights lie there."""
+        other = self.beside.machine_bytes if self.beside is not None else 0
+        return other + (self.held_bytes if self.count == 0 else 0)
 
     def __str__(self) -> str:
+        return self._alone() if self.beside is None else f"{self._alone()}, and beside it {self.beside}"
+
+    def _alone(self) -> str:
         parts = [self._devices()]
         parts += [f"driver {self.driver}"] if self.driver else []
         parts += [f"CUDA {self.cuda}"] if self.cuda else []
@@ -113,14 +119,36 @@ def obstacles(needs: Needs, offer: Offer) -> list[str]:
 
     What cannot be read, such as a constraint on the driver that is none, is an obstacle too.
     """
-    return [*_engine(needs, offer), *(_accelerators(needs, offer) if needs.count else _processor(needs, offer))]
+    found = [*_engine(needs, offer), *_hardware(needs, offer)]
+    if needs.beside is None:
+        return found
+    # Whether its engine is here too is the drill's to find out: that of what is accepted may be an older one.
+    found += [f"for the accepted bundle beside it: {one}" for one in _hardware(needs.beside, offer)]
+    if found:
+        return found
+    machine = offer.fingerprint
+    if positions(needs, machine) is None:
+        return [f"it has {offer}, and a drill takes what both bundles do at once"]
+    if not has_memory(needs, machine, 0):
+        both = _size(needs.machine_bytes)
+        return [f"it has {_size(machine.memory_bytes)} of memory, and the weights of both bundles alone take {both}"]
+    return []
 
 
 def positions(needs: Needs, fingerprint: Fingerprint, taken: Collection[int] = ()) -> list[int] | None:
     """Return which accelerators a replica gets, by their place in the fingerprint; None when too few are free.
 
-    Those of one NUMA node come first, so that a replica that fits in one does not span two.
+    Those of one NUMA node come first, so that a replica that fits in one does not span two. Behind its own are those of
+    a replica beside it, which are others.
     """
+    own = _own_positions(needs, fingerprint, taken)
+    if own is None or needs.beside is None:
+        return own
+    other = positions(needs.beside, fingerprint, {*taken, *own})
+    return None if other is None else own + other
+
+
+def _own_positions(needs: Needs, fingerprint: Fingerprint, taken: Collection[int]) -> list[int] | None:
     free = [place for place, one in enumerate(fingerprint.accelerators) if place not in taken and _is_asked(needs, one)]
     if len(free) < needs.count:
         return None
@@ -155,11 +183,15 @@ def _engine(needs: Needs, offer: Offer) -> Iterable[str]:
         yield f"it is one machine, and a replica spans {needs.nodes}"
 
 
+def _hardware(needs: Needs, offer: Offer) -> Iterable[str]:
+    return _accelerators(needs, offer) if needs.count else _processor(needs, offer)
+
+
 def _processor(needs: Needs, offer: Offer) -> Iterable[str]:
     memory = offer.fingerprint.memory_bytes
     if needs.memory_bytes is not None and memory < needs.memory_bytes:
         yield f"it has {_size(memory)} of memory, and the bundle asks for {_size(needs.memory_bytes)}"
-    elif not has_memory(needs, offer.fingerprint, 0):
+    elif needs.held_bytes > memory * SHARE_OF_MEMORY:
         yield f"it has {_size(memory)} of memory, and the weights alone take {_size(needs.held_bytes)}"
 
 

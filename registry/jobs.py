@@ -75,6 +75,8 @@ def create(
     )
     session.add(job)
     session.flush()
+    if kind == JobKind.EVALUATE:
+        scheduling.is_needed_anew(session, job, gates)
     return job
 
 
@@ -100,6 +102,8 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
     """
     at = db.now(session)
     found = scheduling.next_job(session, runner, at)
+    while found is not None and scheduling.is_needed_anew(session, found[0], _unsettled(session, found[0])):
+        found = scheduling.next_job(session, runner, at)
     if found is None:
         return None
     job, devices = found
@@ -167,7 +171,7 @@ def _claim(session: Session, service: Service, job: JobRow) -> Claim:
         policy=job.policy,
         suites=job.suites,
         references=job.references,
-        gates=[gate for gate in job.gates if gate not in settled_gates(session, job)],
+        gates=_unsettled(session, job),
         attempt=job.attempt,
         replica=_identity(replica) if replica else None,
         accepted=targets.accepted_bundle(session, job) if job.kind == JobKind.EVALUATE else None,
@@ -500,9 +504,10 @@ def _recorded(session: Session, job: JobRow) -> list[EntryRow]:
     return [row for row in entries if row.kind == Kind.GATE_RECORDED and row.act.startswith(prefix)]
 
 
-def settled_gates(session: Session, job: JobRow) -> set[str]:
-    """Return the gates of a job that have a verdict from an earlier attempt and need not run again."""
-    return {result.gate for result in results(session, job)}
+def _unsettled(session: Session, job: JobRow) -> list[str]:
+    """Return the gates of a job that have no verdict from an earlier attempt, in their order."""
+    settled = {result.gate for result in results(session, job)}
+    return [gate for gate in job.gates if gate not in settled]
 
 
 def outcome(session: Session, job: JobRow) -> Literal["passed", "failed", "undecided"] | None:

@@ -84,7 +84,9 @@ def create(
         raise Conflict(
             f"bundle {body.bundle} is live on {target.name} already, by release {stable.id}", holder=str(stable.id)
         )
-    scheduling.require_fit(session, actor.project_id, target.runner_class, Needs.of(bundle))
+    gates, live = [rule.gate for rule in policy.gates], stable.bundle if stable else None
+    needs = scheduling.with_way_back(session, actor.project_id, Needs.of(bundle), gates, live)
+    scheduling.require_fit(session, actor.project_id, target.runner_class, needs)
     at = db.now(session)
     release = ReleaseRow(
         id=uuid7(),

@@ -54,15 +54,18 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
             "the rollback gate goes back to what a target has accepted; name the target",
             errors=[{"pointer": "/target", "detail": "is required for the rollback gate"}],
         )
-    needs = scheduling.needed(session, actor.project_id, body.bundle, JobKind.EVALUATE, [rule.gate for rule in chosen])
-    scheduling.require_fit(session, actor.project_id, body.runner_class, needs)
+    gates = [rule.gate for rule in chosen]
+    needs = scheduling.needed(session, actor.project_id, body.bundle, JobKind.EVALUATE, gates)
+    live = targets.stable_release(session, target.id) if target is not None else None
+    both = scheduling.with_way_back(session, actor.project_id, needs, gates, live.bundle if live else None)
+    scheduling.require_fit(session, actor.project_id, body.runner_class, both)
     return jobs.create(
         session,
         actor.project_id,
         JobKind.EVALUATE,
         bundle=body.bundle,
         policy=body.policy,
-        gates=[rule.gate for rule in chosen],
+        gates=gates,
         suites=suites_of(policy, {rule.gate for rule in chosen}),
         references=references,
         runner_class=body.runner_class,

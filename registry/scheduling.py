@@ -16,13 +16,15 @@ from sqlalchemy.orm import Session, aliased
 
 from gates import fitting
 from gates.fitting import Needs, Offer
-from registry import db, documents, quotas, runners
+from registry import db, documents, quotas, runners, targets
 from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.problems import NoRunnerFits
 from schemas.release import Phase
 from schemas.runner import Fingerprint, JobKind, JobState
 
 OPEN = (JobState.PENDING, JobState.CLAIMED)
+DRILL = "rollback"
+"""Gate that boots what traffic would go back to beside the candidate."""
 AGE_SECONDS = 600.0
 """A gate or recording that has waited so long goes as if it were of the next higher kind, up to a release's gates."""
 GATES = 3
@@ -36,6 +38,32 @@ def needed(session: Session, project: UUID, bundle: str, kind: JobKind, gates: C
     if kind is JobKind.EVALUATE and fitting.BEFORE_BOOT.issuperset(gates):
         return None
     return Needs.of(documents.load_bundle(session, project, bundle, or_deleted=True))
+
+
+def with_way_back(
+    session: Session, project: UUID, needs: Needs | None, gates: Collection[str], accepted: str | None
+) -> Needs | None:
+    """Return what gates take of a machine at once: with a drill, also the bundle that traffic would go back to."""
+    if needs is None:
+        return None
+    beside = needed(session, project, accepted, JobKind.SERVE) if accepted and DRILL in gates else None
+    return needs.model_copy(update={"beside": beside})
+
+
+def is_needed_anew(session: Session, job: JobRow, gates: Collection[str]) -> bool:
+    """Bring what a job takes up to date with what its target has accepted now, and tell whether that is another.
+
+    `gates` are those of its gates that have no verdict yet.
+    """
+    if job.needs is None or DRILL not in job.gates:
+        return False
+    before = Needs.model_validate(job.needs)
+    now = with_way_back(session, job.project_id, before, gates, targets.accepted_bundle(session, job))
+    if now is None or now == before:
+        return False
+    job.needs = now.model_dump(mode="json", exclude_none=True)
+    session.flush()
+    return True
 
 
 def offer(runner: RunnerRow) -> Offer:

@@ -184,7 +184,7 @@ def booted(site: Site, lease: Lease, ready: Ready, place: Place) -> None:
 
 @contextlib.contextmanager
 def gate_replica(
-    site: Site, lease: Lease, bundle: Bundle, place: Place, *, beside: str | None = None
+    site: Site, lease: Lease, bundle: Bundle, place: Place, *, beside: str | None = None, own: Bundle | None = None
 ) -> Iterator[Replica]:
     """Yield a replica that ends with the context, with the job and with this process, whichever comes first.
 
@@ -195,10 +195,11 @@ def gate_replica(
         place: where its files are staged.
         beside: name of a second replica of the job. What the log says of replicas is about the job's bundle, so the
             changes of this one go to the job's progress alone.
+        own: the job's bundle, whose replica has accelerators of its own, where this is a second one.
     """
     workdir = site.data_dir / "engines" / (str(lease.job) if beside is None else f"{lease.job}-{beside}")
     shutil.rmtree(workdir, ignore_errors=True)
-    order = site.order(lease, bundle, place.root)
+    order = site.order(lease, bundle, place.root, own)
     launch = site.launcher.place(order, workdir, drain_seconds=DRAIN_SECONDS, parent_pid=os.getpid())
     transitions = Transitions(lease)
 

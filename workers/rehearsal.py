@@ -149,7 +149,11 @@ class _Engines:
         _require_memory(bundle)
         self.boots += 1
         beside = f"{BESIDE}-{self.boots}"
-        replica = self.stack.enter_context(gate_replica(site, lease, bundle, place, beside=beside))
+        own = self.candidate.bundle
+        try:
+            replica = self.stack.enter_context(gate_replica(site, lease, bundle, place, beside=beside, own=own))
+        except IndexError as error:
+            raise InstrumentError(f"This runner has no accelerators for the accepted bundle: {error}") from error
         try:
             start_and_wait(lease, replica, self.boot_seconds)
         except EngineFailed as failure:

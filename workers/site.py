@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import structlog
 
+from gates.fitting import Needs
 from registry.client import Client
 from schemas.api import Registered
 from schemas.bundle import Bundle
@@ -40,21 +41,32 @@ class Site:
     identifiers: tuple[str, ...] = ()
     """What the driver calls the accelerators of the fingerprint, in the same order."""
 
-    def devices(self, lease: Lease) -> tuple[str, ...]:
-        """Return the accelerators that are reserved for a job, as the driver names them.
+    def devices(self, lease: Lease, bundle: Bundle, beside: Bundle | None = None) -> tuple[str, ...]:
+        """Return the accelerators that are reserved for a replica of a job, as the driver names them.
 
-        A cluster chooses by itself: none are named there.
+        Those of a replica that runs `beside` the job's own follow on its own. A cluster chooses by itself: none are
+        named there.
 
         Raises:
-            IndexError: the service knows of more than there are here now; this runner has to register again.
+            IndexError: the service knows of more than there are here now, and this runner has to register again; or too
+                few are reserved for a second replica.
         """
         if self.launcher.name == "kubernetes":
             return ()
-        return tuple(self.identifiers[place] for place in lease.claim.devices)
+        reserved, count = lease.claim.devices, Needs.of(bundle).count
+        if beside is None:
+            return tuple(self.identifiers[place] for place in reserved[:count])
+        own = Needs.of(beside).count
+        if len(reserved) < own + count:
+            detail = (
+                f"{len(reserved)} accelerators are reserved for job {lease.job}, whose two replicas take {own + count}"
+            )
+            raise IndexError(detail)
+        return tuple(self.identifiers[place] for place in reserved[own : own + count])
 
-    def order(self, lease: Lease, bundle: Bundle, files: Path) -> Order:
+    def order(self, lease: Lease, bundle: Bundle, files: Path, beside: Bundle | None = None) -> Order:
         """Return a replica of a job as its launcher takes it. Raises IndexError as `devices` does."""
-        return Order(bundle, files, str(lease.job), lease.token, self.devices(lease))
+        return Order(bundle, files, str(lease.job), lease.token, self.devices(lease, bundle, beside))
 
     # ------------------------------------------------------------------------------------------ documents
 

@@ -159,3 +159,50 @@ def test_free_accelerators_of_one_numa_node_are_taken_before_those_of_two() -> N
 def test_needs_are_said_as_people_say_them() -> None:
     said = str(needs({"count": 4, "memory_bytes": 80_000_000_000, "driver": ">=550", "interconnect": "nvlink"}))
     assert said == (f"4 × nvidia-h100 of 80.0 GB, driver >=550, links by nvlink, llamacpp test in {ENVIRONMENT}")
+
+
+# ------------------------------------------------------------------------------------------------- two at once
+
+
+def drill(accepted: Needs, **hardware: Any) -> Needs:
+    """Return what a candidate takes while a drill runs an accepted bundle beside it."""
+    return needs(hardware).model_copy(update={"beside": accepted})
+
+
+def test_a_drill_takes_accelerators_for_both_bundles_and_never_the_same() -> None:
+    both = drill(needs({"count": 1}), count=2)
+    assert positions(both, machine(H100, H100, H100)) == [0, 1, 2]
+    assert positions(both, machine(H100, H100, H100, H100), taken={1}) == [0, 2, 3]
+    assert positions(both, machine(H100, H100, H100), taken={1}) is None
+    assert str(both).count("nvidia-h100") == 2
+
+
+@pytest.mark.parametrize(
+    ("accepted", "cards", "said"),
+    [
+        (needs(), [H100], "a drill takes what both bundles do at once"),
+        (
+            needs({"accelerator": "nvidia-l4"}),
+            [H100, H100],
+            "for the accepted bundle beside it: it has 2 × NVIDIA H100",
+        ),
+    ],
+)
+def test_a_machine_that_never_holds_both_bundles_says_so(accepted: Needs, cards: list[Any], said: str) -> None:
+    (found,) = obstacles(drill(accepted), offer(*cards))
+    assert said in found
+
+
+def test_on_a_processor_the_weights_of_both_bundles_have_to_fit() -> None:
+    one = needs({"accelerator": "cpu", "count": 0}).model_copy(update={"held_bytes": 6 * 10**9})
+    both = one.model_copy(update={"beside": one})
+    assert both.machine_bytes == 12 * 10**9
+    assert obstacles(both, offer(memory_bytes=14 * 10**9)) == []
+    (found,) = obstacles(both, offer(memory_bytes=12 * 10**9))
+    assert found == "it has 12.0 GB of memory, and the weights of both bundles alone take 12.0 GB"
+    assert obstacles(one, offer(memory_bytes=12 * 10**9)) == []
+
+
+def test_the_accepted_bundle_may_have_an_engine_that_is_not_here() -> None:
+    accepted = needs().model_copy(update={"environment": "sha256:" + "c" * 64})
+    assert obstacles(drill(accepted), offer(H100, H100, environments={"llamacpp": ENVIRONMENT})) == []

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select, update
 
-from registry import db, evidence, jobs, projects, quotas, releases, runners, runs
+from registry import db, evidence, jobs, projects, quotas, releases, runners, runs, targets
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow, ProjectRow, ReleaseRow
@@ -419,6 +419,74 @@ def test_nobody_whose_token_is_for_some_targets_drains_a_runner(service: Service
     )
     with pytest.raises(NotPermitted), service.database.transaction() as session:
         runners.drain(session, limited, "r1", "why not")
+
+
+# ---------------------------------------------------------------------------------------------------- drills
+
+DRILLED = (*WITH_ENGINE, "rollback")
+
+
+def test_a_drill_reserves_accelerators_for_what_traffic_goes_back_to(service: Service, actor: Actor) -> None:
+    factories.created_target(service, actor)
+    accepted, policy = bundle(service, actor, "accepted", 1), factories.registered_policy(service, actor).digest
+    release = phases.promoted(service, actor, accepted, policy)
+    with service.database.transaction() as session:
+        target = session.get_one(ReleaseRow, release).target_id
+    one = bundle(service, actor, "candidate", 1)
+    made = ask(service, actor, one, gates=DRILLED, target=target)
+    small, large = register(service, actor, "small", H100), register(service, actor, "large", H100, H100, H100)
+    assert claim(service, actor, small) is None
+    held = taken(service, actor, large)
+    assert (held.job, held.devices, held.accepted) == (made, [0, 1], accepted)
+    # One is left, and a drill takes two.
+    again = ask(service, actor, one, gates=DRILLED, target=target)
+    assert claim(service, actor, large) is None
+    assert "beside it 1 × nvidia-h100" in str(shown(service, actor, again).waits)
+    plain = ask(service, actor, one, target=target)
+    assert taken(service, actor, large).job == plain
+    end(service, actor, held)
+    assert taken(service, actor, large).job == again
+
+
+def test_a_drill_takes_what_is_accepted_when_it_is_claimed(service: Service, actor: Actor) -> None:
+    factories.created_target(service, actor)
+    with service.database.transaction() as session:
+        target = targets.get(session, actor.project_id, "chat@prod").id
+    made = ask(service, actor, bundle(service, actor, "candidate", 1), gates=DRILLED, target=target)
+    policy = factories.registered_policy(service, actor).digest
+    phases.promoted(service, actor, bundle(service, actor, "accepted", 2), policy)
+    runner = register(service, actor, "two", H100, H100)
+    # It was asked for when nothing was accepted, and does not fit this machine any more.
+    assert claim(service, actor, runner) is None
+    assert str(shown(service, actor, made).waits).endswith("and a drill takes what both bundles do at once")
+    assert taken(service, actor, register(service, actor, "three", H100, H100, H100)).devices == [0, 1, 2]
+
+
+def test_a_drill_that_no_runner_could_ever_hold_does_not_begin(service: Service, actor: Actor) -> None:
+    factories.created_target(service, actor)
+    phases.promoted(
+        service, actor, bundle(service, actor, "accepted", 1), factories.registered_policy(service, actor).digest
+    )
+    suite = factories.registered_load(service, actor, gap_us=20_000)
+    rules = [{"gate": "integrity"}, {"gate": "compatibility", "boot_seconds": "60", "answer_seconds": "10"}]
+    drilled = factories.registered_policy(
+        service, actor, "drilled", gates=[*rules, {"gate": "rollback", "suite": suite.digest}]
+    ).digest
+    candidate = bundle(service, actor, "candidate", 1)
+    register(service, actor, "one", H100)
+    asked = RunCreate(bundle=candidate, policy=drilled, runner_class="cpu", target="chat@prod")
+    wanted = ReleaseCreate(target="chat@prod", bundle=candidate, policy=drilled, reason="a test")
+    for begin in (
+        lambda session: runs.create(session, actor, asked),
+        lambda session: releases.create(session, service, actor, wanted),
+    ):
+        with (
+            pytest.raises(NoRunnerFits, match="a drill takes what both bundles do"),
+            service.database.transaction() as session,
+        ):
+            begin(session)
+    with service.database.transaction() as session:
+        runs.create(session, actor, asked.model_copy(update={"gates": ["integrity", "compatibility"]}))
 
 
 # ------------------------------------------------------------------------------------------------- a project's quota

@@ -1,0 +1,49 @@
+"""Which of the accelerators that are reserved for a job each of its replicas gets."""
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from registry.client import Client
+from schemas.bundle import Bundle
+from schemas.runner import Claim, JobKind
+from tests.support import factories
+from workers.fingerprint import fingerprint
+from workers.launchers.process import ProcessLauncher
+from workers.lease import Lease
+from workers.site import Site
+from workers.staging import Staging
+
+CARDS = tuple(f"GPU-{place}" for place in range(6))
+
+
+def bundle(count: int) -> Bundle:
+    row = {"accelerator": "nvidia-h100" if count else "cpu", "count": count}
+    return Bundle.model_validate(factories.bundle_body(hardware=row))
+
+
+def names(tmp_path: Path, devices: list[int], own: Bundle, accepted: Bundle | None = None) -> tuple[str, ...]:
+    claim = Claim(
+        job=uuid4(), kind=JobKind.EVALUATE, fencing_token=1, lease_seconds=30.0, release=None, target=None,
+        bundle=own.digest, policy=None, suites=[], references={}, gates=[], attempt=1, replica=None, accepted=None,
+        devices=devices, is_wanted=True,
+    )  # fmt: skip
+    with Client("http://127.0.0.1:1", "none") as client:
+        site = Site(
+            "r1", tmp_path, fingerprint(), "gpu", Staging(tmp_path), ProcessLauncher(), client, identifiers=CARDS
+        )
+        lease = Lease(client, claim)
+        return site.devices(lease, own) if accepted is None else site.devices(lease, accepted, beside=own)
+
+
+def test_a_job_s_own_replica_has_the_first_and_the_accepted_bundle_the_next(tmp_path: Path) -> None:
+    assert names(tmp_path, [4, 1, 5], bundle(2)) == ("GPU-4", "GPU-1")
+    assert names(tmp_path, [4, 1, 5], bundle(2), bundle(1)) == ("GPU-5",)
+    assert names(tmp_path, [3], bundle(0), bundle(1)) == ("GPU-3",)
+    assert names(tmp_path, [3], bundle(1), bundle(0)) == ()
+
+
+def test_no_replica_gets_what_is_another_one_s_when_too_few_are_reserved(tmp_path: Path) -> None:
+    with pytest.raises(IndexError, match=r"2 accelerators are reserved for job .*, whose two replicas take 3"):
+        names(tmp_path, [0, 1], bundle(2), bundle(1))

@@ -18,7 +18,7 @@ OPERATIONS = [
     (method, path, operation) for path, methods in DOCUMENT["paths"].items() for method, operation in methods.items()
 ]
 IDS = [operation["operationId"] for _, _, operation in OPERATIONS]
-EXAMPLES = 8
+EXAMPLES = 5
 MARK = "fuzzed"
 
 

@@ -32,6 +32,7 @@ from registry.auth import Actor
 from registry.service import Service
 from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, TargetRow
 from schemas.api import Act, ReleaseCreate, Revoke, RollBack
+from schemas.bundle import Bundle
 from schemas.common import Closed
 from schemas.evidence import Created, EvidenceRevoked, Kind, Note, Reasoned, RollbackRequested
 from schemas.policy import GoldenRule, Policy
@@ -84,9 +85,7 @@ def create(
         raise Conflict(
             f"bundle {body.bundle} is live on {target.name} already, by release {stable.id}", holder=str(stable.id)
         )
-    gates, live = [rule.gate for rule in policy.gates], stable.bundle if stable else None
-    needs = scheduling.with_way_back(session, actor.project_id, Needs.of(bundle), gates, live)
-    scheduling.require_fit(session, actor.project_id, target.runner_class, needs)
+    _require_runner(session, target, policy, bundle, stable)
     at = db.now(session)
     release = ReleaseRow(
         id=uuid7(),
@@ -122,6 +121,15 @@ def create(
     )
     evidence.begin(session, release, signed)
     return release
+
+
+def _require_runner(
+    session: Session, target: TargetRow, policy: Policy, bundle: Bundle, stable: ReleaseRow | None
+) -> None:
+    """Return when a runner of the target's class could run what a release does. Raises NoRunnerFits."""
+    gates, live = [rule.gate for rule in policy.gates], stable.bundle if stable else None
+    needs = scheduling.with_way_back(session, target.project_id, Needs.of(bundle), gates, live)
+    scheduling.require_fit(session, target.project_id, target.runner_class, needs)
 
 
 def frozen_references(policy: Policy, in_force: dict[str, str], target: str) -> dict[str, str]:

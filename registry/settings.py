@@ -157,8 +157,10 @@ class RunnerSettings(BaseSettings):
     container_gpus: Literal["cdi", "runtime"] = Field(
         "cdi", description="How containers get accelerators: cdi names devices, runtime is docker's --gpus."
     )
-    container_network: str | None = Field(
-        None, description="Network of containers; none for the container engine's own."
+    container_network: str = Field(
+        "none",
+        description="Network of containers on which their port is published; none is none at all, but a socket.",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:=,-]*$",
     )
     container_seccomp: Path | None = Field(
         None, description="Profile of system calls for containers; none for the container engine's own."

@@ -232,7 +232,10 @@ def ended(one: dict[str, Any], code: int) -> None:
 
 def made(number: int, name: str, image: str, options: dict[str, list[str]]) -> dict[str, Any]:
     """Return a new container as `inspect` shows it, with what is read of it."""
-    ports = {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(40000 + number)}]} if "publish" in options else {}
+    is_alone = options.get("network") == ["none"]
+    if is_alone and "publish" in options:
+        raise SystemExit("a port is published of a container that has no network")
+    ports = {} if is_alone else {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(40000 + number)}]}
     return {
         "Id": format(number, "064x"),
         "Name": "/" + name,

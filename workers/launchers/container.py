@@ -1,6 +1,7 @@
 """Runs engines as containers of this machine, by podman or docker and an image named by digest."""
 
 import json
+import os
 import re
 import subprocess
 import threading
@@ -14,8 +15,9 @@ from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 from workers.launchers import container_command
 from workers.launchers.base import Condition, Launched, LaunchFailed, Order, ProcessState
-from workers.launchers.container_command import HOME, LABEL, PORT, ROOT, Containers
+from workers.launchers.container_command import ALONE, HOME, LABEL, PORT, ROOT, Containers
 from workers.launchers.logs import LOG_CAP_BYTES, cleaned, tail
+from workers.launchers.passages import Passages
 from workers.launchers.proc import boot_id
 from workers.launchers.process import refused_variables
 from workers.launchers.unanswered import Unanswered
@@ -50,6 +52,8 @@ class ContainerLauncher:
         """Use a container engine's program, podman or docker, and make containers in this way."""
         self._program = program
         self._unanswered = Unanswered()
+        self._passages = Passages()
+        self._tied: set[Path] = set()
         self._containers = containers
         self._ended: dict[str, ProcessState] = {}
         self._logs: dict[str, Path] = {}
@@ -57,17 +61,25 @@ class ContainerLauncher:
 
     def place(self, order: Order, workdir: Path, *, drain_seconds: float, parent_pid: int | None) -> Launch:
         """Return where the engine will find itself: inside, where no process of this machine can be seen."""
-        del order, workdir, parent_pid
+        del order
+        with self._lock:
+            (self._tied.discard if parent_pid is None else self._tied.add)(workdir)
         return Launch(
             root=ROOT,
             port_file=Path(HOME) / "port.json",
-            host="0.0.0.0",  # noqa: S104 - inside, where only what is published is reached
+            host="127.0.0.1" if self._is_alone else "0.0.0.0",  # noqa: S104 - inside, where only what is published is reached
             port=PORT,
             drain_seconds=drain_seconds,
         )
 
-    def leave(self, _workdir: Path) -> None:
-        """Do nothing: nothing was set aside, each container has its own ports."""
+    def leave(self, workdir: Path) -> None:
+        """Forget whether what leads to a replica ends with this process: it knows by itself since it was started."""
+        with self._lock:
+            self._tied.discard(workdir)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._containers.network == ALONE
 
     def start(self, command: Command, *, workdir: Path, log_path: Path, order: Order) -> Launched:
         """Start a container and return at once; its image is pulled before, by digest, where it is missing.
@@ -118,11 +130,22 @@ class ContainerLauncher:
             found = self._inspect(launched.handle)
         except EngineUnreachable:
             return launched
+        if self._is_alone:
+            return self._through_passage(launched, found)
         published = ((found or {}).get("NetworkSettings") or {}).get("Ports") or {}
         for binding in published.get(f"{PORT}/tcp") or []:
             if binding.get("HostIp") == "127.0.0.1" and str(binding.get("HostPort", "")).isdigit():
                 return replace(launched, port=int(binding["HostPort"]), host="127.0.0.1")
         return launched
+
+    def _through_passage(self, launched: Launched, found: dict[str, Any] | None) -> Launched:
+        if launched.handle is None or found is None or not found["State"].get("Running"):
+            return launched
+        workdir = Path(_label(found, "folder"))
+        with self._lock:
+            parent_pid = os.getpid() if workdir in self._tied else None
+        port = self._passages.port(launched.handle, workdir, parent_pid=parent_pid)
+        return launched if port is None else replace(launched, port=port, host="127.0.0.1")
 
     def state(self, launched: Launched) -> ProcessState:
         """Tell whether a container runs; unknown, with the reason, while the container engine does not say."""
@@ -156,7 +179,9 @@ class ContainerLauncher:
         try:
             # Whole seconds is all that it takes; 0 kills at once.
             self._ask(["stop", "-t", str(round(grace_seconds)), handle], seconds=grace_seconds + COMMAND_SECONDS)
-            state = self._look(handle)
+            found = self._inspect(handle)
+            state = _state_of(found)
+            self._passages.close(handle, None if found is None else Path(_label(found, "folder")))
             self._keep_logs(handle)
             removed = self._ask(["rm", "--force", "--volumes", handle])
         except EngineUnreachable as error:
@@ -196,6 +221,7 @@ class ContainerLauncher:
 
     def reap(self) -> None:
         """Remove what an unanswered order made after all; what ends in a container, its engine collects."""
+        self._passages.reap()
         for name in self._unanswered.names():
             try:
                 found = self._inspect(name)
@@ -211,6 +237,8 @@ class ContainerLauncher:
 
     def _run(self, image: str, command: Command, order: Order, workdir: Path) -> dict[str, Any]:
         """Start a container and return it. Raises LaunchFailed, or EngineUnreachable when it may be there even so."""
+        if self._is_alone:
+            self._passages.prepare(workdir)
         done = self._ask(container_command.run(self._containers, command, order, workdir))
         if done.returncode != 0:
             if done.returncode < 0 or _LOST.search(done.stderr):
@@ -257,7 +285,7 @@ class ContainerLauncher:
             found = self._inspect(handle)
         except EngineUnreachable as error:
             return ProcessState(Condition.UNKNOWN, reason=str(error))
-        return ProcessState(Condition.EXITED, reason="it was removed") if found is None else read_state(found["State"])
+        return _state_of(found)
 
     def _keep_logs(self, handle: str) -> None:
         with self._lock:
@@ -324,6 +352,10 @@ def read_state(state: dict[str, Any]) -> ProcessState:
     if state.get("OOMKilled") is True:
         return ProcessState(Condition.EXITED, code, "out of its memory limit", "out_of_memory")
     return ProcessState(Condition.EXITED, code, reason)
+
+
+def _state_of(found: dict[str, Any] | None) -> ProcessState:
+    return ProcessState(Condition.EXITED, reason="it was removed") if found is None else read_state(found["State"])
 
 
 def _label(found: dict[str, Any], name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from schemas.bundle import Bundle
 from workers.engines.base import Command
+from workers.launchers import passage, passages
 from workers.launchers.base import NO_ACCELERATOR, Limits, Order
 
 ROOT = Path("/bundle")
@@ -20,6 +21,10 @@ ROOT = Path("/bundle")
 HOME = "/tmp"  # noqa: S108 - a file system of the container's own, in memory
 PORT = 8000
 """Where the engine listens inside; outside, the container engine chooses a port of the loopback address."""
+ALONE = "none"
+"""The network that has a loopback and nothing else: no port of it can be published, so a socket leads in."""
+PASSAGE = "/sluicegate/passage.py"
+REACH = "/sluicegate/reach"
 LABEL = "sluicegate"
 GIBIBYTE = 2**30
 PIDS = 4096
@@ -33,7 +38,8 @@ class Containers:
     """How this runner's containers are made.
 
     `user` is UID:GID inside. `seccomp` is a profile's file; without one the container engine's own applies, never
-    none. `network` names a network; without one the container engine's default is used.
+    none. `network` names a network on which the port is published; `none` is none at all, and then the image has a
+    `python3` that passes on what comes through a socket.
     """
 
     runner: str
@@ -42,7 +48,7 @@ class Containers:
     limits: Limits = field(default_factory=Limits)
     gpus: Literal["cdi", "runtime"] = "cdi"
     seccomp: Path | None = None
-    network: str | None = None
+    network: str = ALONE
     pulls: bool = True
 
 
@@ -75,14 +81,14 @@ def run(containers: Containers, command: Command, order: Order, workdir: Path) -
     image = order.bundle.engine.image
     if image is None:
         raise ValueError("the bundle names no image")
-    program, *arguments = command.argv
+    program, *arguments = _within(containers, command)
     return [
         *("run", "--detach", "--pull=never", f"--name={name(order, workdir)}"),
         *(f"--label={key}={value}" for key, value in labels(containers, order, workdir).items()),
         *_confinement(containers),
         *_resources(containers, order.bundle),
         *_devices(containers, order),
-        *_network(containers),
+        *_network(containers, workdir),
         f"--mount=type=bind,source={order.files.absolute()},target={ROOT},readonly",
         f"--stop-timeout={STOP_SECONDS}",
         *_variables(command.variables, _visible(containers, order)),
@@ -136,9 +142,21 @@ def _visible(containers: Containers, order: Order) -> str:
     return ",".join(order.devices) if order.devices and containers.gpus == "runtime" else NO_ACCELERATOR
 
 
-def _network(containers: Containers) -> list[str]:
-    published = f"--publish=127.0.0.1::{PORT}/tcp"
-    return [published] if containers.network is None else [f"--network={containers.network}", published]
+def _within(containers: Containers, command: Command) -> tuple[str, ...]:
+    if containers.network != ALONE:
+        return command.argv
+    return ("python3", "-I", "-S", PASSAGE, "inside", f"{REACH}/{passages.NAME}", str(PORT), *command.argv)
+
+
+def _network(containers: Containers, workdir: Path) -> list[str]:
+    if containers.network != ALONE:
+        return [f"--network={containers.network}", f"--publish=127.0.0.1::{PORT}/tcp"]
+    return [
+        # A name that resolves without any network: ranks of one machine look each other up by it.
+        *(f"--network={ALONE}", "--hostname=localhost"),
+        f"--mount=type=bind,source={Path(passage.__file__).resolve()},target={PASSAGE},readonly",
+        f"--mount=type=bind,source={passages.folder(workdir.absolute())},target={REACH}",
+    ]
 
 
 def _variables(variables: Mapping[str, str], visible: str) -> list[str]:

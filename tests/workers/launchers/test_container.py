@@ -12,6 +12,7 @@ from tests.support.factories import bundle_body
 from tests.support.scripted_containers import ScriptedContainers
 from workers.agent import end_left_engines
 from workers.engines.base import Command
+from workers.launchers import passage
 from workers.launchers.base import Condition, LaunchFailed, Limits, Order
 from workers.launchers.container import ContainerLauncher, read_state
 from workers.launchers.container_command import Containers, run
@@ -41,7 +42,7 @@ def engine(tmp_path, request):
 
 @pytest.fixture
 def containers(tmp_path):
-    return Containers(runner="r1", folder=tmp_path, user="1000:1000")
+    return Containers(runner="r1", folder=tmp_path, user="1000:1000", network="engines")
 
 
 @pytest.fixture
@@ -89,6 +90,7 @@ def test_the_command_line_confines_the_engine_and_marks_whose_it_is(containers, 
         "--ulimit=core=0:0",
         "--pids-limit=4096",
         "--ulimit=nofile=65536:65536",
+        "--network=engines",
         "--publish=127.0.0.1::8000/tcp",
         f"--mount=type=bind,source={tmp_path / 'staged'},target=/bundle,readonly",
         "--stop-timeout=60",
@@ -112,7 +114,7 @@ def test_the_command_line_confines_the_engine_and_marks_whose_it_is(containers, 
         ({"gpus": "cdi"}, ["--device=nvidia.com/gpu=GPU-a", "--device=nvidia.com/gpu=GPU-b"]),
         ({"gpus": "runtime"}, ['--gpus="device=GPU-a,GPU-b"']),
         ({"seccomp": Path("/etc/engine.json")}, ["--security-opt=seccomp=/etc/engine.json"]),
-        ({"network": "engines"}, ["--network=engines", "--publish=127.0.0.1::8000/tcp"]),
+        ({"network": "bridge"}, ["--network=bridge", "--publish=127.0.0.1::8000/tcp"]),
         (
             {"limits": Limits(memory_bytes=2**34, files=None, processes=512)},
             ["--pids-limit=512", "--memory=17179869184b", "--memory-swap=17179869184b"],
@@ -122,6 +124,23 @@ def test_the_command_line_confines_the_engine_and_marks_whose_it_is(containers, 
 def test_what_a_runner_sets_is_in_the_command_line(containers, tmp_path, changes, words):
     told = run(replace(containers, **changes), COMMAND, order(tmp_path, devices=("GPU-a", "GPU-b")), tmp_path)
     assert [word for word in told if word in words] == words
+
+
+def test_without_a_network_the_only_way_in_is_a_socket_in_the_replica_s_folder(tmp_path):
+    alone = Containers(runner="r1", folder=tmp_path, user="1000:1000")
+    told = run(alone, COMMAND, order(tmp_path), tmp_path / "engines" / JOB)
+    assert "--network=none" in told
+    assert "--hostname=localhost" in told
+    assert not [word for word in told if word.startswith("--publish")]
+    assert [word for word in told if word.startswith("--mount")] == [
+        f"--mount=type=bind,source={Path(passage.__file__).resolve()},target=/sluicegate/passage.py,readonly",
+        f"--mount=type=bind,source={tmp_path}/engines/{JOB}/reach,target=/sluicegate/reach",
+        f"--mount=type=bind,source={tmp_path}/staged,target=/bundle,readonly",
+    ]
+    assert told[told.index("--entrypoint=python3") :] == [
+        *("--entrypoint=python3", IMAGE, "-I", "-S", "/sluicegate/passage.py", "inside", "/sluicegate/reach/engine"),
+        *("8000", *COMMAND.argv),
+    ]
 
 
 @pytest.mark.parametrize(

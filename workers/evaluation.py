@@ -20,6 +20,7 @@ from schemas.reference import Reference
 from schemas.result import GateResult, Verdict
 from schemas.suite import AnySuite
 from workers import rehearsal
+from workers.attending import Attendant
 from workers.boot import (
     booted,
     endpoint_of,
@@ -134,18 +135,38 @@ class _Evaluation:
             if gate == ROLLBACK:
                 self._record(*rehearsal.run(self.site, self.lease, context, replica, boot_seconds=boot_seconds))
                 return  # it has ended the engine
-            result, raw = catalog.run(gate, context)
-            if result.verdict is Verdict.FAILED and replica.was_killed():
-                # As at a boot: the machine may have been full, and the candidate had no part in it.
-                raise EngineFailed(f"the engine was killed during the gate {gate}", cause=str(Cause.KILLED))
+            result, raw = self._attended(gate, context, replica)
             self._record(result, raw)
             if result.verdict is Verdict.FAILED:
                 return
-            if replica.process_id() is None:
-                detail = replica.probe(1.0).detail
-                raise EngineFailed(
-                    f"the engine died during the gate {gate}: {detail}", cause=str(replica.failure or Cause.EXITED)
-                )
+
+    def _attended(self, gate: str, context: GateContext, replica: Replica) -> tuple[GateResult, bytes]:
+        """Run a gate, and return its result unless the engine was lost: what was measured of a dead one says nothing.
+
+        The compatibility gate sends what may kill an engine and asks after each, so what it found itself stands.
+
+        Raises:
+            EngineFailed: somebody ended the engine or a part of it, or it generates no more.
+        """
+        is_hostile = gate == COMPATIBILITY
+        try:
+            with Attendant(replica, ends=not is_hostile) as attendant:
+                result, raw = catalog.run(gate, context)
+            self.lease.check()
+            is_failed = result.verdict is Verdict.FAILED
+            lost = attendant.failure
+            is_its_own = is_failed and is_hostile and lost is not None and lost.members["cause"] == Cause.RANK_LOST
+            if lost is not None and not is_its_own:
+                raise lost
+            if is_failed and lost is None and replica.was_killed():
+                # As at a boot: the machine may have been full, and the candidate had no part in it.
+                raise EngineFailed("the engine was killed", cause=str(Cause.KILLED))
+            if not is_failed:
+                attendant.require_answer()
+        except EngineFailed as failure:
+            self.lease.check()
+            raise EngineFailed(f"during the gate {gate}: {failure.detail}", **failure.members) from failure
+        return result, raw
 
     def _record_failed_boot(self, gates: list[str], failure: EngineFailed) -> None:
         """A candidate that does not boot fails compatibility. Where that is not asked, nothing can be measured."""

@@ -6,6 +6,7 @@ from gates.errors import InstrumentError
 from schemas.evidence import Kind
 from schemas.problems import InvalidDocument, Problem
 from schemas.suite import GoldenSuite
+from workers.attending import Attendant
 from workers.boot import booted, endpoint_of, gate_replica, require_engine, require_integrity, start_and_wait
 from workers.lease import Lease
 from workers.site import Site
@@ -41,18 +42,22 @@ def record(site: Site, lease: Lease) -> None:
     with gate_replica(site, lease, bundle, place) as replica:
         ready = start_and_wait(lease, replica, BOOT_SECONDS)
         booted(site, lease, ready, place)
+        attendant = Attendant(replica)
         try:
-            reference = golden.record(
-                endpoint_of(replica),
-                suites[0],
-                bundle,
-                engine=ready.identity,
-                hardware=site.hardware,
-                progress=lease.progress,
-            )
+            with attendant:
+                reference = golden.record(
+                    endpoint_of(replica),
+                    suites[0],
+                    bundle,
+                    engine=ready.identity,
+                    hardware=site.hardware,
+                    progress=lease.progress,
+                )
         except InstrumentError as error:
             lease.check()
-            raise NotRecorded(str(error)) from error
+            raise attendant.failure or NotRecorded(str(error)) from error
         lease.check()
+        if attendant.failure is not None:
+            raise attendant.failure
         raw = reference.canonical()
         lease.patiently(lambda token: site.client.jobs.post_reference(lease.job, raw, fencing_token=token))

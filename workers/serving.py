@@ -374,6 +374,11 @@ class Replica:
         """Return a process that the engine cannot do without and that ended unasked, while the engine's own runs on."""
         return None if self._is_stopping else lost(self.ranks)
 
+    def ran_short_of_memory(self) -> bool:
+        """Tell whether the kernel has killed something of this control group for lack of memory since the start."""
+        kills = memory_kills(os.getpid()) if self._memory_kills is not None else None
+        return kills is not None and self._memory_kills is not None and kills > self._memory_kills
+
     def crash(self, detail: str) -> None:
         """Kill the engine without any warning, as a crash would, and return when it is gone."""
         if self.launched is not None:
@@ -470,9 +475,7 @@ class Replica:
     def _exit_cause(self, state: ProcessState) -> Cause:
         is_ready = self.state not in {ReplicaState.LOADING, ReplicaState.WARMING}
         log = self._log(_CLASSIFIED_LINES_ONCE_READY if is_ready else _CLASSIFIED_LINES)
-        kills = memory_kills(os.getpid()) if self._memory_kills is not None else None
-        was_short = kills is not None and self._memory_kills is not None and kills > self._memory_kills
-        return classify(state, log, self.driver.failure_patterns, was_short_of_memory=was_short)
+        return classify(state, log, self.driver.failure_patterns, was_short_of_memory=self.ran_short_of_memory())
 
     def _is_listening(self) -> bool:
         if self.launched is None or self._command is None:

@@ -1,6 +1,7 @@
 import os
 import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -8,11 +9,14 @@ from registry import doubts
 from registry.storage.local import LocalBlobs
 from schemas.problems import BundleQuarantined, NoRunnerFits
 from tests.support.disk import small_disk
+from tests.support.family import FAMILY
 from tests.support.outage import door
 from tests.support.runners import QUICK_GATES, is_running, result, until
 from workers.agent import Agent
 from workers.engines.llamacpp import LLAMACPP
+from workers.engines.table import DRIVERS
 from workers.fingerprint import fingerprint
+from workers.vitals import ranks
 
 
 def booted(bench, run) -> int:
@@ -251,8 +255,24 @@ def test_an_engine_killed_during_a_gate_never_passes_it(bench):
     assert [one["verdict"] for one in bench.run(run).results if one["gate"] == "compatibility"] != ["passed"]
     # Nobody knows who killed it: the attempt is over, and says so.
     problem = bench.row(run).problem
-    assert problem is None or "the engine was killed during the gate" in problem
+    assert problem is None or "during the gate compatibility: the engine was killed" in problem
     assert problem is not None or bench.row(run).state == "done"
+
+
+def test_b18_an_engine_that_lost_a_part_during_a_gate_passes_nothing_though_it_answers(bench, monkeypatch):
+    monkeypatch.setitem(DRIVERS, FAMILY.name, replace(FAMILY, rank_pattern="trap"))
+    run = bench.evaluate(bench.bundle(), bench.policy())
+    bench.start()
+    front = booted(bench, run)
+    (rank,) = ranks(front, "trap")
+    os.kill(rank.pid, signal.SIGKILL)
+    done = bench.done(run)
+    assert (done.outcome, done.results) == ("undecided", [])
+    assert "during the gate compatibility: rank_lost: " in done.problem
+    (errored,) = [entry.body for entry in bench.entries(run) if entry.kind == "attempt_errored"]
+    assert errored["cause"] == "rank_lost"
+    assert str(rank.pid) in errored["detail"]
+    assert not is_running(front)
 
 
 def test_after_a_lost_lease_the_engine_is_gone_and_nothing_more_is_told(bench):

@@ -12,7 +12,8 @@ from schemas.runner import ReplicaState
 from tests.support import chain
 from tests.support.runners import until
 from tests.support.split_engine import split
-from workers import vitals
+from workers import attending, vitals
+from workers.attending import Attendant
 from workers.diagnosis import compile_ms
 from workers.engines.base import Launch
 from workers.engines.llamacpp import LLAMACPP
@@ -135,6 +136,61 @@ def test_a_watcher_that_stood_still_itself_blames_nobody(ready, monkeypatch):
     watcher = Watcher(replica, dead_seconds=0.2)
     time.sleep(0.5)
     assert watcher.look().startswith("ready; a completion took")
+
+
+# -------------------------------------------------------------------------------------------- while a gate measures
+
+
+def test_b18_a_rank_that_is_lost_during_a_gate_ends_the_engine_under_it_with_its_cause(ready):
+    replica, _ = ready()
+    with Attendant(replica) as attendant:
+        os.kill(replica.ranks[0].pid, signal.SIGKILL)
+        failure = until(lambda: attendant.failure)
+    assert failure.members["cause"] == "rank_lost"
+    assert (replica.state, replica.process_id()) == (ReplicaState.FAILED, None)
+
+
+def test_b18_a_gate_that_may_kill_an_engine_itself_goes_on_asking_what_is_left_of_it(ready):
+    replica, _ = ready()
+    with Attendant(replica, ends=False) as attendant:
+        os.kill(replica.ranks[0].pid, signal.SIGKILL)
+        until(lambda: replica.lost_rank() is not None)
+    assert attendant.failure.members["cause"] == "rank_lost"
+    assert replica.process_id() is not None
+    with pytest.raises(EngineFailed, match=r"engine_dead: no completion once the gate was over: http_5xx"):
+        attendant.require_answer()
+    assert replica.process_id() is None
+
+
+def test_c121_an_engine_that_stands_still_during_a_gate_is_dead_whatever_its_front_answers(ready):
+    replica, _ = ready()
+    with Attendant(replica, dead_seconds=1.5) as attendant:
+        os.kill(replica.ranks[0].pid, signal.SIGSTOP)
+        failure = until(lambda: attendant.failure)
+    assert failure.members["cause"] == "engine_dead"
+    assert f"(pid {replica.ranks[0].pid}) is stopped" in failure.detail
+    assert replica.process_id() is None
+
+
+def test_an_engine_that_is_well_is_asked_nothing_before_its_gate_is_over(ready):
+    replica, _ = ready()
+    before = replica.progress(1.0)
+    with Attendant(replica) as attendant:
+        time.sleep(1.2)
+        assert replica.progress(1.0) == before
+    attendant.require_answer()
+    assert attendant.failure is None
+    assert replica.progress(1.0) > before
+
+
+def test_c121_an_engine_that_hangs_once_its_gate_has_passed_has_not_passed(ready, monkeypatch):
+    monkeypatch.setattr(attending, "ANSWER_SECONDS", 0.4)
+    replica, _ = ready()
+    with Attendant(replica) as attendant:
+        os.kill(replica.ranks[0].pid, signal.SIGSTOP)
+    with pytest.raises(EngineFailed, match="engine_dead: no completion once the gate was over: timeout"):
+        attendant.require_answer()
+    assert (replica.failure, replica.process_id()) == ("engine_dead", None)
 
 
 def test_how_far_it_has_loaded_is_told(ready):

@@ -52,6 +52,15 @@ def start_time(pid: int) -> str | None:
     return None if seen is None or seen.is_dead else seen.start_time
 
 
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process stands still by a signal, or at a debugger's word."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text[text.rindex(")") + 2] in "Tt"
+
+
 def processes() -> Iterator[Seen]:
     """Yield every process of this machine that can be seen, zombies too."""
     for entry in PROC.iterdir():

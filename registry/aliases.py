@@ -12,13 +12,13 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import acts, auth, conditions, db, documents, evidence, quarantine
+from registry import acts, alias_patterns, auth, conditions, db, documents, evidence, quarantine
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import AliasRow, EntryRow
-from schemas.alias import Alias, AliasAt, AliasChange, AliasDelete, AliasProtect, AliasSet
+from schemas.alias import Alias, AliasAt, AliasChange, AliasDelete, AliasProtect, AliasSet, Movers
 from schemas.evidence import AliasChanged, Kind
-from schemas.problems import Conflict, InvalidDocument, NotFound
+from schemas.problems import Conflict, InvalidDocument, NotFound, NotPermitted
 
 KINDS = (Kind.ALIAS_SET, Kind.ALIAS_DELETED, Kind.ALIAS_PROTECTED)
 
@@ -37,17 +37,18 @@ def put(
         NotFound: the project has no such bundle.
         Conflict: it names something else than expected; `bundle` says what.
         StaleEdit: it is of another generation than `if_match`.
-        NotPermitted: it is protected, and the actor no manager of the whole project.
+        NotPermitted: it is protected, by itself or by a pattern, and not for this actor to move.
         BundleQuarantined: it is protected, and so is the bundle quarantined.
     """
     auth.confirm(session, actor)
+    alias_patterns.share(session, actor.project_id)
     row = _taken(session, actor, name, make=True)
     documents.need_bundle(session, actor.project_id, body.bundle)
-    _require_mover(actor, row)
+    movers = _require_mover(session, actor, row)
     if row.bundle == body.bundle:
         return wire(session, row)
     _require_seen(session, row, if_match, body.expected)
-    if row.is_protected:
+    if movers != "ci":
         quarantine.require_free(session, actor.project_id, body.bundle)
     return _change(session, service, actor, row, Kind.ALIAS_SET, body.bundle, row.is_protected, body.reason)
 
@@ -61,8 +62,9 @@ def delete(
         NotFound, StaleEdit, NotPermitted.
     """
     auth.confirm(session, actor)
+    alias_patterns.share(session, actor.project_id)
     row = _taken(session, actor, name)
-    _require_mover(actor, row)
+    _require_mover(session, actor, row)
     _require_version(session, row, if_match)
     return _change(session, service, actor, row, Kind.ALIAS_DELETED, None, row.is_protected, body.reason)
 
@@ -152,11 +154,14 @@ def change(row: EntryRow) -> AliasChange:
 def wire(session: Session, row: AliasRow) -> Alias:
     """Return an alias as the service gives it out."""
     names = documents.names(session, row.project_id, [row.bundle]) if row.bundle else {}
+    movers, patterns = _guards(session, row)
     return Alias(
         name=row.name,
         bundle=row.bundle,
         bundle_name=names.get(row.bundle or ""),
         is_protected=row.is_protected,
+        movers=movers,
+        patterns=patterns,
         is_quarantined=row.bundle is not None and quarantine.is_quarantined(session, row.project_id, row.bundle),
         generation=row.generation,
         changed_at=row.changed_at,
@@ -185,10 +190,31 @@ def _taken(session: Session, actor: Actor, name: str, *, make: bool = False) -> 
     return row
 
 
-def _require_mover(actor: Actor, row: AliasRow) -> None:
+def _guards(session: Session, row: AliasRow) -> tuple[Movers, list[str]]:
+    """Return the least role that may move an alias, and the patterns that its name fits."""
+    found = alias_patterns.fitting(session, row.project_id, row.name)
+    said: list[Movers] = [one.movers for one in found]
     if row.is_protected:
-        auth.require(actor, "protect_alias")
+        said.append("manager")
+    return alias_patterns.least(said), [one.pattern for one in found]
+
+
+def _require_mover(session: Session, actor: Actor, row: AliasRow) -> Movers:
+    """Return the least role that may move an alias, which the actor has. Raises NotPermitted."""
+    movers, patterns = _guards(session, row)
+    allowed = sorted(alias_patterns.AT_LEAST[movers])
+    if actor.role not in allowed:
+        by = f"the pattern {', '.join(patterns)}" if patterns else "its own protection"
+        raise NotPermitted(
+            f"{actor.name} has the role {actor.role}; by {by}, alias {row.name} is moved by {', '.join(allowed)}",
+            action="set_alias",
+            role=actor.role,
+            allowed=allowed,
+            patterns=patterns,
+        )
+    if movers != "ci":
         auth.require_whole_project(actor, "protect_alias")
+    return movers
 
 
 def _require_version(session: Session, row: AliasRow, if_match: str | None) -> None:

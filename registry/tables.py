@@ -26,6 +26,7 @@ from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import UserDefinedType
 
+from schemas.alias import PatternMovers
 from schemas.api import RoleName
 from schemas.evidence import Kind
 from schemas.release import Phase
@@ -283,6 +284,18 @@ class AliasRow(Base):
         Index(None, "project_id", "id"),
         Index(None, "project_id", "bundle", "id"),
     )
+
+
+class AliasPatternRow(Base):
+    """A pattern that protects aliases by their names: a cached fold of the project's stream of patterns."""
+
+    __tablename__ = "alias_patterns"
+    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    pattern: Mapped[str] = mapped_column(primary_key=True)
+    movers: Mapped[PatternMovers] = mapped_column(Text)
+    """Least role that moves such an alias."""
+    set_at: Mapped[datetime]
+    set_by: Mapped[str]
 
 
 class BundleBlobRow(Base):

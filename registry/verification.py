@@ -10,7 +10,7 @@ from sqlalchemy import Text, and_, cast, exists, func, literal, select, true
 from sqlalchemy.orm import Session
 
 from gates.evidence import Record, Verifier, claim_of
-from registry import aliases, checkpoints, documents, evidence, keys, lifecycle, quarantine
+from registry import alias_patterns, aliases, checkpoints, documents, evidence, keys, lifecycle, quarantine
 from registry.tables import (
     AliasRow,
     CheckpointRow,
@@ -23,7 +23,16 @@ from registry.tables import (
     TargetRow,
 )
 from schemas.common import sha256_digest, strict_json
-from schemas.evidence import AliasChanged, Created, Fault, Kind, ReferenceSet, Registered, Verification
+from schemas.evidence import (
+    AliasChanged,
+    AliasPatternChanged,
+    Created,
+    Fault,
+    Kind,
+    ReferenceSet,
+    Registered,
+    Verification,
+)
 from schemas.problems import TransitionRefused
 
 MAX_FAULTS = 1000
@@ -68,6 +77,7 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
         folds += _reference_faults(session, project)
         folds += _quarantine_faults(session, project)
         folds += _alias_faults(session, project)
+        folds += _alias_pattern_faults(session, project)
     faults = [*verifier.close(stream=stream, must_have=must_have), *folds]
     return Verification(
         entries=verifier.entries,
@@ -353,6 +363,19 @@ def _alias_faults(session: Session, project: UUID) -> Iterator[Fault]:
     for stream in sorted(said.keys() | cached.keys()):
         if said.get(stream) != cached.get(stream):
             yield Fault(stream=stream, position=0, problem="the alias is not as its log says")
+
+
+def _alias_pattern_faults(session: Session, project: UUID) -> Iterator[Fault]:
+    """The patterns that protect aliases are as the last entry about each says."""
+    of, said = alias_patterns.stream(project), dict[str, str | None]()
+    for row in evidence.read(session, of):
+        with suppress(ValueError):  # an entry that cannot be read is a fault already
+            body = AliasPatternChanged.model_validate(claim_of(row.envelope)["body"])
+            said[body.pattern] = body.movers
+    cached: dict[str, str | None] = {row.pattern: row.movers for row in alias_patterns.every(session, project)}
+    for pattern in sorted(said.keys() | cached.keys()):
+        if said.get(pattern) != cached.get(pattern):
+            yield Fault(stream=of, position=0, problem=f"the pattern {pattern} is not as its log says")
 
 
 def _label_rows(session: Session, project: UUID) -> dict[str, dict[str, str]]:

@@ -64,6 +64,8 @@ class Kind(StrEnum):
     ALIAS_SET = "alias_set"
     ALIAS_DELETED = "alias_deleted"
     ALIAS_PROTECTED = "alias_protected"
+    ALIAS_PATTERN_SET = "alias_pattern_set"
+    ALIAS_PATTERN_REMOVED = "alias_pattern_removed"
     RECORDS_ERASED = "records_erased"
     POLICY_REGISTERED = "policy_registered"
     SUITE_REGISTERED = "suite_registered"
@@ -295,6 +297,16 @@ class AliasChanged(Closed):
     reason: Text = Field(description="Why.")
 
 
+class AliasPatternChanged(Closed):
+    """Aliases whose names fit a pattern are moved by whom this says from now on."""
+
+    pattern: ShortText = Field(description="The pattern.")
+    movers: Literal["engineer", "manager", "admin"] | None = Field(
+        None, description="Least role that moves them; absent once the pattern is removed."
+    )
+    reason: Text = Field(description="Why.")
+
+
 class RecordsErased(Closed):
     """The raw records of a gate are gone on purpose. The result that was judged from them stands."""
 
@@ -403,6 +415,8 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.ALIAS_SET: AliasChanged,
     Kind.ALIAS_DELETED: AliasChanged,
     Kind.ALIAS_PROTECTED: AliasChanged,
+    Kind.ALIAS_PATTERN_SET: AliasPatternChanged,
+    Kind.ALIAS_PATTERN_REMOVED: AliasPatternChanged,
     Kind.RECORDS_ERASED: RecordsErased,
     Kind.POLICY_REGISTERED: Registered,
     Kind.SUITE_REGISTERED: Registered,

@@ -90,6 +90,8 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
         "plain",
         lambda b: f"@{b['alias']} is moved by {'managers' if b['is_protected'] else 'whoever proposes'}: {b['reason']}",
     ),
+    Kind.ALIAS_PATTERN_SET: ("plain", lambda b: f"@{b['pattern']} is for {b['movers']} or more: {b['reason']}"),
+    Kind.ALIAS_PATTERN_REMOVED: ("warn", lambda b: f"@{b['pattern']} protects nothing any more: {b['reason']}"),
     Kind.RECORDS_ERASED: ("warn", lambda b: f"raw records {b['records'][:19]} erased: {b['reason']}"),
     Kind.TARGET_CREATED: ("plain", lambda b: f"{b['name']} on {b['runner_class']}, behind {b['gateway']}"),
     Kind.REFERENCE_SET: (

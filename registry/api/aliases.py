@@ -6,18 +6,30 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session
 
-from registry import aliases
+from registry import alias_patterns, aliases
 from registry.api.deps import IfMatch, Perform, PerformDep, ServiceDep, SessionDep, allow, tag
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.api.routes import Route
 from registry.auth import Actor
-from schemas.alias import Alias, AliasAt, AliasChange, AliasDelete, AliasProtect, AliasSet
+from schemas.alias import (
+    Alias,
+    AliasAt,
+    AliasChange,
+    AliasDelete,
+    AliasPattern,
+    AliasPatternRemove,
+    AliasPatterns,
+    AliasPatternSet,
+    AliasProtect,
+    AliasSet,
+)
 from schemas.api import Page
 from schemas.common import Digest, Instant, Name
 from schemas.problems import BundleQuarantined, Conflict, InvalidDocument, NotFound, StaleEdit
 
 router = APIRouter(prefix="/v1/aliases", tags=["documents"], route_class=Route)
+patterns = APIRouter(prefix="/v1/alias-patterns", tags=["documents"], route_class=Route)
 
 AliasName = Annotated[Name, Path(description="Name of the alias, without `@`.")]
 ReaderDep = Annotated[Actor, allow("read")]
@@ -123,3 +135,31 @@ def get_alias_at(
 ) -> AliasAt:
     """Say what an alias named at an instant, by its evidence."""
     return aliases.named_at(session, aliases.get(session, actor.project_id, name, or_deleted=True), at)
+
+
+@patterns.get("", operation_id="listAliasPatterns")
+def list_alias_patterns(actor: ReaderDep, session: SessionDep) -> AliasPatterns:
+    """List the patterns that protect aliases by their names, sorted."""
+    return AliasPatterns(items=[alias_patterns.wire(row) for row in alias_patterns.every(session, actor.project_id)])
+
+
+@patterns.post("", responses=declare(InvalidDocument, Conflict, BundleQuarantined), operation_id="setAliasPattern")
+def set_alias_pattern(
+    body: AliasPatternSet,
+    actor: Annotated[Actor, allow("protect_alias")],
+    service: ServiceDep,
+    perform: PerformDep,
+) -> AliasPattern:
+    """Protect every alias whose name fits a pattern, made or not; whoever has less than the role moves none."""
+    return perform(lambda session: alias_patterns.put(session, service, actor, body))
+
+
+@patterns.post("/removals", responses=declare(InvalidDocument, NotFound), operation_id="removeAliasPattern")
+def remove_alias_pattern(
+    body: AliasPatternRemove,
+    actor: Annotated[Actor, allow("protect_alias")],
+    service: ServiceDep,
+    perform: PerformDep,
+) -> AliasPattern:
+    """Let a pattern protect nothing any more. Returns it as it was."""
+    return perform(lambda session: alias_patterns.remove(session, service, actor, body))

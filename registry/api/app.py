@@ -50,6 +50,7 @@ ROUTERS = (
     comparison.router,
     boots.router,
     aliases.router,
+    aliases.patterns,
     targets.router,
     releases.router,
     runs.router,

@@ -1,5 +1,6 @@
 """`sluicegate alias`: movable names of bundles. Where a command takes a bundle, it takes @NAME."""
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -11,7 +12,8 @@ from registry.cli.options import BundleName, Json, Limit, Reason, examples, grou
 from registry.cli.output import Output
 from registry.cli.profile import connect
 from registry.cli.targets import instant
-from schemas.alias import Alias, AliasAt
+from registry.client import Client
+from schemas.alias import Alias, AliasAt, Movers
 
 app = group("Aliases: movable names of bundles. Where a command takes a bundle, it takes @NAME.")
 
@@ -20,6 +22,14 @@ Generation = Annotated[
     str | None,
     typer.Option("--if-match", help="Generation that `alias show` gave: nothing is done when it has changed since."),
 ]
+
+
+class MoverRole(StrEnum):
+    """Least role that moves the aliases that a pattern fits."""
+
+    ENGINEER = "engineer"
+    MANAGER = "manager"
+    ADMIN = "admin"
 
 
 @app.command(
@@ -75,7 +85,7 @@ def list_(
                     f"@{one.name}",
                     (one.bundle_name or "") + (" (quarantined)" if one.is_quarantined else ""),
                     one.bundle,
-                    "managers" if one.is_protected else "all who propose",
+                    _movers(one),
                     f"{one.changed_at:%Y-%m-%d %H:%M:%S}Z",
                     one.changed_by,
                 ]
@@ -156,24 +166,75 @@ def delete(name: AliasName, reason: Reason, if_match: Generation = None, as_json
     epilog=examples(
         'sluicegate alias protect champion --reason "production reads it"',
         'sluicegate alias protect champion --off --reason "a playground again"',
+        "sluicegate alias protect 'prod-*' --movers manager --reason \"what production reads\"",
     )
 )
 def protect(
-    name: AliasName,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the alias, or a pattern: * stands for any letters.")
+    ],
     reason: Reason,
-    off: Annotated[bool, typer.Option("--off", help="Let everybody who proposes move it again.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Protect it, or what the pattern fits, no more.")] = False,
+    movers: Annotated[
+        MoverRole, typer.Option("--movers", help="Least role that moves what a pattern fits.")
+    ] = MoverRole.MANAGER,
     if_match: Generation = None,
     as_json: Json = False,
 ) -> int:
-    """Let only managers move an alias from now on. A protected one takes no quarantined bundle."""
+    """Let only managers move an alias from now on, or a role the aliases that a pattern fits, made or not.
+
+    What is protected takes no quarantined bundle.
+    """
     output = Output(as_json=as_json)
+    plain = _plain(name)
+    if "*" not in plain and movers is not MoverRole.MANAGER:
+        raise typer.BadParameter(
+            "is for patterns; an alias that is protected by itself is moved by managers", param_hint="--movers"
+        )
     with connect() as client:
         try:
-            found = client.aliases.protect(_plain(name), reason, is_protected=not off, if_match=if_match)
+            if "*" in plain:
+                return _protect_pattern(output, client, plain, None if off else movers, reason)
+            found = client.aliases.protect(plain, reason, is_protected=not off, if_match=if_match)
         except ValidationError as error:
             raise invalid_act(error) from None
     output.result(found, lambda out: _show(out, found))
     return Exit.DONE
+
+
+def _protect_pattern(output: Output, client: Client, pattern: str, movers: MoverRole | None, reason: str) -> int:
+    if movers is None:
+        was = client.aliases.remove_pattern(pattern, reason)
+        output.result(was, lambda out: out.say(f"@{was.pattern} protects nothing any more", "warn"))
+    else:
+        now = client.aliases.protect_pattern(pattern, movers.value, reason)
+        output.result(now, lambda out: out.say(f"@{now.pattern} is moved by {_roles(now.movers)}"))
+    return Exit.DONE
+
+
+@app.command(epilog=examples("sluicegate alias patterns", "sluicegate alias patterns --json"))
+def patterns(as_json: Json = False) -> int:
+    """List the patterns that protect aliases by their names."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = client.aliases.patterns()
+
+    def human(out: Output) -> None:
+        out.table(
+            ["PATTERN", "MOVED BY", "SET", "BY"],
+            ([f"@{one.pattern}", _roles(one.movers), f"{one.set_at:%Y-%m-%d %H:%M:%S}Z", one.set_by] for one in found),
+        )
+
+    output.result({"items": found}, human)
+    return Exit.DONE
+
+
+def _movers(found: Alias) -> str:
+    return _roles(found.movers)
+
+
+def _roles(movers: Movers) -> str:
+    return {"ci": "all who propose", "engineer": "engineers", "manager": "managers", "admin": "administrators"}[movers]
 
 
 def _plain(name: str) -> str:
@@ -186,7 +247,7 @@ def _show(out: Output, found: Alias) -> None:
             ("alias", f"@{found.name}"),
             ("bundle", found.bundle),
             ("family", found.bundle_name),
-            ("moved by", "managers" if found.is_protected else "all who propose"),
+            ("moved by", _movers(found) + (f", by the pattern {', '.join(found.patterns)}" if found.patterns else "")),
             ("generation", str(found.generation)),
             ("changed", f"{found.changed_at:%Y-%m-%d %H:%M:%S}Z by {found.changed_by}"),
         ]

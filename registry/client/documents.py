@@ -4,7 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from registry.client.transport import Transport
-from schemas.alias import Alias, AliasAt, AliasChange, AliasDelete, AliasProtect, AliasSet
+from schemas.alias import (
+    Alias,
+    AliasAt,
+    AliasChange,
+    AliasDelete,
+    AliasPattern,
+    AliasPatternRemove,
+    AliasPatterns,
+    AliasPatternSet,
+    AliasProtect,
+    AliasSet,
+    PatternMovers,
+)
 from schemas.api import Act, BundleDeleted, QuarantineState, Registered
 from schemas.boots import Boot
 from schemas.common import Document, canonical_json
@@ -182,6 +194,7 @@ class Aliases:
     """Movable names of bundles. An act with `if_match`, an alias's `generation`, is done only when nothing changed."""
 
     path = "/v1/aliases"
+    patterns_path = "/v1/alias-patterns"
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -225,6 +238,24 @@ class Aliases:
         """
         body = AliasProtect(is_protected=is_protected, reason=reason)
         return self._act("POST", f"{name}/protections", body, if_match)
+
+    def patterns(self) -> Sequence[AliasPattern]:
+        """Return the patterns that protect aliases by their names, sorted."""
+        return self._transport.get(AliasPatterns, self.patterns_path).items
+
+    def protect_pattern(self, pattern: str, movers: PatternMovers, reason: str) -> AliasPattern:
+        """Let only whoever has a role, or more, move the aliases whose names fit a pattern, made or not.
+
+        Raises:
+            BundleQuarantined, NotPermitted; Conflict: there are too many patterns.
+        """
+        body = AliasPatternSet(pattern=pattern, movers=movers, reason=reason)
+        return self._transport.post(AliasPattern, self.patterns_path, body)
+
+    def remove_pattern(self, pattern: str, reason: str) -> AliasPattern:
+        """Let a pattern protect nothing any more. Raises NotFound, NotPermitted."""
+        body = AliasPatternRemove(pattern=pattern, reason=reason)
+        return self._transport.post(AliasPattern, f"{self.patterns_path}/removals", body)
 
     def _act(self, method: str, where: str, body: AliasSet | AliasDelete | AliasProtect, if_match: str | None) -> Alias:
         headers = {} if if_match is None else {"if-match": f'"{if_match}"'}

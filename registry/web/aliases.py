@@ -5,12 +5,15 @@ from urllib.parse import urlencode
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from registry import aliases
+from registry import alias_patterns, aliases
 from registry.api.deps import SessionDep
 from registry.api.pages import Cursor, page
 from registry.web.releases import PAGE_SIZE
 from registry.web.rendering import PageRoute, render
 from registry.web.visitors import VisitorDep
+
+MOVERS = {"ci": "all who propose", "engineer": "engineers", "manager": "managers", "admin": "administrators"}
+"""Least role that moves an alias → who that is."""
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -25,6 +28,8 @@ def aliases_page(actor: VisitorDep, session: SessionDep, after: Cursor) -> Respo
         actor=actor,
         section="bundles",
         aliases=found.items,
+        patterns=[alias_patterns.wire(row) for row in alias_patterns.every(session, actor.project_id)],
+        movers=MOVERS,
         is_first=after is None,
         following=f"/aliases?{urlencode({'cursor': found.next})}" if found.next else None,
     )

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -9,13 +10,13 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from registry import aliases, db, quarantine, releases, runners
+from registry import alias_patterns, aliases, db, quarantine, releases, runners
 from registry.auth import Actor
 from registry.service import Service
 from registry.web import inventory
 from registry.web import releases as release_pages
 from registry.web.rendering import ago, amount
-from schemas.alias import AliasSet
+from schemas.alias import AliasPatternSet, AliasSet
 from schemas.api import Act, ReleaseCreate
 from schemas.evidence import Kind, Reasoned, Traffic
 from schemas.runner import RunnerRegistration
@@ -346,4 +347,9 @@ def test_a_quarantine_and_aliases_are_told_on_every_page_that_they_concern(commi
         False,
     )
     listed = visit.get("/aliases").text
-    assert ("@champion" in listed, "@latest" in listed) == (True, True)
+    assert ("@champion" in listed, "@latest" in listed, "Protected by their names" in listed) == (True, True, False)
+    with committed.database.transaction() as session:
+        said = AliasPatternSet(pattern="late*", movers="admin", reason=EVIL)
+        alias_patterns.put(session, committed, replace(actor, role="admin"), said)
+    listed = visit.get("/aliases").text
+    assert (listed.count("administrators"), "@late*" in listed, EVIL in listed) == (2, True, False)

@@ -64,6 +64,8 @@ def configure(app: Celery, *, queue: str) -> None:
         # RabbitMQ writes nothing of a message to its disk; the queues are there after its restart, empty.
         task_default_delivery_mode="transient",
         worker_prefetch_multiplier=1,
+        # After a lost connection Celery would set it from the tasks' threads, who then read each other's answers.
+        worker_enable_prefetch_count_reduction=False,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         worker_enable_remote_control=False,
@@ -81,22 +83,18 @@ def configure(app: Celery, *, queue: str) -> None:
 
 
 def waiting(app: Celery, queue: str) -> int:
-    """Return how many messages wait in a queue; 0 where no broker could be asked."""
-    try:
-        return _count(app, queue)
-    except errors_of(app):
-        return 0  # whoever sends to it is told why
+    """Return how many messages wait in a queue, which is made where it is missing: RabbitMQ drops what is sent to none.
 
-
-def _count(app: Celery, queue: str) -> int:
-    """Ask the broker, after the queue was made where it is missing: RabbitMQ drops what is sent to none."""
+    Raises:
+        one of `errors_of`: the broker is away or refuses.
+    """
     with app.connection_or_acquire() as connection:
         is_old = connection.connected
         while True:
             try:
-                channel = connection.default_channel
-                app.amqp.queues[queue].bind(channel).declare()
-                return int(channel.queue_declare(queue=queue, passive=True).message_count)
+                bound = app.amqp.queues[queue].bind(connection.default_channel)
+                bound.declare()
+                return int(bound.queue_declare().message_count)  # not passively: to Valkey an empty queue is none
             except connection.connection_errors as error:
                 connection.collect()  # not closed: that would wait for an answer again
                 if not is_old or isinstance(error, TimeoutError):
@@ -117,7 +115,7 @@ def ring(app: Celery, task: str, *, queue: str) -> bool:
         Whether the message was sent.
     """
     try:
-        if _count(app, queue) >= MOST_WAITING:
+        if waiting(app, queue) >= MOST_WAITING:
             return False
         # An expiry of Celery's would be an instant of our clock, which a worker compares with its own.
         app.send_task(

@@ -1,15 +1,27 @@
 """RabbitMQ as the broker: what rings, what must not pile up, and what its failures change, which is nothing."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
 
 import pytest
 from celery import Celery
+from sqlalchemy import select
 from structlog.testing import capture_logs
 
-from tests.support import rabbit
+from registry.service import Service
+from registry.tables import JobRow
+from schemas.api import ReleaseCreate, TargetCreate
+from schemas.release import Phase
+from tests.support import factories, programs, rabbit
 from tests.support.broker import free_port
+from tests.support.ground import assert_once
 from tests.support.rabbit import Rabbit
+from tests.support.runners import CLASS, QUICK_GATES, Bench, bench, until
 from workers import broker
 from workers.broker import CONTROL_QUEUE, MOST_WAITING, RING_SECONDS, configure, ring, waiting
 from workers.clock import SCHEDULE, Scheduler
@@ -86,26 +98,91 @@ def test_a_broker_that_is_away_refuses_us_or_stands_still_costs_a_ring_and_no_se
     with capture_logs() as said:
         for address in addresses.values():
             with application(address) as lost:
-                assert waiting(lost, RUNNERS) == 0
                 assert not ring(lost, RING, queue=RUNNERS)
         with application(server.url) as held:
             assert ring(held, RING, queue=RUNNERS)
             assert not ring(held, RING, queue="another")  # the account may not have it
             server.freeze()
             try:
-                assert waiting(held, RUNNERS) == 0
+                assert not ring(held, RING, queue=RUNNERS)
             finally:
                 server.thaw()
             assert waiting(held, RUNNERS) == 1
-    assert [one["event"] for one in said] == ["ring_lost"] * (len(addresses) + 1)
+    assert [one["event"] for one in said] == ["ring_lost"] * (len(addresses) + 2)
     text = json.dumps(said)
     assert server.password not in text
     assert server.password[::-1] not in text
 
 
-def test_a_broker_that_comes_back_is_rung_again_on_the_connections_of_before(server: Rabbit, app: Celery) -> None:
-    assert ring(app, RING, queue=RUNNERS)
-    server.stop()
-    server.start()
-    assert ring(app, RING, queue=RUNNERS)
-    assert waiting(app, RUNNERS) == 1  # what waited was of no worth
+@contextmanager
+def workers(bench: Bench, url: str) -> Iterator[dict[str, Path]]:
+    """Run a control worker, the clock and a runner as processes of their own; yields their logs."""
+    service, runner = programs.service_environment(bench.service, url), programs.runner_environment(bench, url)
+    logs = {name: bench.folder / f"{name}.log" for name in ("control", "beat", "runner")}
+    with (
+        programs.program(programs.control_words(), service, logs["control"]),
+        programs.program(programs.beat_words(), service, logs["beat"]),
+        programs.program(programs.runner_words(), runner, logs["runner"]),
+    ):
+        for name in ("control", "runner"):
+            until(lambda log=logs[name]: b" ready." in log.read_bytes(), seconds=60, what=f"a {name} that listens")
+        yield logs
+
+
+def release(bench: Bench) -> UUID:
+    """Start a release that needs one approval."""
+    policy = factories.registered_policy(
+        bench.service, bench.api.actor("manager"), "quick", gates=list(QUICK_GATES), approval={"required": 1}
+    )
+    bench.client("manager").targets.create(TargetCreate(name="chat@prod", runner_class=CLASS, gateway="local"))
+    body = ReleaseCreate(target="chat@prod", bundle=bench.bundle().digest, policy=policy.digest)
+    return bench.client().releases.create(body).id
+
+
+@pytest.fixture(name="bench")
+def _bench(service: Service, tmp_path: Path) -> Iterator[Bench]:
+    with bench(service, tmp_path) as made:
+        yield made
+
+
+@pytest.mark.timeout(240)
+def test_a_release_is_gated_once_whatever_becomes_of_the_broker_meanwhile(
+    server: Rabbit, app: Celery, bench: Bench
+) -> None:
+    assert ring(app, RING, queue=RUNNERS)  # a connection from before
+    with workers(bench, server.url) as logs:
+        made = release(bench)
+        with bench.service.database.transaction() as session:
+            job = until(lambda: session.scalar(select(JobRow.id)), what="a job")
+        until(lambda: bench.replica(job).get("state") == "loading", what="the engine of a gate")
+        engine = bench.replica(job)["pid"]
+        os.kill(engine, signal.SIGSTOP)  # a gate that goes on all the while
+        try:
+            until(lambda: b"runner_rung" in logs["runner"].read_bytes(), what="a ring")
+            server.kill()
+            held = bench.row(job).lease_until
+            until(lambda: bench.row(job).lease_until > held, what="a renewal without a broker")
+            server.start()
+            # The connection of before is found to be gone, and costs no ring.
+            assert ring(app, RING, queue=RUNNERS)
+            until(lambda: waiting(app, RUNNERS) == 0, what="a runner that listens again")
+            for _ in range(3):
+                # Everything many times, in any order; then all of it is forgotten, with its queues.
+                for told in [("sweep", ()), ("reconcile", (str(made),))] * 10:
+                    app.send_task(f"workers.tasks.{told[0]}", told[1], queue=CONTROL_QUEUE)
+                    app.send_task(RING, queue=RUNNERS)
+                remove(app, CONTROL_QUEUE, RUNNERS)
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        client = bench.client("manager")
+        until(lambda: client.releases.get(made).phase is Phase.GATED, seconds=60, what="the end of the gates")
+        client.releases.approve(made, "a test")
+        until(lambda: waiting(app, CONTROL_QUEUE) == 0, what="a control worker that listens")
+        shown = client.releases.get(made)
+        assert shown.phase is Phase.APPROVED
+        assert_once(shown)
+        assert bench.row(job).attempt == 1
+        assert [one.id for one in client.runs.list()] == [job]
+        assert client.evidence.verify().verified
+        for log in logs.values():
+            assert server.password not in log.read_text("utf-8")

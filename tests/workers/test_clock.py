@@ -4,9 +4,10 @@ import socket
 
 import pytest
 from celery import Celery
+from structlog.testing import capture_logs
 
 from tests.support.broker import broker
-from workers.broker import CONTROL_QUEUE, MOST_WAITING, configure, waiting
+from workers.broker import CONTROL_QUEUE, MOST_WAITING, configure, ring, waiting
 from workers.clock import SCHEDULE, Scheduler
 
 
@@ -36,6 +37,13 @@ def test_no_message_of_beat_ends_by_somebodys_clock(app):
         assert told["timelimit"] == [None, None]
 
 
+def test_a_runner_is_rung_through_an_empty_queue(app):
+    assert ring(app, "workers.runner.ring", queue=CONTROL_QUEUE)
+    assert waiting(app, CONTROL_QUEUE) == 1
+    assert take(app).headers["expires"] is None
+    assert ring(app, "workers.runner.ring", queue=CONTROL_QUEUE)
+
+
 def test_while_nobody_takes_them_a_few_messages_wait_and_no_more(app):
     scheduler = Scheduler(app)
     assert waiting(app, CONTROL_QUEUE) == 0
@@ -48,9 +56,13 @@ def test_while_nobody_takes_them_a_few_messages_wait_and_no_more(app):
     assert waiting(app, CONTROL_QUEUE) == MOST_WAITING
 
 
-def test_a_broker_that_is_away_has_nothing_that_waits():
+def test_a_broker_that_is_away_is_told_in_a_line_and_asked_again():
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
-    with Celery("a-beat", broker=f"redis://127.0.0.1:{port}/0") as app:
+    with Celery("a-beat", broker=f"redis://:hush@127.0.0.1:{port}/0") as app, capture_logs() as said:
         configure(app, queue=CONTROL_QUEUE)
-        assert waiting(app, CONTROL_QUEUE) == 0
+        app.conf.beat_schedule = SCHEDULE
+        scheduler = Scheduler(app)
+        scheduler.apply_entry(scheduler.schedule["sweep"])
+    assert [(one["event"], one["queue"]) for one in said] == [("ring_lost", CONTROL_QUEUE)]
+    assert "hush" not in str(said)

@@ -28,6 +28,7 @@ _BOOT_ADVICE = {
     "bad_argument": "Correct engine.arguments; the engine's log names the argument.",
     "unsupported": "Change what the engine's driver refuses.",
     "timeout": "Let it load faster, or allow more time in the policy's boot_seconds.",
+    "identity_differs": "Compare the two values of each finding, and correct the bundle or what starts the engine.",
     "wrong_model": "Set the engine's served name (alias) to serving.served_name.",
 }
 
@@ -74,15 +75,17 @@ def judge(given: JudgeInput) -> Judged:
     return Judged(Verdict.PASSED, summary, measurements, findings)
 
 
-def boot_failed(cause: str, detail: str, log_tail: Sequence[str]) -> Records:
+def boot_failed(cause: str, detail: str, log_tail: Sequence[str], findings: Sequence[Records] = ()) -> Records:
     """Return the records of a candidate whose engine did not become ready: it fails, with cause and log.
 
     Args:
         cause: short name, such as weights_unreadable.
         detail: what happened, in one sentence.
         log_tail: the engine's last lines.
+        findings: where it differs from its bundle, when that is why.
     """
-    return {"boot": {"cause": cause, "detail": detail, "log_tail": list(log_tail)}}
+    more = {"findings": list(findings)} if findings else {}
+    return {"boot": {"cause": cause, "detail": detail, "log_tail": list(log_tail), **more}}
 
 
 def _judge_failed_boot(boot: Records) -> Judged:
@@ -90,9 +93,9 @@ def _judge_failed_boot(boot: Records) -> Judged:
     log = "\n".join(str(line) for line in boot["log_tail"])
     advice = _BOOT_ADVICE.get(boot["cause"], "Boot the bundle on a like machine with the same arguments.")
     code = "boot-" + str(boot["cause"]).replace("_", "-")
-    return Judged(
-        Verdict.FAILED, clip(message), (), [finding(code, message, pointer="start", found=log or None, advice=advice)]
-    )
+    found = [finding(code, message, pointer="start", found=log or None, advice=advice)]
+    found += [Finding.model_validate(one) for one in boot.get("findings", ())]
+    return Judged(Verdict.FAILED, clip(message), (), found[:MAX_FINDINGS])
 
 
 def _judge_start(rule: CompatibilityRule, bundle: Bundle, start: Records, tally: _Tally) -> None:

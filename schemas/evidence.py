@@ -18,7 +18,7 @@ from schemas.common import BasisPoints, Closed, Digest, Instant, Integer, Positi
 from schemas.failures import Cause
 from schemas.lock import Locks
 from schemas.result import Finding, GateResult, Measurement, Verdict
-from schemas.runner import EngineIdentity, Fingerprint, ReplicaReport
+from schemas.runner import Compared, EngineIdentity, Fingerprint, ReplicaReport
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -129,6 +129,12 @@ class EngineBooted(Closed):
     warming_ms: Integer | None = Field(None, description="From then until ready.")
     warm_requests: Integer | None = Field(None, description="Requests of intended shapes sent before it was ready.")
     warm_failed: Integer | None = Field(None, description="Of those, how many did not end properly.")
+    compared: Annotated[list[Compared], Field(max_length=64)] | None = Field(
+        None, description="What it says of itself, held against the bundle; absent in entries of older runners."
+    )
+    findings: Annotated[list[Finding], Field(max_length=64)] | None = Field(
+        None, description="What differs and may stand. Nothing that blocks is here: such an engine is not served."
+    )
 
 
 class Reasoned(Closed):

@@ -23,6 +23,7 @@ class Cause(StrEnum):
     TEMPLATE_UNREADABLE = "template_unreadable"
     TIMEOUT = "timeout"
     WRONG_MODEL = "wrong_model"
+    IDENTITY_DIFFERS = "identity_differs"
     NO_ANSWER = "no_answer"
     KILLED = "killed"
     CRASHED = "crashed"
@@ -116,6 +117,10 @@ FAILURES: dict[Cause, Failure] = {
         "It serves, but not under the bundle's name.",
         "Set the engine's served name (alias) to serving.served_name.",
         is_final=True,
+    ),
+    Cause.IDENTITY_DIFFERS: Failure(
+        "It serves under the bundle's name, but otherwise than the bundle says.",
+        "Compare the two values of each finding, and correct the bundle or what the engine is started with.",
     ),
     Cause.NO_ANSWER: Failure(
         "It listens, but its first real completion did not end.", "Ask the same of it by hand, on a like machine."

@@ -75,18 +75,46 @@ class Fingerprint(Closed):
     kernel: ShortText = Field(description="Operating system kernel.")
 
 
+class Agreement(StrEnum):
+    """What a comparison of one thing comes to. Only `equal` says that both sides were there and agree."""
+
+    EQUAL = "equal"
+    DIFFERS = "differs"
+    NOT_REPORTED = "not_reported"
+    """The bundle says it, and the engine does not."""
+    NOT_DECLARED = "not_declared"
+    """The engine says it, and neither the bundle nor its files do."""
+
+
+class Compared(Closed):
+    """One thing that an engine which booted was held against its bundle in."""
+
+    item: ShortText = Field(description="What, such as context_tokens or sampling.top_p.")
+    outcome: Agreement = Field(description="equal, differs, not_reported or not_declared.")
+    expected: Text | None = Field(None, description="What the bundle says; a long text as its digest.")
+    found: Text | None = Field(None, description="What the engine says; a long text as its digest.")
+    expected_by: ShortText | None = Field(None, description="Section, file or launch argument that says it.")
+    found_by: ShortText | None = Field(None, description="Where the engine says it.")
+
+
 class EngineIdentity(Closed):
     """What really booted."""
 
     name: ShortText = Field(description="Engine.")
-    version: ShortText = Field(description="Version it or its package reports.")
+    version: ShortText = Field(
+        description="Version that it reports; where it reports none, that of the distribution installed, else the "
+        "bundle's."
+    )
+    image: ShortText | None = Field(None, description="Container image by digest that it was started from.")
     environment: Digest | None = Field(None, description="Digest of its environment.")
     basis: Literal["reported"] | None = Field(
         None,
         description="reported: known only by what its endpoint says of itself, which is weaker than a digest of what "
         "was started; absent where something was.",
     )
-    arguments: list[Annotated[str, StringConstraints(max_length=4096)]] = Field(description="Full command line.")
+    arguments: list[Annotated[str, StringConstraints(max_length=4096)]] = Field(
+        description="Full command line, as the kernel shows it where that can be seen."
+    )
     model_ids: list[ShortText] = Field(description="Ids in /v1/models.")
     context_tokens: Integer = Field(description="Context per request that it serves; 0 when not reported.")
 

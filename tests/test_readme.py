@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from gates.arrivals import make_suite
+from gates.booted.comparison import BELOW_PLAN, ITEMS, MORE_MODELS
 from gates.catalog import CATALOG
 from gates.couplings import COUPLINGS
 from gates.difference import AFFECTS, PARTS
@@ -21,7 +22,7 @@ from schemas.api import RoleName
 from schemas.failures import FAILURES
 from schemas.problems import PROBLEMS
 from schemas.release import Phase
-from schemas.result import Verdict
+from schemas.result import Severity, Verdict
 from schemas.suite import LoadSpec
 
 README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
@@ -151,3 +152,15 @@ def test_the_classes_of_failures_are_the_code_s() -> None:
         [cause, one.meaning.replace("`", ""), again[one.is_transient, one.is_final], one.advice.replace("`", "")]
         for cause, one in FAILURES.items()
     ]
+
+
+def test_the_codes_of_what_booted_are_the_code_s() -> None:
+    (told,) = rows_of("What booted")
+    weighs = {"blocks": Severity.BLOCK, "warns": Severity.WARN}
+    severities: dict[str, Severity] = {}
+    for codes, weight, _ in told:
+        names, weights = codes.split(", "), weight.split(", ")
+        all_weights = weights if len(weights) == len(names) else weights * len(names)
+        severities |= zip(names, map(weighs.__getitem__, all_weights), strict=True)
+    beside = {BELOW_PLAN: Severity.WARN, MORE_MODELS: Severity.WARN}
+    assert severities == {item.code: item.severity for item in ITEMS.values()} | beside

@@ -178,6 +178,8 @@ def booted(site: Site, lease: Lease, ready: Ready, place: Place) -> None:
         warming_ms=ready.warming_ms,
         warm_requests=ready.warm_requests,
         warm_failed=ready.warm_failed,
+        compared=list(ready.compared),
+        findings=list(ready.findings) or None,
     )
     lease.report(Kind.ENGINE_BOOTED, lease.act("booted", 1), body)
 

@@ -172,7 +172,10 @@ class _Evaluation:
         """A candidate that does not boot fails compatibility. Where that is not asked, nothing can be measured."""
         if COMPATIBILITY in gates:
             records = compatibility.boot_failed(
-                failure.members["cause"], failure.detail, failure.members.get("log_tail") or []
+                failure.members["cause"],
+                failure.detail,
+                failure.members.get("log_tail") or [],
+                failure.members.get("findings") or [],
             )
             self._record(*catalog.conclude(COMPATIBILITY, self._context(COMPATIBILITY), records, duration_ms=0))
             return

@@ -8,24 +8,27 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 
 from gates.answers import FINISHED, Answer, Outcome, read_plain
+from gates.booted.comparison import Comparison
 from gates.dialects.base import Dialect, Malformed, Request, parse_metrics
 from gates.dialects.table import dialect_of
-from gates.environment import EnvironmentAltered, NotInstalled
+from gates.environment import Environment, EnvironmentAltered, NotInstalled
 from schemas.bundle import Bundle, Feature
 from schemas.failures import Cause
 from schemas.problems import EngineFailed
-from schemas.runner import EngineIdentity, ReplicaReport, ReplicaState
+from schemas.result import Finding
+from schemas.runner import Compared, EngineIdentity, ReplicaReport, ReplicaState
 from workers import warming
 from workers.diagnosis import LoadProgress, classify, compile_ms, memory_kills
 from workers.engines.base import Command, Driver, Launch
 from workers.engines.table import DRIVERS
+from workers.identity import Booted, expect, hold
 from workers.launchers.base import Condition, Launched, Launcher, LaunchFailed, Order, ProcessState
 from workers.launchers.logs import trim
 from workers.launchers.proc import PROC, arguments
@@ -66,7 +69,8 @@ class Ready:
     tells it and part of one of the others, `warming_ms` from then to ready with `warm_requests` after the real
     completion, of which `warm_failed` had no answer that ends properly; `ready_ms` is all of it. An adopted replica
     has none of them. `page_cache_percent` of the weights lay in memory when it was started; None when the kernel does
-    not say. `peak_memory_bytes` is the process's resident set at its highest.
+    not say. `peak_memory_bytes` is the process's resident set at its highest. `compared` is what it says of itself,
+    held against its bundle, and `findings` are the differences, none of which blocks.
     """
 
     identity: EngineIdentity
@@ -79,6 +83,8 @@ class Ready:
     warm_requests: int | None = None
     warm_failed: int | None = None
     page_cache_percent: int | None = None
+    compared: tuple[Compared, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,7 @@ class Replica:
         self._order = order or Order(bundle, launch.root)
         self._on_transition = on_transition
         self._on_progress = on_progress
+        self._installed: Environment | None = None
         self._memory_kills: int | None = None
         self._page_cache_percent: int | None = None
         self._load = LoadProgress(self.log_path, self.driver.progress_patterns)
@@ -193,6 +200,7 @@ class Replica:
             NotWanted: `is_wanted` said no, and the replica still runs; or it was stopped meanwhile.
         """
         deadline = time.monotonic() + deadline_seconds
+        self._expect()
         self._wait(self._is_listening, deadline, is_wanted, "it does not listen")
         self._wait(self._is_healthy, deadline, is_wanted, f"{self.dialect.health_path} does not answer 200")
         loading_ms = self._elapsed_ms()
@@ -204,6 +212,7 @@ class Replica:
         if answer.finish_reason not in FINISHED:
             self.fail_when_ended()
             raise self._failed(Cause.NO_ANSWER, f"a completion of {PROBE_TOKENS} tokens: {answer.detail}")
+        identity, comparison = self._held_to_bundle(identity)
         warm, failed = self._warm(deadline) if loading_ms is not None else (None, None)
         ready_ms = self._elapsed_ms()
         ready = Ready(
@@ -217,12 +226,38 @@ class Replica:
             warm_requests=warm,
             warm_failed=failed,
             page_cache_percent=self._page_cache_percent,
+            compared=comparison.rows,
+            findings=comparison.findings,
         )
         if self.launched is not None:
             self.ranks = ranks(self.launched.pid, self.driver.rank_pattern)
         took = "after adoption" if ready.ready_ms is None else f"after {ready.ready_ms} ms"
-        self._move(ReplicaState.READY, f"a real completion ended, ready {took}")
+        differs = "".join(f"; {one.message}" for one in ready.findings)
+        self._move(ReplicaState.READY, f"a real completion ended, ready {took}{differs}")
         return ready
+
+    def _expect(self) -> None:
+        """Read what the engine should say out of the bundle's files, while it loads; what is read is remembered."""
+        expect(self.bundle, self._launch.root, () if self._command is None else self._command.argv)
+
+    def _held_to_bundle(self, identity: EngineIdentity) -> tuple[EngineIdentity, Comparison]:
+        """Compare what booted with what the bundle says. Raises EngineFailed on a difference that blocks."""
+        is_process = self.launched is not None and self.launched.handle is None
+        booted = Booted(
+            bundle=self.bundle,
+            root=self._launch.root,
+            argv=() if self._command is None else self._command.argv,
+            pid=self.launched.pid if self.launched is not None and is_process else None,
+            installed=self._installed,
+            is_elsewhere=self.driver.admits is not None,
+            is_adopted=self._started is None,
+        )
+        identity, comparison = hold(booted, self.base_url, identity)
+        if comparison.blocking:
+            self.fail_when_ended()
+            detail = " ".join(one.message for one in comparison.blocking)
+            raise self._failed(Cause.IDENTITY_DIFFERS, detail[:2000], comparison.findings)
+        return identity, comparison
 
     def _warm(self, deadline: float) -> tuple[int, int]:
         """Ask once for each shape that is meant, and return how many were asked for and how many failed.
@@ -262,6 +297,7 @@ class Replica:
         if installed.digest != self.bundle.engine.environment:
             detail = f"the bundle names {self.bundle.engine.environment}, installed is {installed.digest}"
             raise self._failed(Cause.ENVIRONMENT_DIFFERS, detail)
+        self._installed = installed
 
     def _wait(
         self, condition: Callable[[], bool], deadline: float, is_wanted: Callable[[], bool], missing: str
@@ -445,7 +481,7 @@ class Replica:
             self.state = state
         self._on_transition(state, cause)
 
-    def _failed(self, cause: Cause, detail: str) -> EngineFailed:
+    def _failed(self, cause: Cause, detail: str, findings: Sequence[Finding] = ()) -> EngineFailed:
         """End what runs, move to failed, and return the problem to raise."""
         with self._lock:
             self._launcher.leave(self.workdir)
@@ -457,7 +493,9 @@ class Replica:
             if ReplicaState.FAILED in NEXT[self.state]:
                 self.failure = cause
                 self._move(ReplicaState.FAILED, f"{cause}: {detail}")
-        return EngineFailed(f"{cause}: {detail}", cause=str(cause), log_tail=log_tail)
+        told = [one.model_dump(mode="json", exclude_none=True) for one in findings]
+        more = {"findings": told} if told else {}
+        return EngineFailed(f"{cause}: {detail}", cause=str(cause), log_tail=log_tail, **more)
 
     def _end_strays(self) -> None:
         """End what the engine started in sessions of their own: it would hold memory, an accelerator or a port."""

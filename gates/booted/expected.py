@@ -1,0 +1,208 @@
+"""What an engine should say of itself, by its bundle: the document's sections, its files and the launch arguments."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from gates.booted.told import Report, number, reports, shown, table
+from gates.files.header import Array, Header
+from gates.files.strict_json import load_object
+from gates.files.weights import header
+from gates.static.rules import is_within
+from schemas.bundle import Bundle, Role
+from schemas.common import sha256_digest
+
+_TOKENS = "tokenizer.ggml.tokens"
+_MAX_TEMPLATE_BYTES = 8 * 1024 * 1024
+_GGUF_SAMPLING = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one thing should be, as text, and what says so.
+
+    `how` it is held against what the engine says: equal; least, a count that may be larger; version, which may have a
+    local part; names, of which none may be missing; tail, words before which a wrapper's may have stood. `step` is what
+    the engine rounds a count up to. `enough` is the count under which not all fits at once that should.
+    """
+
+    value: str
+    source: str
+    how: Literal["equal", "least", "version", "names", "tail"] = "equal"
+    step: int = 1
+    enough: int | None = None
+
+
+_SECTIONS: Mapping[str, tuple[str, Callable[[Bundle], object]]] = {
+    "context_tokens": ("runtime.context_tokens", lambda bundle: bundle.runtime.context_tokens),
+    "slots": ("runtime.max_sequences", lambda bundle: bundle.runtime.max_sequences),
+    "quantization": ("quantization.method", lambda bundle: bundle.quantization.method),
+    "kv_cache": ("quantization.kv_cache", lambda bundle: bundle.quantization.kv_cache),
+    "tensor_parallel": ("topology.tensor_parallel", lambda bundle: bundle.topology.tensor_parallel),
+    "prefix_caching": ("runtime.prefix_caching", lambda bundle: bundle.runtime.prefix_caching),
+}
+"""Item → the section that says it, and what it says; nothing is wanted of what it leaves open."""
+
+
+def wanted(bundle: Bundle, root: Path, arguments: Sequence[str]) -> dict[str, Wanted]:
+    """Return what an engine should say, by item. What neither bundle nor files say is absent.
+
+    Args:
+        bundle: that it was booted from.
+        root: folder with the bundle's files.
+        arguments: command line that its driver makes of the bundle.
+    """
+    runtime = bundle.runtime
+    names = [bundle.serving.served_name, *(one.name for one in bundle.adapters or [])]
+    found = {
+        "version": Wanted(bundle.engine.version, "engine.version", "version"),
+        "model": Wanted(", ".join(names), "serving.served_name", "names"),
+        "kv_tokens": Wanted(
+            str(runtime.context_tokens),
+            "runtime.context_tokens",
+            "least",
+            enough=runtime.context_tokens * runtime.max_sequences,
+        ),
+    }
+    of_files = _of_files(bundle, root)
+    for row in reports(bundle.engine.name):
+        if row.item in _SECTIONS:
+            source, read = _SECTIONS[row.item]
+            if (value := read(bundle)) is not None:
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                found[row.item] = Wanted(text, source, step=row.step)
+        elif (told := _argument(row, arguments)) is not None:
+            found[row.item] = told
+    return of_files | found
+
+
+def _argument(row: Report, arguments: Sequence[str]) -> Wanted | None:
+    """Return what a launch argument says that a row names: the last time that it is given."""
+    if row.argument is None or row.argument not in arguments[:-1]:
+        return None
+    place = len(arguments) - 1 - [*reversed(arguments)].index(row.argument)
+    if place + 1 >= len(arguments):
+        return None
+    text = arguments[place + 1]
+    if row.form == "number":
+        try:
+            text = number(float(text))
+        except ValueError:
+            return None
+    return Wanted(shown(text), f"argument {row.argument}")
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def _of_files(bundle: Bundle, root: Path) -> dict[str, Wanted]:
+    """Return what the bundle's files say. A file that cannot be read says nothing: the engine will say that."""
+    try:
+        return dict(_read(_Place(bundle, root)))
+    except (OSError, ValueError):
+        return {}
+
+
+class _Place:
+    """A bundle's files, equal to any other of the same bundle: whatever its folder, its bytes are the same."""
+
+    def __init__(self, bundle: Bundle, root: Path) -> None:
+        self.bundle, self.root = bundle, root
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Place) and other.bundle.digest == self.bundle.digest
+
+    def __hash__(self) -> int:
+        return hash(self.bundle.digest)
+
+
+@lru_cache(maxsize=64)
+def _read(place: _Place) -> Mapping[str, Wanted]:
+    bundle, root = place.bundle, place.root
+    first: Header | None = None
+    found: dict[str, Wanted] = {}
+    names = {row.item for row in reports(bundle.engine.name)}
+    if bundle.model.format == "gguf" and names & {"vocabulary", "parameters", "bos_token", "eos_token", "template"}:
+        paths = [file.path for file in bundle.weights()]
+        headers = [header(root / path, path, keep=(_TOKENS,)) for path in paths]
+        first = next(iter(headers), None)
+        if first is not None:
+            found |= _of_gguf(first, paths[0], bundle)
+            found["parameters"] = Wanted(str(sum(one.parameters for one in headers)), f"file {paths[0]}")
+    if (template := _template(bundle, root, first)) is not None:
+        text, source = template
+        found["template"] = Wanted(sha256_digest(_rewritten(bundle.engine.name, text).encode()), source)
+    return found
+
+
+def _of_gguf(first: Header, path: str, bundle: Bundle) -> dict[str, Wanted]:
+    """Return what the header of the first GGUF file says of the tokenizer and of sampling."""
+    metadata, source = first.metadata, f"file {path}"
+    tokens = metadata.get(_TOKENS)
+    found = {}
+    if isinstance(tokens, Array):
+        found["vocabulary"] = Wanted(str(tokens.count), source)
+        for name in ("bos", "eos"):
+            place = metadata.get(f"tokenizer.ggml.{name}_token_id")
+            text = tokens.items[place] if tokens.items and type(place) is int and place < len(tokens.items) else None
+            # What is not plain may be written otherwise than it is said, as a space or a byte.
+            if isinstance(text, str) and text.isascii() and text.isprintable() and text:
+                found[f"{name}_token"] = Wanted(shown(text), source)
+    defaults = next(
+        (
+            one
+            for one in table(bundle.engine.name).get("defaults", ())
+            if is_within(bundle.engine.version, one["versions"])
+        ),
+        None,
+    )
+    for name, key in _GGUF_SAMPLING.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"sampling.{name}"] = Wanted(number(value), f"{source} general.sampling.{key}")
+        elif defaults is not None:
+            found[f"sampling.{name}"] = Wanted(number(defaults["value"][name]), "the engine's own default")
+    return found
+
+
+def _template(bundle: Bundle, root: Path, first: Header | None) -> tuple[str, str] | None:
+    """Return the chat template in force and where it is from; None where the bundle names none."""
+    template = bundle.template
+    if template.file is not None:
+        with (root / template.file).open(encoding="utf-8") as file:  # line ends as the engine reads them
+            return file.read(_MAX_TEMPLATE_BYTES), f"file {template.file}"
+    if template.origin == "weights" and first is not None:
+        text = first.metadata.get("tokenizer.chat_template")
+        return (text, f"file {bundle.weights()[0].path}") if isinstance(text, str) and text else None
+    if template.origin == "tokenizer_config":
+        return _of_tokenizer_config(bundle, root)
+    return None
+
+
+def _of_tokenizer_config(bundle: Bundle, root: Path) -> tuple[str, str] | None:
+    paths = [
+        file.path
+        for file in bundle.files
+        if file.role is Role.TOKENIZER and PurePosixPath(file.path).name == "tokenizer_config.json"
+    ]
+    if not paths:
+        return None
+    path = min(paths, key=lambda one: (one.count("/"), one))
+    text: Any = load_object(root / path, path).get("chat_template")
+    return (text, f"file {path}") if isinstance(text, str) and text else None
+
+
+def _rewritten(engine: str, text: str) -> str:
+    """Return what an engine makes of a template before it uses it."""
+    for rule in table(engine).get("rewrites", ()):
+        if all(part in text for part in rule["has"]):
+            text = text.replace(rule["from"], rule["to"])
+    return text

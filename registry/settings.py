@@ -182,6 +182,9 @@ class RunnerSettings(BaseSettings):
     kubernetes_pod: str | None = Field(
         None, description="Name of the pod that this runner is, with which goes what is made for gates."
     )
+    kubernetes_network: Literal["closed", "open"] = Field(
+        "closed", description="What pods may reach: closed is nothing, by a NetworkPolicy each; open makes none."
+    )
     kubernetes_pull_secret: str | None = Field(None, description="Secret by which nodes pull images.")
     slots: int = Field(
         16,

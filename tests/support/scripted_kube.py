@@ -70,8 +70,22 @@ _POD_SPEC = {
     "serviceAccountName": _TEXT,
 }
 _TEMPLATE = {"metadata": _METADATA, "spec": _POD_SPEC}
+_SELECTOR = {"matchLabels": _ANY}
+_PEER = {"podSelector": _SELECTOR, "namespaceSelector": _SELECTOR}
+_PORT = {"protocol": _TEXT, "port": 0}
 _SCHEMAS: dict[str, dict[str, Any]] = {
     "pods": {"apiVersion": _TEXT, "kind": _TEXT, "metadata": _METADATA, "spec": _POD_SPEC},
+    "networkpolicies": {
+        "apiVersion": _TEXT,
+        "kind": _TEXT,
+        "metadata": _METADATA,
+        "spec": {
+            "podSelector": _SELECTOR,
+            "policyTypes": [_TEXT],
+            "ingress": [{"from": [_PEER], "ports": [_PORT]}],
+            "egress": [{"to": [_PEER], "ports": [_PORT]}],
+        },
+    },
     "leaderworkersets": {
         "apiVersion": _TEXT,
         "kind": _TEXT,
@@ -90,6 +104,7 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
 }
 KINDS = {
     "pods": ("/api/v1", "Pod", "v1"),
+    "networkpolicies": ("/apis/networking.k8s.io/v1", "NetworkPolicy", "networking.k8s.io/v1"),
     "leaderworkersets": (
         "/apis/leaderworkerset.x-k8s.io/v1",
         "LeaderWorkerSet",
@@ -142,9 +157,11 @@ class ScriptedKube:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.asked: list[tuple[str, str, dict[str, str], Any]] = []
         self.log = "loading\nready\n"
+        self.refused_kinds: dict[str, tuple[int, str, str]] = {}
         self.refuses_creates: tuple[int, str, str] | None = None
         self.refusal: tuple[int, str, str] | None = None
         self.answers_lost = 0
+        self.loses = ("/pods", "/leaderworkersets")
         self.refuses_after_loss: tuple[int, str, str] | None = None
         self.keeps = False
         self._uid = 0
@@ -155,6 +172,7 @@ class ScriptedKube:
                 kube.handle(self)
 
             do_POST = do_GET  # noqa: N815 - http.server names them
+            do_PATCH = do_GET  # noqa: N815 - as above
             do_DELETE = do_GET  # noqa: N815 - as above
 
             def log_message(self, *_: object) -> None:
@@ -193,7 +211,15 @@ class ScriptedKube:
 
     def remove(self, name: str) -> None:
         """Let a pod be gone."""
-        self.objects.pop(("pods", name), None)
+        self._remove("pods", name)
+
+    def _remove(self, collection: str, name: str) -> None:
+        """Remove an object, and with it what has no other owner, as the cluster's garbage collection does."""
+        gone = self.objects.pop((collection, name), None)
+        for (kind, other), one in list(self.objects.items()):
+            owners = [owner.get("uid") for owner in one["metadata"].get("ownerReferences") or []]
+            if gone is not None and owners == [gone["metadata"]["uid"]]:
+                self._remove(kind, other)
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         """Answer one request."""
@@ -203,7 +229,7 @@ class ScriptedKube:
         body = json.loads(request.rfile.read(length)) if length else None
         self.asked.append((request.command, url.path, query, body))
         status, answer = self._answer(request, url.path, query, body)
-        if self.answers_lost and request.command == "POST":
+        if self.answers_lost and request.command == "POST" and url.path.endswith(self.loses):
             self.answers_lost -= 1
             self.refuses_creates = self.refuses_after_loss
             request.close_connection = True
@@ -223,6 +249,8 @@ class ScriptedKube:
             return _refused(*self.refusal)
         for collection, (base, kind, version) in KINDS.items():
             place = f"{base}/namespaces/engines/{collection}"
+            if path.startswith(place) and collection in self.refused_kinds:
+                return _refused(*self.refused_kinds[collection])
             if path == place and request.command == "POST":
                 return self._create(collection, kind, version, query, body)
             if path == place:
@@ -259,6 +287,8 @@ class ScriptedKube:
         if sub == "log":
             log = self.log if self.node is None else self.node.log(name)
             return 200, "".join(log.splitlines(keepends=True)[-int(query["tailLines"]) :])
+        if method == "PATCH":
+            found["metadata"] |= body["metadata"]
         if method == "DELETE":
             if body["preconditions"]["uid"] != found["metadata"]["uid"]:
                 return _refused(409, "Conflict", "the UID in the precondition does not match")
@@ -267,7 +297,7 @@ class ScriptedKube:
                 if self.node is not None and not self.keeps:
                     self.node.release(name, body["gracePeriodSeconds"])
             else:
-                del self.objects[collection, name]
+                self._remove(collection, name)
         return 200, found
 
 

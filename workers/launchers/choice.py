@@ -72,6 +72,7 @@ def _kubernetes(settings: RunnerSettings, limits: Limits) -> KubernetesLauncher:
         limits=limits,
         owner=owner,
         pull_secret=settings.kubernetes_pull_secret,
+        is_closed=settings.kubernetes_network == "closed",
     )
     return KubernetesLauncher(client, pods)
 

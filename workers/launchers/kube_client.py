@@ -1,4 +1,4 @@
-"""Speaks to a cluster's API over HTTP: the four requests that running engines takes, and what they are refused with."""
+"""Speaks to a cluster's API over HTTP: the few requests that running engines takes, and what they are refused with."""
 
 import json
 import ssl
@@ -78,6 +78,11 @@ class KubeClient:
             raise ClusterUnreachable(f"{path} was answered without a list")
         return items
 
+    def patch(self, path: str, change: Mapping[str, object]) -> dict[str, Any]:
+        """Change fields of an object; lists are replaced."""
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        return self._document("PATCH", path, query, change)
+
     def delete(self, path: str, *, uid: str, grace_seconds: int) -> bool:
         """Ask for an object to be deleted if it is still that one. False when it is not there any more."""
         body = {
@@ -154,7 +159,7 @@ class KubeClient:
                 content=None if body is None else json.dumps(body),
                 headers={
                     "authorization": f"Bearer {token}",
-                    "content-type": "application/json",
+                    "content-type": f"application/{'merge-patch+' if method == 'PATCH' else ''}json",
                     "accept": "application/json, */*",
                 },
             )

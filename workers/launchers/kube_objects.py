@@ -44,7 +44,8 @@ class Pods:
 
     `claim` is the PersistentVolumeClaim that holds the runner's data folder, readable from every node. `owner` is the
     object with which everything goes that is made for gates; `pull_secret` and `account` are names in the namespace.
-    `port` is the one that engines listen on, each at an address of its own.
+    `port` is the one that engines listen on, each at an address of its own. `is_closed` says that a NetworkPolicy lets
+    nothing out.
     """
 
     runner: str
@@ -55,6 +56,16 @@ class Pods:
     pull_secret: str | None = None
     account: str | None = None
     port: int = PORT
+    is_closed: bool = True
+
+
+BASES = {"pods": "/api/v1", "leaderworkersets": "/apis/leaderworkerset.x-k8s.io/v1"}
+"""Collection of what runs a replica → where the API has it."""
+
+
+def path_of(namespace: str, collection: str) -> str:
+    """Return the path of a collection in a namespace."""
+    return f"{BASES[collection]}/namespaces/{namespace}/{collection}"
 
 
 def label(text: str) -> str:

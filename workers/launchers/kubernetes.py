@@ -15,7 +15,9 @@ from workers.engines.base import Command, Launch
 from workers.launchers import kube_state
 from workers.launchers.base import Condition, Launched, LaunchFailed, Order, ProcessState
 from workers.launchers.kube_client import ClusterRefused, ClusterUnreachable, KubeClient
+from workers.launchers.kube_network import Policies, policy
 from workers.launchers.kube_objects import (
+    BASES,
     CONTAINER,
     GROUP,
     ROOT,
@@ -23,6 +25,7 @@ from workers.launchers.kube_objects import (
     build,
     label,
     owner_marks,
+    path_of,
 )
 from workers.launchers.logs import tail
 from workers.launchers.process import refused_variables
@@ -33,7 +36,6 @@ GONE_SECONDS = 60.0
 """How long the cluster may take to end what was killed."""
 _TRIES = 3
 KEPT_LINES = 5000
-_BASES = {"pods": "/api/v1", "leaderworkersets": "/apis/leaderworkerset.x-k8s.io/v1"}
 
 
 @dataclass(frozen=True)
@@ -52,19 +54,19 @@ class _Handle:
     @classmethod
     def read(cls, text: str | None) -> "_Handle | None":
         parts = (text or "").split("/")
-        if len(parts) != 5 or parts[0] not in _BASES or not all(parts) or not parts[4].isdigit():
+        if len(parts) != 5 or parts[0] not in BASES or not all(parts) or not parts[4].isdigit():
             return None
         return cls(parts[0], parts[1], parts[2], parts[3], int(parts[4]))
 
     @property
     def path(self) -> str:
-        return f"{_place(self.namespace, self.collection)}/{self.name}"
+        return f"{path_of(self.namespace, self.collection)}/{self.name}"
 
     @property
     def pod_path(self) -> str:
         """The pod that answers: the only one, or the first of the group's."""
         own = self.name if self.collection == "pods" else f"{self.name}-0"
-        return f"{_place(self.namespace, 'pods')}/{own}"
+        return f"{path_of(self.namespace, 'pods')}/{own}"
 
 
 def owner_of(client: KubeClient, pod: str) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def owner_of(client: KubeClient, pod: str) -> dict[str, Any]:
     Raises LaunchFailed when there is no such pod, or the cluster does not say.
     """
     try:
-        found = client.get(f"{_place(client.namespace, 'pods')}/{pod}")
+        found = client.get(f"{path_of(client.namespace, 'pods')}/{pod}")
     except (ClusterRefused, ClusterUnreachable) as error:
         raise LaunchFailed(f"the cluster does not say who this runner is: {error}") from error
     if found is None:
@@ -101,6 +103,7 @@ class KubernetesLauncher:
         self._ended: dict[str, ProcessState] = {}
         self._logs: dict[str, Path] = {}
         self._live: set[Path] = set()
+        self._policies = Policies(client, pods)
         self._unanswered = Unanswered()
         self._lock = threading.Lock()
 
@@ -134,17 +137,37 @@ class KubernetesLauncher:
         with self._lock:
             is_live = workdir in self._live
         collection, body = build(self._pods, command, order, workdir.name, is_live=is_live)
+        name = body["metadata"]["name"]
         try:
+            self._close(body)
             made = self._create(collection, body)
         except (ClusterRefused, ClusterUnreachable) as error:
-            raise LaunchFailed(f"the cluster did not take {collection} {body['metadata']['name']}: {error}") from error
+            raise LaunchFailed(f"the cluster did not take {collection} {name}: {error}") from error
+        if self._pods.is_closed:
+            self._policies.tie(name, {"apiVersion": body["apiVersion"], "kind": body["kind"], **made})
         launched = self._launched(collection, made)
         with self._lock:
             self._logs[str(launched.handle)] = log_path
         return launched
 
+    def _close(self, body: dict[str, Any]) -> None:
+        """Let nothing out of a replica before there is one. Raises LaunchFailed when it cannot be closed."""
+        if not self._pods.is_closed:
+            return
+        name = body["metadata"]["name"]
+        self._unanswered.settle(self._policies.path(name))
+        try:
+            self._policies.make(policy(self._pods, body))
+        except (ClusterRefused, ClusterUnreachable) as error:
+            if isinstance(error, ClusterUnreachable):
+                self._unanswered.add(self._policies.path(name))
+            raise LaunchFailed(
+                f"the cluster did not take a network policy for {name}, so it would not be closed; where it has none, "
+                f"set SLUICEGATE_RUNNER__KUBERNETES_NETWORK=open: {error}"
+            ) from error
+
     def _create(self, collection: str, body: dict[str, Any]) -> dict[str, Any]:
-        path = _place(self._client.namespace, collection)
+        path = path_of(self._client.namespace, collection)
         own = f"{path}/{body['metadata']['name']}"
         self._unanswered.settle(own)
         lost: ClusterUnreachable | None = None
@@ -168,7 +191,17 @@ class KubernetesLauncher:
             if lost is not None:
                 # Whatever was said later, such as that nothing more is allowed: the order before may be the reason.
                 self._unanswered.add(own)
+            self._open(body["metadata"]["name"])
             raise
+
+    def _open(self, name: str) -> None:
+        """Remove what closed a replica that is not there; what cannot be removed now is when it is seen."""
+        if not self._pods.is_closed:
+            return
+        try:
+            self._policies.remove(name)
+        except (ClusterRefused, ClusterUnreachable):
+            self._unanswered.add(self._policies.path(name))
 
     def adopt(self, pid: int, start_time_ticks: str, boot: str, handle: str | None = None) -> Launched | None:
         """Return the identity of a replica created earlier, or None when it is not provably that object of ours."""
@@ -240,6 +273,7 @@ class KubernetesLauncher:
                 time.sleep(POLL_SECONDS)
         except (ClusterRefused, ClusterUnreachable) as error:
             return ProcessState(Condition.UNKNOWN, reason=str(error))
+        self._open(place.name)
         state = last if last.condition is Condition.EXITED else ProcessState(Condition.EXITED)
         with self._lock:
             self._ended[str(place)] = state
@@ -268,6 +302,10 @@ class KubernetesLauncher:
         """Delete what an unanswered order made after all; what ends in a pod, the cluster collects."""
         for path in self._unanswered.names():
             try:
+                if path.startswith(self._policies.path()):
+                    self._policies.remove(path.rpartition("/")[2])
+                    self._unanswered.settle(path)
+                    continue
                 found = self._client.get(path)
                 # Whoever orders the name anew settles it first, so one of his is not in there any more.
                 if found is None or not self._is_ours(found) or path not in self._unanswered:
@@ -282,9 +320,9 @@ class KubernetesLauncher:
     def _found(self, labels: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
         """Return the objects that have these labels, each with its collection."""
         found: list[tuple[str, dict[str, Any]]] = []
-        for collection in _BASES:
+        for collection in BASES:
             try:
-                items = self._client.listed(_place(self._client.namespace, collection), labels)
+                items = self._client.listed(path_of(self._client.namespace, collection), labels)
             except (ClusterRefused, ClusterUnreachable):
                 continue  # a cluster without that kind of object, or none that answers: the next look will tell
             # A group's pods have its labels, and end with it.
@@ -304,7 +342,7 @@ class KubernetesLauncher:
 
     def _look_at_group(self, place: _Handle, found: dict[str, Any]) -> ProcessState:
         labels = {key: value for key, value in _labels(found).items() if key.startswith(GROUP)}
-        pods = self._client.listed(_place(place.namespace, "pods"), labels)
+        pods = self._client.listed(path_of(place.namespace, "pods"), labels)
         with self._lock:
             members = self._members.setdefault(str(place), {})
             return kube_state.read_group(pods, place.size, members)
@@ -329,10 +367,6 @@ class KubernetesLauncher:
         size = 1 if collection == "pods" else int(made["spec"]["leaderWorkerTemplate"]["size"])
         place = _Handle(collection, self._client.namespace, metadata["name"], metadata["uid"], size)
         return Launched(pid=0, start_time=place.uid, boot_id=place.namespace, handle=str(place))
-
-
-def _place(namespace: str, collection: str) -> str:
-    return f"{_BASES[collection]}/namespaces/{namespace}/{collection}"
 
 
 def _labels(found: dict[str, Any]) -> dict[str, str]:

@@ -39,7 +39,7 @@ def kube():
 
 @pytest.fixture
 def pods(tmp_path):
-    return Pods(runner="r1", data=str(tmp_path), claim="engines", owner=OWNER)
+    return Pods(runner="r1", data=str(tmp_path), claim="engines", owner=OWNER, is_closed=False)
 
 
 @pytest.fixture

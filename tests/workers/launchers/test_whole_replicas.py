@@ -121,6 +121,9 @@ def test_a_replica_is_loaded_warmed_ready_taken_over_drained_and_stopped(life, g
     if is_apart(launched.pid):
         # Where the kernel lets this account make a network: the engine's has a loopback and nothing else.
         assert interfaces(launched.pid) == ["lo"]
+    if launched.pid == 0:
+        # A pod is closed by a policy that goes with it.
+        assert sorted(kind for kind, _ in ground.kube.objects) == ["networkpolicies", "pods"]
     # Another runner, after this one was lost, takes up the very same.
     other = one.another()
     assert not one.another().adopt(launched.pid, "another start", launched.boot_id, None, launched.handle)

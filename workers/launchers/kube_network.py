@@ -1,0 +1,97 @@
+"""What pods may reach: a NetworkPolicy each, there before the pod is, and gone with it.
+
+Source: the Kubernetes API reference for networking.k8s.io/v1 NetworkPolicy: what a policy selects is closed in each of
+its directions but for its rules, `egress: []` has none, and the cluster's network plugin has to enforce it.
+"""
+
+from typing import Any
+
+from workers.launchers.kube_client import ClusterRefused, ClusterUnreachable, KubeClient
+from workers.launchers.kube_objects import BASES, Pods, owner_marks, path_of
+
+BASE = "/apis/networking.k8s.io/v1"
+_TRIES = 3
+_DNS = {
+    "to": [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+            "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+        }
+    ],
+    "ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")],
+}
+
+
+def policy(pods: Pods, made: dict[str, Any]) -> dict[str, Any]:
+    """Return the policy of one replica's object: requests come in at the engine's port, and nothing goes out.
+
+    The pods of a group reach each other too, and the cluster's DNS, in which they find the first of them.
+    """
+    metadata = {key: made["metadata"][key] for key in ("name", "labels", "ownerReferences") if key in made["metadata"]}
+    selected = {"matchLabels": made["metadata"]["labels"]}
+    ingress: list[dict[str, Any]] = [{"ports": [{"protocol": "TCP", "port": pods.port}]}]
+    egress: list[dict[str, Any]] = []
+    if made["kind"] != "Pod":
+        ingress.append({"from": [{"podSelector": selected}]})
+        egress = [{"to": [{"podSelector": selected}]}, _DNS]
+    spec = {"podSelector": selected, "policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
+
+
+class Policies:
+    """The policies of one runner's pods."""
+
+    def __init__(self, client: KubeClient, pods: Pods) -> None:
+        """Make and remove them in this cluster."""
+        self._client = client
+        self._pods = pods
+
+    def path(self, name: str = "") -> str:
+        """Return where a policy is, or all of them are."""
+        return f"{BASE}/namespaces/{self._client.namespace}/networkpolicies{'/' if name else ''}{name}"
+
+    def make(self, wanted: dict[str, Any]) -> None:
+        """Create a policy; one that is there already will do when it says the very same of the same pods.
+
+        Raises ClusterRefused or ClusterUnreachable: there may be none.
+        """
+        last = ClusterUnreachable("it was not asked")
+        for _ in range(_TRIES):
+            try:
+                self._client.create(self.path(), wanted)
+            except ClusterUnreachable as error:
+                last = error
+                continue
+            except ClusterRefused as refused:
+                found = self._client.get(self.path(wanted["metadata"]["name"]))
+                is_it = found is not None and found.get("spec") == wanted["spec"]
+                if refused.reason != "AlreadyExists" or not is_it:
+                    raise
+            return
+        raise last
+
+    def tie(self, name: str, owner: dict[str, Any]) -> None:
+        """Let a policy go with its replica's object, however that goes; it is removed with it in any case."""
+        reference = {
+            "apiVersion": owner["apiVersion"],
+            "kind": owner["kind"],
+            "name": owner["metadata"]["name"],
+            "uid": owner["metadata"]["uid"],
+            "blockOwnerDeletion": False,
+        }
+        try:
+            self._client.patch(self.path(name), {"metadata": {"ownerReferences": [reference]}})
+        except (ClusterRefused, ClusterUnreachable):
+            return
+
+    def remove(self, name: str) -> None:
+        """Remove a policy that is ours, unless it closes something that is there.
+
+        Raises ClusterRefused or ClusterUnreachable: it may still be there.
+        """
+        found = self._client.get(self.path(name))
+        if found is None or not owner_marks(self._pods).items() <= (found["metadata"].get("labels") or {}).items():
+            return
+        if any(self._client.get(f"{path_of(self._client.namespace, kind)}/{name}") is not None for kind in BASES):
+            return
+        self._client.delete(self.path(name), uid=found["metadata"]["uid"], grace_seconds=0)

@@ -249,8 +249,9 @@ class ScriptedKube:
             return _refused(*self.refusal)
         for collection, (base, kind, version) in KINDS.items():
             place = f"{base}/namespaces/engines/{collection}"
-            if path.startswith(place) and collection in self.refused_kinds:
-                return _refused(*self.refused_kinds[collection])
+            for what in (collection, f"{request.command} {collection}"):
+                if path.startswith(place) and what in self.refused_kinds:
+                    return _refused(*self.refused_kinds[what])
             if path == place and request.command == "POST":
                 return self._create(collection, kind, version, query, body)
             if path == place:

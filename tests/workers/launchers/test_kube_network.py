@@ -120,7 +120,7 @@ def test_where_it_is_said_to_be_open_no_policy_is_asked_for(kube, launcher, star
 
 
 def test_a_pod_that_is_refused_leaves_no_policy(kube, start):
-    kube.refused_kinds = {"pods": (403, "Forbidden", "exceeded quota")}
+    kube.refused_kinds = {"POST pods": (403, "Forbidden", "exceeded quota")}
     with pytest.raises(LaunchFailed, match="exceeded quota"):
         start()
     assert kinds(kube) == []

@@ -137,7 +137,7 @@ def get_alias_at(
     return aliases.named_at(session, aliases.get(session, actor.project_id, name, or_deleted=True), at)
 
 
-@patterns.get("", operation_id="listAliasPatterns")
+@patterns.get("", responses=declare(), operation_id="listAliasPatterns")
 def list_alias_patterns(actor: ReaderDep, session: SessionDep) -> AliasPatterns:
     """List the patterns that protect aliases by their names, sorted."""
     return AliasPatterns(items=[alias_patterns.wire(row) for row in alias_patterns.every(session, actor.project_id)])

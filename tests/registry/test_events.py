@@ -288,17 +288,25 @@ def test_streams_are_bounded_and_what_a_caller_leaves_is_free_again(committed, m
                     assert time.monotonic() < deadline
 
 
+def bells(service, asked: str) -> list[object]:
+    """Return what a question to the database says of each bell that listens."""
+    with service.database.transaction() as session:
+        listening = "application_name = 'sluicegate bell' AND datname = current_database() AND state = 'idle'"
+        return list(session.scalars(text(f"SELECT {asked} FROM pg_stat_activity WHERE {listening}")))
+
+
+def wait_for_bells(service, count: int) -> None:
+    deadline = time.monotonic() + 20
+    while len(bells(service, "pid")) != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_a_bell_that_is_lost_is_hung_up_again(committed):
     with Api(committed) as api, Watcher(api.url, api.tokens["engineer"]) as watcher:
         watcher.wait(THERE)
-        with committed.database.transaction() as session:
-            cut = session.execute(
-                text(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    "WHERE application_name = 'sluicegate bell' AND datname = current_database()"
-                )
-            ).all()
-        assert cut
+        wait_for_bells(committed, 1)
+        assert bells(committed, "pg_terminate_backend(pid)") == [True]
         write(committed, api.project_id, "target/a")
         assert watcher.wait(THERE + 1)[-1] == "target/a 1"
         time.sleep(bell.RETRY_SECONDS + 0.5)
@@ -306,6 +314,32 @@ def test_a_bell_that_is_lost_is_hung_up_again(committed):
         write(committed, api.project_id, "target/a")
         assert watcher.wait(THERE + 2)[-1] == "target/a 2"
         assert time.monotonic() - before < events.LOOK_SECONDS / 2
+
+
+def test_a_bell_listens_while_somebody_waits_and_tells_what_was_written_before(committed, monkeypatch):
+    monkeypatch.setattr(bell, "LINGER_SECONDS", 0.0)
+    # Nobody looks without being rung for.
+    monkeypatch.setattr(events, "LOOK_SECONDS", 1000.0)
+    monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 1000.0)
+    with Api(committed) as api:
+        write(committed, api.project_id, "target/a")
+        assert bells(committed, "pid") == []
+        with committed.database.transaction() as old:
+            old.execute(text("SELECT pg_current_xact_id()"))
+            write(committed, api.project_id, "target/a")
+            with Watcher(api.url, api.tokens["engineer"]) as watcher:
+                watcher.wait(THERE + 1)
+                wait_for_bells(committed, 1)
+                assert len(watcher.seen) == THERE + 1
+                old.rollback()  # which tells nobody
+                assert watcher.wait(THERE + 2)[-1] == "target/a 2"
+                write(committed, api.project_id, "target/a")
+                assert watcher.wait(THERE + 3)[-1] == "target/a 3"
+        deadline = time.monotonic() + 20
+        while bells(committed, "pid"):
+            assert time.monotonic() < deadline
+            write(committed, api.project_id, "target/b")
+            time.sleep(0.02)
 
 
 def test_entries_with_any_text_in_them_arrive_whole(committed, actor):

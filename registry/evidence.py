@@ -4,6 +4,7 @@ A statement is signed outside any lock (`state`), then appended under the stream
 its place and its link to the entry before. For a release, `record` does both and moves the cached fold with it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,12 +12,13 @@ from functools import lru_cache
 from typing import Any, Protocol
 from uuid import UUID
 
-from sqlalchemy import Select, Text, cast, event, func, literal, or_, select, text, tuple_
+from sqlalchemy import Select, Text, TextClause, cast, event, func, literal, or_, select, tuple_
 from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm.attributes import set_committed_value
 from uuid6 import uuid7
 
 from gates import evidence as proof
-from registry import cursors, db, keys, lifecycle
+from registry import appending, cursors, db, keys, lifecycle
 from registry.cursors import Cursor
 from registry.tables import EntryRow, ReleaseRow, TargetRow
 from schemas.common import Closed, canonical_json, format_instant, sha256_digest, strict_json
@@ -186,7 +188,7 @@ def open_stream(session: Session, project: UUID, signed: Signed) -> EntryRow:
     Raises:
         Unavailable: as `append`.
     """
-    own, at, key, ends_at = session.execute(_HERE, {"key": signed.key_id}).one()
+    own, at, key, ends_at = session.execute(appending.HERE, {"key": signed.key_id}).one()
     place = _Place(None, None, None, int(own), at, key is not None, ends_at)
     return _write(session, project, signed, place)
 
@@ -220,34 +222,6 @@ class _Place:
     key_ends_at: datetime | None
 
 
-# The transaction gets its number before it waits, and before the entry gets its sequence: see `registry.cursors`.
-_HOLD = text("SELECT pg_advisory_xact_lock(hashtextextended(:stream, 0)), CAST(pg_current_xact_id() AS text)")
-# A statement of its own: what it sees was committed before the stream was held.
-_END = text(
-    """
-    SELECT
-        (SELECT sequence FROM entries WHERE stream = :stream AND act = :act),
-        last.position, last.entry_digest, CAST(last.transaction_id AS text),
-        clock_timestamp(), key.key_id, key.valid_until
-    FROM (VALUES (1)) AS one
-    LEFT JOIN LATERAL (
-        SELECT position, entry_digest, transaction_id FROM entries
-        WHERE stream = :stream ORDER BY position DESC LIMIT 1
-    ) AS last ON true
-    LEFT JOIN signing_keys AS key ON key.key_id = :key
-    """
-)
-
-
-# Where the stream is held already, and what is in it is known.
-_HERE = text(
-    """
-    SELECT CAST(pg_current_xact_id() AS text), clock_timestamp(), key.key_id, key.valid_until
-    FROM (VALUES (1)) AS one LEFT JOIN signing_keys AS key ON key.key_id = :key
-    """
-)
-
-
 def _known_end(session: Session, signed: Signed) -> _Place | None:
     """Return the end of the log of a release that is held and has been read; None where that is not so.
 
@@ -258,7 +232,7 @@ def _known_end(session: Session, signed: Signed) -> _Place | None:
         return None
     here: dict[str, Any] = session.info.setdefault(_PLACES, {})
     if signed.key_id not in here:
-        here[signed.key_id] = session.execute(_HERE, {"key": signed.key_id}).one()
+        here[signed.key_id] = session.execute(appending.HERE, {"key": signed.key_id}).one()
     own, at, key, ends_at = here[signed.key_id]
     known = next((row.sequence for row in log if row.act == signed.act), None)
     floor, at = max(int(own), log[-1].transaction_id), max(at, session.info.get(_LATEST, at))
@@ -267,13 +241,20 @@ def _known_end(session: Session, signed: Signed) -> _Place | None:
 
 def _end_of(session: Session, signed: Signed) -> _Place:
     """Hold the stream of a statement for the rest of the transaction, and return its end."""
-    own = int(session.execute(_HOLD, {"stream": signed.stream}).one()[1])
+    own = int(session.execute(appending.HOLD, {"stream": signed.stream}).one()[1])
     asked = {"stream": signed.stream, "act": signed.act, "key": signed.key_id}
-    known, position, digest, floor, at, key, ends_at = session.execute(_END, asked).one()
+    known, position, digest, floor, at, key, ends_at = session.execute(appending.END, asked).one()
     return _Place(known, position, digest, max(own, int(floor or 0)), at, key is not None, ends_at)
 
 
 def _write(session: Session, project: UUID, signed: Signed, place: _Place) -> EntryRow:
+    row = _entry(project, signed, place)
+    _put(session, row, appending.INSERT, {})
+    return row
+
+
+def _entry(project: UUID, signed: Signed, place: _Place) -> EntryRow:
+    """Return the entry of a statement in its place. Raises Unavailable."""
     keys.require_in_force(signed.key_id, place.at, is_known=place.is_known_key, ends_at=place.key_ends_at)
     row = EntryRow(
         id=uuid7(),
@@ -291,23 +272,18 @@ def _write(session: Session, project: UUID, signed: Signed, place: _Place) -> En
         transaction_id=place.transaction,
     )
     row.entry_digest = link(row)
-    # What the entry is about has been written before it.
-    session.flush()
-    row.sequence = session.execute(_INSERT, {name: getattr(row, name) for name in _WRITTEN}).scalar_one()
-    session.info[_LATEST] = place.at
-    if known := session.info.get(_LOGS, {}).get(signed.stream):
-        known.append(row)
     return row
 
 
-_WRITTEN = (
-    "id", "project_id", "stream", "position", "act", "kind", "actor", "recorded_at", "envelope", "previous",
-    "entry_digest", "key_id", "transaction_id",
-)  # fmt: skip
-_INSERT = text(
-    f"INSERT INTO entries ({', '.join(_WRITTEN)}) VALUES ({', '.join(f':{name}' for name in _WRITTEN[:-1])},"  # noqa: S608 - names from above
-    " CAST(CAST(:transaction_id AS text) AS xid8)) RETURNING sequence"
-)
+def _put(session: Session, row: EntryRow, statement: TextClause, beside: Mapping[str, Any]) -> None:
+    """Write an entry by a statement that gives back its sequence, with what is written `beside` it."""
+    # What the entry is about has been written before it.
+    session.flush()
+    written = {name: getattr(row, name) for name in appending.WRITTEN}
+    row.sequence = session.execute(statement, {**written, **beside}).scalar_one()
+    session.info[_LATEST] = row.recorded_at
+    if known := session.info.get(_LOGS, {}).get(row.stream):
+        known.append(row)
 
 
 def hold(session: Session, release_id: UUID) -> ReleaseRow:
@@ -351,22 +327,26 @@ def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
     # Judged before it is written, so that a refused entry leaves nothing behind.
     before = cached(release)
     lifecycle.step(before.phase, signed.kind)
-    entry = _write(session, release.project_id, signed, place)
+    entry = _entry(release.project_id, signed, place)
     after = lifecycle.advance(before, signed.kind, signed.body, entry.recorded_at)
-    if after.phase is not before.phase:
-        _touch(session, release)
-    _cache(release, after)
-    release.due_at = entry.recorded_at
-    session.flush()
+    is_moved = after.phase is not before.phase
+    told = {f"new_{name}": getattr(after, name) for name in appending.FOLDED}
+    beside = {"release": release.id, "target": release.target_id, "is_moved": is_moved, **told}
+    _put(session, entry, appending.RECORD, {**beside, "new_held": json.dumps(after.held)})
+    for name, value in (*_columns(after).items(), ("due_at", entry.recorded_at)):
+        set_committed_value(release, name, value)
+    if is_moved:
+        _forget_generation(session, release)
     return release, True
-
-
-_CHANGED = text("UPDATE targets SET generation = generation + 1 WHERE id = :target")
 
 
 def _touch(session: Session, release: ReleaseRow) -> None:
     """What a target serves, or is about to, is told by the phases of its releases: it has changed."""
-    session.execute(_CHANGED, {"target": release.target_id})
+    session.execute(appending.CHANGED, {"target": release.target_id})
+    _forget_generation(session, release)
+
+
+def _forget_generation(session: Session, release: ReleaseRow) -> None:
     known = session.identity_map.get(session.identity_key(TargetRow, release.target_id))
     if known is not None:
         session.expire(known, ["generation"])
@@ -399,14 +379,13 @@ def cached(release: ReleaseRow) -> lifecycle.State:
 
 
 def _cache(release: ReleaseRow, folded: lifecycle.State) -> None:
-    release.phase = folded.phase
-    release.phase_since = folded.phase_since
-    release.is_paused = folded.is_paused
-    release.held = list(folded.held)
-    release.reason = folded.reason
-    release.step = folded.step
-    release.step_since = folded.step_since
-    release.weight_bp = folded.weight_bp
+    for name, value in _columns(folded).items():
+        setattr(release, name, value)
+
+
+def _columns(folded: lifecycle.State) -> dict[str, Any]:
+    """Return what is kept of a fold beside the log."""
+    return {**{name: getattr(folded, name) for name in appending.FOLDED}, "held": list(folded.held)}
 
 
 def read(session: Session, stream: str, *, after: int = 0, limit: int | None = None) -> list[EntryRow]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the name of one
 HOSTS_VARIABLE = "SLUICEGATE_ALLOW_HOSTS"
+PROXY_VARIABLES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+_NOT_REACHED = frozenset({"unreachable", "name-unknown", "server-silent"})
 S3_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 SourceName = Annotated[
@@ -254,6 +256,14 @@ def refusal(refused: FileRefused) -> InvalidDocument | Unavailable | DirectoryRe
     detail = f"{shown(refused.file, 256)}: {refused}" if refused.file else str(refused)
     detail += f"; {refused.advice}" if refused.advice else ""
     if isinstance(refused, SourceUnavailable):
+        if refused.code in _NOT_REACHED and (
+            named := next((one for one in PROXY_VARIABLES if os.environ.get(one)), None)
+        ):
+            detail += (
+                f"; {named} is set, and sources are fetched through no proxy: it would look names up itself, so that "
+                "nobody could check the address. Fetch from a mirror that can be reached (HF_ENDPOINT, --allow-host), "
+                "or with another tool into a directory"
+            )
         return Unavailable(detail, code=refused.code)
     return DirectoryRefused([refused]) if isinstance(refused, SourceRefused) else InvalidDocument(detail)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gates.files.contents import role_of
+from registry.cli.sources import PROXY_VARIABLES
 from schemas.bundle import Bundle, Role
 from tests.support.chain import write_bundle_directory
 from tests.support.checkpoints import adapt, micro, speak
@@ -129,6 +130,18 @@ def test_what_cannot_be_had_is_told_in_one_line(create, words, status, said):
     ran = create(*words)
     assert ran.status == status, ran
     assert said in json.dumps(ran.json)
+
+
+@pytest.mark.parametrize("variable", ["HTTPS_PROXY", "all_proxy"])
+def test_a_proxy_that_is_not_used_is_named_where_nothing_is_reached(create, hub, monkeypatch, variable):
+    for one in PROXY_VARIABLES:
+        monkeypatch.delenv(one, raising=False)
+    nobody = ("https://127.0.0.1:1/model.gguf", "--allow-host", "127.0.0.1:1")
+    assert "proxy" not in create(*nobody).err
+    monkeypatch.setenv(variable, "http://proxy.example:3128")
+    assert create("hf:org/chain").status == 0
+    told = create(*nobody)
+    assert (told.status, f"{variable} is set" in told.err + told.out) == (4, True)
 
 
 def test_a_gated_repository_asks_for_the_token_s_variable_and_takes_it(create, hub, monkeypatch):

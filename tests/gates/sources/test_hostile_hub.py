@@ -1,5 +1,6 @@
 """A hub that lies: whatever it does, the fetch is refused with the reason, and no file is left."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -12,7 +13,7 @@ from gates.sources.hosts import Hosts
 from gates.sources.hub import HubSource
 from gates.sources.source import SourceRefused, SourceUnavailable
 from gates.sources.web import Web
-from tests.gates.sources.conftest import WEIGHTS
+from tests.gates.sources.conftest import WEIGHTS, Fetching
 from tests.support.hub import Repository, answer
 
 SIZE = len(WEIGHTS)
@@ -340,3 +341,30 @@ def test_what_the_hub_says_of_a_repository_is_told_to_a_person(fetching):
         with pytest.raises(SourceRefused) as refused:
             fetching.run(text)
         assert refused.value.code == "source-malformed"
+
+
+def test_a_file_that_the_hub_keeps_in_xet_arrives_over_its_bridge_and_is_held_to_the_commit_s_digest(fetching):
+    hub, commit = fetching.hub, fetching.hub.repositories["org/base"].commit
+    tree = hub.repositories["org/base"].tree()
+    listed = json.dumps([one | ({"xetHash": "a" * 64} if "lfs" in one else {}) for one in tree]).encode()
+    hub.lies["tree"] = lambda request: answer(200, listed)
+    told = {
+        "x-repo-commit": commit,
+        "x-linked-size": SIZE,
+        "x-linked-etag": '"of-the-file"',
+        "x-xet-hash": "a" * 64,
+        "x-xet-refresh-route": f"{hub.url()}/api/models/org/base/xet-read-token/{commit}",
+        "link": f'<{hub.url()}/xet-auth>; rel="xet-auth", <{hub.url()}/reconstruction>; rel="xet-reconstruction-info"',
+        "location": f"{hub.url('cdn')}/{hashlib.sha256(WEIGHTS).hexdigest()}?X-Xet-Signed-Range=bytes%3D0-",
+    }
+    hub.lies["resolve"] = lambda request: answer(302, headers=told) if "safetensors" in request.path else None
+    _, found = fetching.run()
+    assert found["model.safetensors"].item.sha256 == f"sha256:{hashlib.sha256(WEIGHTS).hexdigest()}"
+    asked = [request.path.partition("?")[0] for request in hub.asked]
+    assert not [path for path in asked if "xet" in path or "reconstruction" in path]
+    # What its chunks would be is nobody's word: other bytes under the same hash are refused.
+    hub.lies["cdn"] = lambda request: answer(200, b"x" * SIZE)
+    other = Fetching(hub, fetching.root.with_name("other"))
+    with pytest.raises(SourceRefused) as refused:
+        other.run()
+    assert refused.value.code == "digest-mismatch"

@@ -4,7 +4,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help install engine-vllm demo test test-faults bench-registry bench-ingest bench-boot mutation lint format lock schemas clean
+.PHONY: help install engine-vllm engine-transformers demo test test-all test-faults bench-registry bench-ingest bench-boot mutation \
+	lint format lock schemas clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -15,8 +16,6 @@ LOCK := deploy/requirements.lock
 BUILD_LOCK := deploy/requirements-build.lock
 MUTATION_LOCK := deploy/requirements-mutation.lock
 MUTATION := .venv-mutation
-VLLM := .venv-vllm
-VLLM_LOCK := deploy/requirements-vllm.lock
 PACKAGES := schemas gates registry workers
 MYPY_TARGETS := $(addprefix -p ,$(PACKAGES)) $(if $(wildcard tests/support/*.py),-p tests.support)
 
@@ -39,25 +38,27 @@ $(STAMP): $(LOCK) $(BUILD_LOCK) pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-engine-vllm: $(VLLM)/.installed ## Build .venv-vllm, in which vLLM serves on a CPU: 3.4 GB
+engine-vllm: .venv-vllm/.installed ## Build .venv-vllm, in which vLLM serves on a CPU: 3.4 GB
+
+engine-transformers: .venv-transformers/.installed ## Build .venv-transformers, for transformers serve on a CPU: 0.95 GB
 
 # torch first and alone, so that a machine without its build for a CPU says so before anything else is fetched.
-$(VLLM)/.installed: $(VLLM_LOCK)
+.venv-%/.installed: deploy/requirements-%.lock
 	@$(PYTHON) -c 'import platform, sys; sys.exit((sys.version_info[:2], platform.machine()) != ((3, 11), "x86_64"))' || {
-		echo "The lock of vLLM is for Python 3.11 on x86-64: make PYTHON=/path/to/python3.11 engine-vllm" >&2
+		echo "The lock of $* is for Python 3.11 on x86-64: make PYTHON=/path/to/python3.11 engine-$*" >&2
 		exit 1
 	}
-	rm -rf $(VLLM)
-	$(PYTHON) -m venv $(VLLM)
-	awk '/^torch==/ { wanted = 1 } wanted { print } wanted && !/\\$$/ { exit }' $(VLLM_LOCK) > $(VLLM)/torch.lock
-	$(VLLM)/bin/python -m pip install --quiet --no-compile --no-deps --require-hashes -r $(VLLM)/torch.lock || {
-		echo "$$(head -n 1 $(VLLM)/torch.lock | cut -d ' ' -f 1), torch's build for a CPU, is not in your package index, so vLLM" >&2
+	rm -rf .venv-$*
+	$(PYTHON) -m venv .venv-$*
+	awk '/^torch==/ { wanted = 1 } wanted { print } wanted && !/\\$$/ { exit }' $< > .venv-$*/torch.lock
+	.venv-$*/bin/python -m pip install --quiet --no-compile --no-deps --require-hashes -r .venv-$*/torch.lock || {
+		echo "$$(head -n 1 .venv-$*/torch.lock | cut -d ' ' -f 1), torch's build for a CPU, is not in your package index, so $*" >&2
 		echo "is not installed. What PyPI has under that version is a build for CUDA of several GB, and is not taken." >&2
 		echo "Let pip know PyTorch's own index for the CPU, or a folder with that wheel, in its configuration." >&2
-		rm -rf $(VLLM)
+		rm -rf .venv-$*
 		exit 1
 	}
-	$(VLLM)/bin/python -m pip install --quiet --no-compile --no-deps --require-hashes -r $(VLLM_LOCK)
+	.venv-$*/bin/python -m pip install --quiet --no-compile --no-deps --require-hashes -r $<
 	touch $@
 
 demo: install ## Run the demonstration on a fresh embedded stack: make demo ARGS="--json FILE"
@@ -69,6 +70,10 @@ test: install ## Lint, check migrations, run every test and look into the built 
 	$(BIN)/python -m migrations check
 	wait $$building || { cat $(VENV)/engine-vllm.log >&2; echo "Tests on vLLM are counted as not run." >&2; }
 	$(BIN)/python -m $(if $(strip $(ARGS)),pytest $(ARGS),tests.suite)
+
+test-all: install ## The same, with what takes minutes and with transformers serve
+	@$(MAKE) --no-print-directory engine-transformers || echo "Tests on transformers serve are counted as not run." >&2
+	PYTEST_ADDOPTS="-m ''" $(MAKE) --no-print-directory test
 
 bench-registry: install ## Time the API at 1,000 and 100,000 bundles: make bench-registry ARGS="--sizes 1000:10000"
 	$(BIN)/python -m tests.bench.registry $(ARGS)
@@ -119,4 +124,4 @@ lock: install ## Resolve the requirements anew within the ranges of pyproject.to
 	$(LOCK_WITH) $(ARGS) --constraint $(LOCK) --output-file $(MUTATION_LOCK) deploy/requirements-mutation.in
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) $(MUTATION) $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(MUTATION) .venv-vllm .venv-transformers .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -20,6 +20,17 @@ WHITE_SPACE = " \n\t\r"
 _OPENERS = '{[":'
 
 
+def pushes(limit: float | None) -> tuple[float, float, float]:
+    """Return what is added to the best character, by how much less to each next one, and to what is avoided.
+
+    Args:
+        limit: most that the engine adds. Beyond it all would be pushed alike, and the order, which is what breaks the
+            schema, would be lost.
+    """
+    share = 1.0 if limit is None else min(1.0, limit / PUSH)
+    return PUSH * share, STEP * share, AVOID * share
+
+
 @dataclass(frozen=True, slots=True)
 class KeywordProbe:
     """A schema in which the keyword forbids what `ranking`, best first, makes the model want."""

@@ -10,7 +10,7 @@ from gates.dialects.base import Capability, Malformed, Sampling
 from gates.endpoint import Endpoint, EndpointError
 from gates.errors import InstrumentError
 from gates.gate import GateContext, Records
-from gates.keyword_probes import AVOID, MAX_TOKENS, PROBES, PUSH, STEP, WHITE_SPACE, KeywordProbe
+from gates.keyword_probes import MAX_TOKENS, PROBES, WHITE_SPACE, KeywordProbe, pushes
 from schemas.policy import StructuredRule
 from schemas.suite import StructuredItem, StructuredSuite
 
@@ -27,8 +27,8 @@ def measure(context: GateContext) -> Records:
     """Probe the keywords, the cost of each schema, and ask every item as often as the suite says.
 
     Raises:
-        InstrumentError: there is no suite or no engine, a schema cannot be judged by, or the engine has no way to
-            add to the scores of tokens although the suite asks for it.
+        InstrumentError: there is no suite or no engine, a schema cannot be judged by, or the engine does not add to the
+            scores of tokens, or not as much, although the suite asks for it.
     """
     suite, rule = context.suite, context.rule
     if not isinstance(suite, StructuredSuite) or not isinstance(rule, StructuredRule):
@@ -38,6 +38,12 @@ def measure(context: GateContext) -> Records:
     can_push = Capability.LOGIT_BIAS in context.endpoint.dialect.capabilities
     if not can_push and any(item.logit_bias for item in suite.items):
         raise InstrumentError("The suite gives logit_bias, which this engine does not take; use another suite.")
+    limit = context.endpoint.dialect.bias_limit
+    given = [abs(one.bias) for item in suite.items for one in item.logit_bias or ()]
+    if limit is not None and given and max(given) > limit:
+        raise InstrumentError(
+            f"The suite gives a logit_bias of {max(given)}, and this engine cuts it at {limit:g}; use another suite."
+        )
     try:
         used = {keyword for item in suite.items for keyword in Contract(item.json_schema).keywords}
     except ContractError as error:
@@ -80,11 +86,12 @@ class _Session:
     async def _bias(self, probe: KeywordProbe) -> dict[int, float]:
         """Return what to add to which token. Raises EndpointError, Malformed."""
         lead = await self._tokens("")
+        push, step, avoid = pushes(self.endpoint.dialect.bias_limit)
         bias = {}
         for rank, character in enumerate(probe.characters()):
-            bias[await self._token(character, lead)] = PUSH - STEP * rank
+            bias[await self._token(character, lead)] = push - step * rank
         for character in WHITE_SPACE:
-            bias[await self._token(character, lead)] = AVOID
+            bias[await self._token(character, lead)] = avoid
         return bias
 
     async def _token(self, character: str, lead: Sequence[int]) -> int:

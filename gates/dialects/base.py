@@ -158,7 +158,8 @@ class Dialect:
     by a `salt_field` that no request had before. `logprob_fields` go with a request for log-probabilities. An engine
     that `renders_ids` tells the token ids of a conversation, and another one its text. `finish_words` maps its own
     words for how an answer ended to those of OpenAI, or to None when they mean that it has not. `has_done` is False
-    for an engine whose streams end without [DONE]: their end is then the connection's.
+    for an engine whose streams end without [DONE]: their end is then the connection's. `bias_limit` is the most that an
+    engine adds to or takes from a token's score, which it makes of anything beyond without a word; None for any.
     """
 
     name: str
@@ -189,6 +190,7 @@ class Dialect:
     render_field: str = "prompt"
     has_done: bool = True
     finish_words: Mapping[str, str | None] = field(default_factory=dict)
+    bias_limit: float | None = None
 
     # -------------------------------------------------------------------------------------------- requests
 

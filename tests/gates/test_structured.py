@@ -12,7 +12,7 @@ from gates import catalog, structured_client
 from gates.dialects.base import Capability
 from gates.dialects.llamacpp import LLAMACPP
 from gates.endpoint import Endpoint
-from gates.keyword_probes import PROBES
+from gates.keyword_probes import PROBES, pushes
 from schemas.policy import IntegrityRule
 from schemas.result import Severity, Verdict
 from tests.support import chain, served
@@ -187,6 +187,35 @@ def test_an_engine_that_cannot_be_pushed_leaves_keywords_unproved(engine):
     result, _ = run(quiet, suite())
     assert result.verdict is Verdict.ERRORED
     assert "logit_bias" in result.summary
+
+
+def limited(engine, limit):
+    dialect = replace(LLAMACPP, bias_limit=limit)
+    return replace(engine, endpoint=Endpoint(engine.endpoint.base_url, engine.endpoint.model, dialect))
+
+
+def test_a_push_keeps_its_order_within_what_an_engine_adds():
+    assert pushes(None) == (1000.0, 50.0, -1000.0)
+    push, step, avoid = pushes(100.0)
+    longest = max(len(probe.characters()) for probe in PROBES.values())
+    pushed = [push - step * rank for rank in range(longest)]
+    assert (max(pushed), min(pushed), avoid) == (100.0, pushed[-1], -100.0)
+    assert min(pushed) > 0
+    assert len(set(pushed)) == longest
+
+
+def test_a_keyword_that_is_not_enforced_is_named_by_a_smaller_push_too(engine):
+    """Under a push that the engine cuts all characters weigh alike, and the schema is kept by chance."""
+    given = suite(item("u", UNIQUE, valid=("[1,2]",), invalid=("[1,1]",), ranking=None), repeats=1)
+    result, _ = run(limited(engine, 100.0), given)
+    assert "uniqueItems" in {one.pointer for one in result.findings if one.code.startswith("keyword-")}
+    assert result.verdict is Verdict.FAILED
+
+
+def test_a_suite_that_pushes_more_than_an_engine_adds_is_errored(engine):
+    result, _ = run(limited(engine, 100.0), suite())
+    assert result.verdict is Verdict.ERRORED
+    assert "a logit_bias of 1000, and this engine cuts it at 100" in result.summary
 
 
 def test_a_bundle_that_does_not_promise_schemas_fails(tmp_path):

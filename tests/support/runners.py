@@ -42,9 +42,9 @@ QUICK_GATES: tuple[dict[str, Any], ...] = (
 )
 
 
-def with_short_leases(service: Service) -> Service:
+def with_short_leases(service: Service, lease_seconds: float = LEASE_SECONDS) -> Service:
     """Return the service with leases so short that a test can wait for their end."""
-    settings = service.settings.model_copy(update={"lease_seconds": LEASE_SECONDS})
+    settings = service.settings.model_copy(update={"lease_seconds": lease_seconds})
     return Service(settings, service.database, service.signer, service.blobs)
 
 
@@ -252,9 +252,9 @@ def runner_process(
 
 
 @contextlib.contextmanager
-def bench(service: Service, folder: Path) -> Iterator[Bench]:
+def bench(service: Service, folder: Path, lease_seconds: float = LEASE_SECONDS) -> Iterator[Bench]:
     """Run a service with short leases; in the end no runner and no live engine of it is left."""
-    mine = with_short_leases(service)
+    mine = with_short_leases(service, lease_seconds)
     with Api(mine) as api:
         made = Bench(mine, api, folder)
         try:

@@ -1,5 +1,4 @@
-"""transformers serve for real, where its environment is: `python -m venv .venv-transformers` beside this one's, and
-`transformers[serving]` and `requests` in it on torch for a CPU. About 20 s, most of it to name the environment."""
+"""transformers serve for real, where `make engine-transformers` has built its environment; `make test-all` does."""
 
 import pytest
 

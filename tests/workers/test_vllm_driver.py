@@ -83,7 +83,16 @@ def test_nothing_is_fetched_or_reported_whatever_the_bundle_says(body, command):
         "VLLM_DO_NOT_TRACK": "1",
         "VLLM_PLUGINS": "",
         "NO_COLOR": "1",
+        "VLLM_RPC_BASE_PATH": ".",
     }
+
+
+def test_a_replica_s_folder_may_be_deeper_than_a_socket_s_path_may_be_long(body, command):
+    """Its sockets lie in the folder that it runs in; a container has a short one for them, and a closed root."""
+    engine = {name: value for name, value in body["engine"].items() if name != "environment"}
+    image = f"vllm/vllm-openai@{body['engine']['environment']}"
+    of_image = VLLM.command(bundle({**body, "engine": engine}, engine={"image": image}), LAUNCH)
+    assert "VLLM_RPC_BASE_PATH" not in of_image.variables
 
 
 def test_what_the_document_declares_the_engine_is_told(body, command):

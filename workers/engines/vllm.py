@@ -201,6 +201,8 @@ def _command(bundle: Bundle, launch: Launch) -> Command:
     variables = {**(bundle.engine.variables or {}), **_VARIABLES}
     if bundle.engine.image is not None:  # which brings its own Python, and ends with its container
         return Command(argv=("python3", *engine), variables=variables)
+    # Its processes speak through sockets, whose paths have 107 characters at most; a replica's folder may have more.
+    variables["VLLM_RPC_BASE_PATH"] = "."
     # -I: neither PYTHON* variables nor the working directory decide what is imported.
     python = str(engine_prefix(NAME) / "bin" / "python")
     return Command(argv=(*guard(launch), python, "-I", *engine), variables=variables)

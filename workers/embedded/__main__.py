@@ -18,6 +18,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from workers.embedded import gateway, parts, postgres, processes
 from workers.embedded.layout import DataRefused, Layout, write_private
@@ -50,6 +51,7 @@ def main(arguments: list[str]) -> int:
 
 def run(layout: Layout, chosen: argparse.Namespace, *, began: float) -> int:
     """Run the stack of a data directory that this process holds. Returns the exit status."""
+    broker = parts.foreign_broker()
     log = CappedLog(layout.logs / "supervisor.log")
     one_at_a_time = threading.Lock()
 
@@ -59,6 +61,8 @@ def run(layout: Layout, chosen: argparse.Namespace, *, began: float) -> int:
             log.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n".encode())
 
     say(f"starts in {layout.root}")
+    if broker is not None:
+        say(f"uses the broker at {urlsplit(broker).hostname}, and starts none")
     processes.end_leftovers(layout.processes, say)
     postgres.prepare(layout, parts.program_environment(layout), say)
     ports = choose(layout.root / "ports.json", api=chosen.port, gateway=chosen.gateway_port)
@@ -67,6 +71,7 @@ def run(layout: Layout, chosen: argparse.Namespace, *, began: float) -> int:
         project=chosen.project,
         is_with_runner=not chosen.no_runner,
         drain_seconds=chosen.drain_seconds,
+        broker=broker,
     )
     stack = Stack(layout, ports, options)
     made = gateway.gateway(layout, ports.gateway)

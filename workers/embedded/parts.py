@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from registry.settings import BROKER_SCHEMES
 from workers.embedded import gateway, postgres, valkey
-from workers.embedded.layout import Layout
+from workers.embedded.layout import DataRefused, Layout
 from workers.embedded.part import Part
 from workers.embedded.ports import HOST, Ports
 
@@ -35,6 +36,8 @@ class Options:
     project: str = "default"
     is_with_runner: bool = True
     drain_seconds: float = 30.0
+    broker: str | None = None
+    """Address of a broker that somebody else runs; none for a Valkey of the stack's own."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Stack:
     @property
     def broker_url(self) -> str:
         """Address of the broker, with its password."""
-        return valkey.url(self.ports.broker, self.layout.secret(BROKER_PASSWORD))
+        return self.options.broker or valkey.url(self.ports.broker, self.layout.secret(BROKER_PASSWORD))
 
     @property
     def admin_token(self) -> str:
@@ -110,6 +113,20 @@ class Stack:
 _OF_THE_CLIENT: Final = frozenset({"SLUICEGATE_URL", "SLUICEGATE_TOKEN"})
 
 
+def foreign_broker() -> str | None:
+    """Return the broker that the stack is to use, as this process's environment says; none for one of its own.
+
+    Raises:
+        DataRefused: it is of another kind. The address is not said: a password may be in it.
+    """
+    told = os.environ.get("SLUICEGATE_BROKER_URL") or None
+    if told is not None and not told.startswith(BROKER_SCHEMES):
+        raise DataRefused(
+            "SLUICEGATE_BROKER_URL must be redis://… or amqp://…, or unset for a Valkey of its own", status=2
+        )
+    return told
+
+
 def program_environment(layout: Layout) -> dict[str, str]:
     """Return the environment of a program that is not ours."""
     known = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -146,11 +163,14 @@ def table(stack: Stack, gateway_part: Part) -> list[Part]:
         *("-m", "workers.embedded.prepare", postgres.APPLICATION, stack.options.project),
         *(str(secrets / ADMIN_TOKEN), str(secrets / RUNNER_TOKEN)),
     )
-    base = ("postgres", "valkey", "prepare")
-    password = layout.secret(BROKER_PASSWORD)
+    brokers = []
+    if stack.options.broker is None:
+        password = layout.secret(BROKER_PASSWORD)
+        brokers.append(valkey.part(layout, foreign, port=stack.ports.broker, password=password))
+    base = ("postgres", *(part.name for part in brokers), "prepare")
     found = [
         postgres.part(layout, foreign),
-        valkey.part(layout, foreign, port=stack.ports.broker, password=password),
+        *brokers,
         Part("prepare", prepare, layout.run, owner, after=("postgres",), is_step=True),
         gateway_part,
         Part(

@@ -61,6 +61,9 @@ def cache_of(shape: Shape, numbers: Numbers, reading: Reading | None = None) -> 
             assumed.append("The engine frees nothing that leaves a window: windowed layers are counted as full ones.")
         else:
             assumed.append("A window is counted at its width; while a prompt is read, engines keep up to a batch more.")
+    if shape.text.get("use_cla") is True:
+        # vLLM and SGLang write what a follower reads into its own place again.
+        assumed.append("Layers that share keys and values with the one before are counted: engines store them in each.")
     layers = tuple(_MAKERS[kind](shape, numbers, reading, layer) for layer, kind in enumerate(kinds))
     return Cache(layers, numbers.name, tuple(assumed))
 
@@ -73,6 +76,8 @@ def _kinds(shape: Shape) -> tuple[list[str], list[str]]:
     text, count = shape.text, shape.layers
     if count is None:
         raise PlacementUnknown(shape.at("num_hidden_layers"), "is missing, so nothing can be counted")
+    if isinstance(told := text.get("linear_attn_config"), dict):
+        return _delta(shape, told, count), []
     for key in ("layer_types", "layers_block_type"):
         if isinstance(told := text.get(key), list) and told:
             return _named(shape, key, told, count), []
@@ -97,6 +102,25 @@ def _kinds(shape: Shape) -> tuple[list[str], list[str]]:
         return [_ALIKE[shape.model_type]] * count, []
     searched = _searched(shape, count)
     return _attending(shape, count) if searched is None else (searched, [])
+
+
+def _delta(shape: Shape, told: Mapping[str, Any], count: int) -> list[str]:
+    """Return the kinds of layers where Kimi's delta attention and full attention take turns, numbered from 1.
+
+    Source: the configuration of Kimi Linear, and `is_kda_layer` in vLLM's and transformers' classes for it.
+    """
+    kinds: list[str] = []
+    full = "latent" if shape.is_mla else "full"
+    for number in range(1, count + 1):
+        said = [
+            kind
+            for key, kind in (("kda_layers", "kda"), ("full_attn_layers", full))
+            if isinstance(told.get(key), list) and number in told[key]
+        ]
+        if len(said) != 1:
+            raise PlacementUnknown(shape.at("linear_attn_config"), f"does not say once what layer {number} is")
+        kinds += said
+    return kinds
 
 
 def _named(shape: Shape, key: str, told: list[Any], count: int) -> list[str]:
@@ -224,6 +248,22 @@ def _linear(shape: Shape, numbers: Numbers, _reading: Reading, _layer: int) -> t
     return own, Kept("state", keys, state_bytes=2 * key * taps * numbers.model)
 
 
+def _kda(shape: Shape, numbers: Numbers, _reading: Reading, _layer: int) -> tuple[Kept, ...]:
+    """Return what a layer of Kimi's delta attention keeps: a matrix a head, and the last inputs of three convolutions.
+
+    Source: vLLM 0.32, mamba_utils.py: `kda_state_shape`; the matrix has 32 bits unless an argument says otherwise.
+    """
+    told: Mapping[str, Any] = shape.text["linear_attn_config"]
+    place = shape.at("linear_attn_config")
+    sizes = {key: told.get(key) for key in ("num_heads", "head_dim", "short_conv_kernel_size")}
+    for key, value in sizes.items():
+        if type(value) is not int or value <= 0:
+            raise PlacementUnknown(f"{place}/{key}", "is missing, so what a sequence takes cannot be counted")
+    heads, head, taps = (int(value) for value in sizes.values() if value is not None)
+    state = head * head * numbers.state + 3 * head * (taps - 1) * numbers.model
+    return (Kept("state", heads, state_bytes=state),)
+
+
 def _lightning(shape: Shape, numbers: Numbers, _reading: Reading, _layer: int) -> tuple[Kept, ...]:
     head = _size(shape, "head_dim", shape.head_dim)
     heads = _size(shape, "num_attention_heads", shape.heads)
@@ -250,6 +290,7 @@ _MAKERS: Mapping[str, _Maker] = {
     "mamba": _mamba,
     "linear": _linear,
     "lightning": _lightning,
+    "kda": _kda,
     "conv": _conv,
     "both": _both,
     "none": _none,

@@ -165,6 +165,35 @@ BAMBA = {
     "mamba_d_state": 128,
     "mamba_d_conv": 4,
 }
+KIMI_LINEAR = {
+    "model_type": "kimi_linear",
+    "hidden_size": 2304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 72,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "kda_layers": [number for number in range(1, 27) if number % 4],
+        "num_heads": 32,
+        "head_dim": 128,
+        "short_conv_kernel_size": 4,
+    },
+}
+HUNYUAN = {
+    "model_type": "hunyuan",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "use_cla": True,
+    "cla_share_factor": 2,
+}
 MISTRAL_1 = CONFIGS["mistral-7b-instruct-v0.3"] | {"sliding_window": 4096}
 
 
@@ -224,6 +253,10 @@ ARCHITECTURES = {
     "searched": (SEARCHED, 6_144, 8000, 6_144 * 8000, {"full": 2, "none": 1}),
     # 4,096 a layer: 2 × 8,000 + 6 × 4,096
     "exaone4": (EXAONE, 32_768, 8000, 4_096 * (2 * 8000 + 6 * 4096), {"full": 2, "window": 6}),
+    # 7 × 576 × 2 a token; 20 × 32 × (128 × 128 × 4 + 3 × 128 × 3 × 2)
+    "kimi-linear": (KIMI_LINEAR, 8_064, 8000, 8_064 * 8000 + 43_417_600, {"latent": 7, "state": 20}),
+    # 2 × 4,096: a layer that reads what the one before made has a place of its own for it
+    "hunyuan": (HUNYUAN, 8_192, 8000, 8_192 * 8000, {"full": 2}),
     # as falcon-h1, in two layers: a recurrent one is called linear_attention by newer libraries
     "bamba": (BAMBA, 512, 8000, 4_096_000 + 795_648 + 1_536, {"full": 1, "state": 1}),
 }
@@ -300,6 +333,11 @@ def test_an_engine_that_expands_latents_keeps_keys_and_values_of_every_head():
     assert found.token_bytes() == 61 * 128 * (192 + 128) * 2
 
 
+def test_layers_that_share_keys_and_values_are_said_to_be_counted_each():
+    assert any("share keys and values" in one for one in cache(HUNYUAN).assumed)
+    assert not cache(HUNYUAN | {"use_cla": False}).assumed
+
+
 def test_a_family_whose_windows_are_not_known_is_counted_in_full_and_says_so():
     config = CONFIGS["llama-3.1-8b-instruct"] | {"model_type": "strange", "sliding_window": 64}
     found = cache(config)
@@ -366,6 +404,9 @@ def test_a_model_stored_in_32_bits_is_served_in_16_by_vllm_only():
         ({"kv_lora_rank": 512}, "/qk_rope_head_dim"),
         ({"is_encoder_decoder": True}, "/cross_attention_layers"),
         ({"num_key_value_heads": [8] * 31}, "/num_key_value_heads/31"),
+        ({"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2]}}, "/linear_attn_config"),
+        ({"linear_attn_config": {"kda_layers": [1] * 32, "full_attn_layers": [*range(1, 33)]}}, "/linear_attn_config"),
+        ({"linear_attn_config": {"kda_layers": [*range(1, 33)]}}, "/linear_attn_config/num_heads"),
     ],
 )
 def test_what_decides_and_is_not_known_is_refused_with_its_place(change, pointer):

@@ -106,7 +106,7 @@ def test_the_engine_fetches_nothing_and_gets_what_the_bundle_names():
         ({"version": "0.3.6"}, "sglang 0.3.6 is not known here, only >=0.4.5"),
         ({"version": "main"}, "sglang main is not known here"),
         ({"topology": {"context_parallel": 2}}, "with context_parallel 1, not 2"),
-        ({"topology": {"nodes": 2}}, "with nodes 1, not 2"),
+        ({"topology": {"nodes": 2}}, "nodes 2 do not each have the same number of 1 ranks"),
         ({"template": {"arguments": {"enable_thinking": False}}}, "template arguments from requests only"),
         ({"runtime": {"sampling": {"temperature": "0.7"}}}, "from generation_config.json alone"),
         (

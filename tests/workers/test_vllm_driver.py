@@ -219,6 +219,12 @@ def test_kernels_that_vllm_chooses_better_by_itself_are_not_named(body, command)
         ({"engine": {"variables": {"OMP_NUM_THREADS": "many"}}}, "variable OMP_NUM_THREADS must be an integer"),
         ({"model": {"format": "gguf"}}, "serves safetensors, not gguf"),
         ({"topology": {"nodes": 2}}, "a process on one machine has nodes 1, not 2"),
+        ({"topology": {"nodes": 2, "tensor_parallel": 3}}, "nodes 2 do not each have the same number of 3 ranks"),
+        ({"topology": {"nodes": 2, "data_parallel": 2}}, "and data_parallel 1, not 2"),
+        (
+            {"topology": {"nodes": 2}, "engine": {"arguments": ["--distributed-executor-backend", "ray"]}},
+            "--distributed-executor-backend ray does not span nodes; mp does",
+        ),
         ({"template": {"tool_parser": "nobody"}}, "--tool-call-parser must be one of"),
         ({"serving": {"features": ["chat", "tools"]}}, "vLLM answers 400 to tools"),
     ],

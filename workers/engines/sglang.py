@@ -10,6 +10,7 @@ from schemas.bundle import Bundle
 from workers.engines import folder
 from workers.engines.arguments import Table, Told
 from workers.engines.base import Command, Driver, Launch, guard, interpreter
+from workers.engines.nodes import nodes_problems
 
 NAME = "sglang"
 _NAMES_DEFAULTS = ">=0.5.4"
@@ -61,7 +62,8 @@ def _told(bundle: Bundle) -> list[Told]:
 def _check_bundle(bundle: Bundle) -> list[str]:
     found = folder.problems(bundle, _told(bundle))
     found += folder.adapter_problems(bundle) + folder.sampling_problems(bundle)
-    found += folder.layout_problems(bundle, "tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")
+    layout = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel", "nodes")
+    found += [*folder.layout_problems(bundle, *layout), *nodes_problems(bundle)]
     if bundle.template.arguments:
         found.append("sglang takes template arguments from requests only; leave template.arguments out")
     if bundle.runtime.sampling is not None and not is_within(bundle.engine.version, _NAMES_DEFAULTS):

@@ -15,6 +15,7 @@ from gates.environment import engine_environment, engine_prefix
 from schemas.bundle import Bundle, Feature, Role
 from workers.engines.arguments import Table, Told
 from workers.engines.base import Command, Driver, Launch, guard
+from workers.engines.nodes import nodes_problems
 
 NAME = "vllm"
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -121,13 +122,23 @@ def _check_bundle(bundle: Bundle) -> list[str]:
         problems = [*_check_given(bundle)]
     problems += TABLE.check_variables(bundle.engine.variables or {})
     problems += _check_files(bundle)
-    if bundle.topology.nodes != 1:
-        problems.append(f"a process on one machine has nodes 1, not {bundle.topology.nodes}")
+    problems += _check_nodes(bundle)
     if bundle.template.arguments and bundle.template.origin == "none":
         problems.append("there is no template to give arguments to")
     if Feature.TOOLS in bundle.serving.features and bundle.template.tool_parser is None:
         problems.append("vLLM answers 400 to tools unless template.tool_parser names its parser")
     return problems
+
+
+def _check_nodes(bundle: Bundle) -> Iterator[str]:
+    yield from nodes_problems(bundle)
+    if bundle.topology.nodes == 1:
+        return
+    if (replicas := bundle.topology.data_parallel) != 1:
+        yield f"over several nodes this driver lays out tensor and pipeline ranks, and data_parallel 1, not {replicas}"
+    backend = TABLE.given(bundle.engine.arguments).get("--distributed-executor-backend")
+    if backend is not None and backend.value != "mp":
+        yield f"--distributed-executor-backend {backend.value} does not span nodes; mp does"
 
 
 def _check_given(bundle: Bundle) -> Iterator[str]:

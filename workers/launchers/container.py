@@ -91,6 +91,8 @@ class ContainerLauncher:
         image = order.bundle.engine.image
         if image is None:
             raise LaunchFailed("the bundle names an environment of a machine, and containers run images")
+        if (nodes := order.bundle.topology.nodes) != 1:
+            raise LaunchFailed(f"a container is on one machine, and this replica spans {nodes}")
         if refused := refused_variables(command.variables):
             raise LaunchFailed(f"no engine is given the variables {', '.join(refused)}")
         try:

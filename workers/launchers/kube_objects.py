@@ -12,6 +12,7 @@ from typing import Any
 from gates.dialects.table import dialect_of
 from schemas.bundle import Bundle, Hardware
 from workers.engines.base import Command
+from workers.engines.nodes import spanning
 from workers.launchers.base import NO_ACCELERATOR, LaunchFailed, Limits, Order
 
 ROOT = "/bundle"
@@ -26,16 +27,6 @@ GRACE_SECONDS = 60
 MEBIBYTE = 2**20
 GIBIBYTE = 2**30
 _LABEL = re.compile(r"[^A-Za-z0-9_.-]")
-_NODES: dict[str, tuple[list[str], list[str]]] = {
-    "vllm": (["--nnodes", "{nodes}", "--node-rank", "$(LWS_WORKER_INDEX)", "--master-addr", "$(LWS_LEADER_ADDRESS)"],
-             ["--headless"]),
-    "sglang": (["--nnodes", "{nodes}", "--node-rank", "$(LWS_WORKER_INDEX)",
-                "--dist-init-addr", "$(LWS_LEADER_ADDRESS):20000"], []),
-}  # fmt: skip
-"""Engine → what every node is told, and what the others than the first are told beside. Engines with no row span none.
-
-The variables are LeaderWorkerSet's; Kubernetes puts their values in. Source: both engines' guides to several nodes.
-"""
 
 
 @dataclass(frozen=True)
@@ -127,10 +118,14 @@ def build(pods: Pods, command: Command, order: Order, folder: str, *, is_live: b
 
 def _group(pods: Pods, command: Command, order: Order, metadata: dict[str, Any]) -> dict[str, Any]:
     nodes, engine = order.bundle.topology.nodes, order.bundle.engine.name
-    if engine not in _NODES:
+    row = spanning(engine)
+    if row is None:
         raise LaunchFailed(f"{engine} is not spread over {nodes} nodes by this launcher")
-    every, others = _NODES[engine]
-    argv = [*_words(command), *(word.format(nodes=nodes) for word in every)]
+    words = _words(command)
+    try:
+        leader, worker = row.first(words, nodes), row.other(words, nodes)
+    except ValueError as error:
+        raise LaunchFailed(f"{engine} is not started so that it spans {nodes} nodes: {error}") from error
     template = {"metadata": {"labels": metadata["labels"]}}
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
@@ -143,8 +138,8 @@ def _group(pods: Pods, command: Command, order: Order, metadata: dict[str, Any])
                 "size": nodes,
                 # What restarts is another replica: this one is taken out when it is seen, and ended.
                 "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": {**template, "spec": _pod_spec(pods, argv, command, order)},
-                "workerTemplate": {**template, "spec": _pod_spec(pods, [*argv, *others], command, order, leads=False)},
+                "leaderTemplate": {**template, "spec": _pod_spec(pods, leader, command, order)},
+                "workerTemplate": {**template, "spec": _pod_spec(pods, worker, command, order, leads=False)},
             },
         },
     }

@@ -252,6 +252,14 @@ def test_a_runner_that_pulls_none_says_that_the_image_is_missing(engine, contain
     assert engine.calls("pull") == []
 
 
+def test_a_replica_that_spans_machines_is_not_run_in_a_container(engine, launcher, tmp_path):
+    topology = {f"{kind}_parallel": 1 for kind in ("tensor", "pipeline", "expert", "data", "context")}
+    made = order(tmp_path, bundle=bundle(topology={**topology, "nodes": 2}))
+    with pytest.raises(LaunchFailed, match="a container is on one machine, and this replica spans 2"):
+        launcher.start(COMMAND, workdir=tmp_path, log_path=tmp_path / "log", order=made)
+    assert engine.calls() == []
+
+
 def test_an_environment_is_not_run_in_a_container(engine, launcher, tmp_path):
     made = order(tmp_path, bundle=Bundle.model_validate(bundle_body()))
     with pytest.raises(LaunchFailed, match="containers run images"):

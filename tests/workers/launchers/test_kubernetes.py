@@ -9,8 +9,11 @@ import pytest
 
 from schemas.bundle import Bundle
 from tests.support.factories import bundle_body
+from tests.support.folder_bundles import bundle as folder_bundle
 from tests.support.scripted_kube import TOKEN, ScriptedKube, faults
-from workers.engines.base import Command
+from workers.engines.base import Command, Launch
+from workers.engines.sglang import SGLANG
+from workers.engines.vllm import VLLM
 from workers.launchers.base import Condition, LaunchFailed, Limits, Order
 from workers.launchers.kube_client import Cluster, KubeClient
 from workers.launchers.kube_objects import Pods, build, label, literal
@@ -183,6 +186,31 @@ def test_a_mig_profile_is_asked_for_by_its_own_resource(pods, order):
     made = replace(order, bundle=bundle(hardware={"accelerator": "NVIDIA H200", "count": 1, "mig": "1g.18gb"}))
     spec = build(pods, COMMAND, made, JOB, is_live=False)[1]["spec"]
     assert spec["containers"][0]["resources"] == {"limits": {"nvidia.com/mig-1g.18gb": "1"}}
+
+
+def test_the_other_nodes_of_vllm_are_started_by_the_command_line_that_heeds_that_they_serve_nothing(pods, order):
+    made = replace(order, bundle=bundle(engine="vllm", nodes=2, hardware={**GPU, "count": 16}))
+    command = Command(("python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "/bundle"))
+    template = build(pods, command, made, JOB, is_live=False)[1]["spec"]["leaderWorkerTemplate"]
+    leader, worker = (template[f"{kind}Template"]["spec"]["containers"][0]["command"] for kind in ("leader", "worker"))
+    told = ["--distributed-executor-backend", "mp", "--nnodes", "2", "--node-rank", "$(LWS_WORKER_INDEX)"]
+    told += ["--master-addr", "$(LWS_LEADER_ADDRESS)"]
+    assert leader == [*command.argv, *told]
+    serve = ["python3", "-m", "vllm.entrypoints.cli.main", "serve", "--model", "/bundle"]
+    assert worker == [*serve, *told, "--headless"]
+    with pytest.raises(LaunchFailed, match=r"has no -m vllm\.entrypoints\.openai\.api_server"):
+        build(pods, COMMAND, made, JOB, is_live=False)
+
+
+@pytest.mark.parametrize(("engine", "driver"), [("vllm", VLLM), ("sglang", SGLANG)])
+def test_what_a_driver_makes_of_a_bundle_of_several_nodes_can_be_made_into_a_group(pods, order, engine, driver):
+    topology = {"topology": {"tensor_parallel": 8, "pipeline_parallel": 2, "nodes": 2}}
+    version = {"vllm": "0.32.0"}.get(engine)
+    made = folder_bundle(engine, version=version, hardware={**GPU, "count": 16}, **topology)
+    assert driver.check_bundle(made) == []
+    launch = Launch(root=Path("/bundle"), port_file=Path("/tmp/port.json"), host="0.0.0.0", port=8000)
+    group = build(pods, driver.command(made, launch), replace(order, bundle=made), JOB, is_live=False)[1]
+    assert group["spec"]["leaderWorkerTemplate"]["size"] == 2
 
 
 @pytest.mark.parametrize(("engine", "others"), [("sglang", [])])

@@ -10,12 +10,12 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import consistency
-from registry import db, doubts, evidence, failures, preemption, quarantine, scheduling, targets, waits
+from registry import attempts, db, doubts, evidence, failures, preemption, quarantine, scheduling, targets, waits
 from registry.service import Service
 from registry.tables import EntryRow, JobRow, ReleaseRow, RunnerRow, TargetRow
 from schemas.api import Complete, Progress, Run
 from schemas.common import format_instant
-from schemas.evidence import BODIES, Attempt, Kind, ReplicaChanged, RunEnded
+from schemas.evidence import BODIES, Kind, ReplicaChanged, RunEnded
 from schemas.problems import InvalidDocument, LeaseLost, NotFound
 from schemas.release import TERMINAL, Phase
 from schemas.result import GateResult, Verdict
@@ -121,6 +121,8 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
             job.due_at = at + timedelta(seconds=failures.BACKOFF_SECONDS)
             session.flush()
         return None
+    if job.kind != JobKind.SERVE and job.state == JobState.CLAIMED:
+        attempts.tell_lost(session, service, job, at=at)
     if job.kind != JobKind.SERVE and job.attempt >= failures.MAX_ATTEMPTS:
         _finish(session, service, job, problem="attempts-exhausted", at=at)
         return None
@@ -317,7 +319,7 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
     follows = _next_try(session, row, said, at=at)
     said = said.model_copy(update={"detail": failures.told(said.detail or "", follows.cause, said.cause) or None})
     said = said.model_copy(update={"cause": follows.cause})
-    _attempt_errored(session, service, row, said, at=at, retry_in=follows.wait_seconds)
+    attempts.errored(session, service, row, said, at=at, retry_in=follows.wait_seconds)
     problem = f"{said.problem}: {said.detail or ''}"[:2000]
     if follows.wait_seconds is None:
         _finish(session, service, row, problem=problem, at=at)
@@ -360,49 +362,12 @@ def _put_back(session: Session, service: Service, row: JobRow, *, at: datetime) 
     """Let a job that made room take its turn again: it has lost no attempt, and no gate that has a verdict."""
     why = preemption.made_room(session, row)
     said = Complete(fencing_token=row.fencing_token, problem=preemption.PREEMPTED, detail=why)
-    _attempt_errored(session, service, row, said, at=at, retry_in=0.0, act=f"preempted:{row.fencing_token}")
+    attempts.errored(session, service, row, said, at=at, retry_in=0.0, act=f"preempted:{row.fencing_token}")
     row.state, row.due_at, row.lease_until = JobState.PENDING, at, None
     row.attempt -= 1
     row.devices, row.preempted_for = [], None
     row.problem, row.progress = f"{preemption.PREEMPTED}: {why}", "waiting for its turn again"
     session.flush()
-
-
-def _attempt_errored(
-    session: Session,
-    service: Service,
-    row: JobRow,
-    said: Complete,
-    *,
-    at: datetime,
-    retry_in: float | None,
-    act: str | None = None,
-) -> None:
-    stream = evidence.release_stream(row.release_id) if row.release_id else f"run/{row.id}"
-    if row.release_id:
-        release = session.get(ReleaseRow, row.release_id)
-        if release is None or Phase(release.phase) in TERMINAL:
-            return
-    signed = evidence.state(
-        service.signer,
-        stream,
-        f"job:{row.id}:{act or f'attempt:{row.attempt}'}",
-        "runner",
-        Kind.ATTEMPT_ERRORED,
-        Attempt(
-            problem=said.problem or "unknown",
-            detail=said.detail or "no detail was given",
-            cause=said.cause,
-            attempt=row.attempt,
-            retry_in_seconds=retry_in,
-        ),
-        subjects={"bundle": row.bundle},
-        now=at,
-    )
-    if row.release_id:
-        evidence.record(session, signed)
-    else:
-        evidence.append(session, row.project_id, signed)
 
 
 def _finish(session: Session, service: Service, row: JobRow, *, problem: str | None, at: datetime) -> None:

@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from registry import db, failures, jobs, releases, runners
+from registry import db, evidence, failures, jobs, releases, runners
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow, ReleaseRow, RunnerRow
@@ -81,6 +81,15 @@ def test_a_job_is_held_by_one_runner_until_its_lease_runs_out(service: Service, 
     assert second is not None
     assert second.fencing_token > first.fencing_token
     assert second.attempt == 2
+    assert lost(service, made) == ["runner-lost: runner r1 was not heard of for as long as its lease lasts, again in 0"]
+
+
+def lost(service: Service, job_id: UUID) -> list[str]:
+    """What a run's log says of attempts that came to nothing."""
+    with service.database.transaction() as session:
+        found = [evidence.claim_of(row.envelope)["body"] for row in evidence.read(session, f"run/{job_id}")]
+    told = [body for body in found if "problem" in body and "attempt" in body]
+    return [f"{body['problem']}: {body['detail']}, again in {body.get('retry_in_seconds')}" for body in told]
 
 
 def test_a_claim_names_what_traffic_goes_back_to_last_accepted_and_not_last_deployed(
@@ -216,6 +225,7 @@ def test_a_job_whose_runners_keep_dying_ends_after_three_claims(service: Service
         expire(service, made)
     assert claim(service, actor) is None
     assert state(service, actor, made) == (JobState.DONE, 3)
+    assert [told.rsplit(" ", 1)[-1] for told in lost(service, made)] == ["0", "0", "None"]
 
 
 def test_live_traffic_goes_before_gates(service: Service, actor: Actor) -> None:

@@ -133,7 +133,8 @@ def test_engines_of_gates_that_a_dead_runner_left_are_ended_at_the_start_and_oth
     for folder in (left, other):
         folder.mkdir(parents=True)
     code = [sys.executable, "-c", "import time; time.sleep(120)"]
-    with subprocess.Popen(code, cwd=left) as engine, subprocess.Popen(code, cwd=other) as bystander:
+    home = {**os.environ, "HOME": str(left)}
+    with subprocess.Popen(code, cwd=other, env=home) as engine, subprocess.Popen(code, cwd=left) as bystander:
         try:
             bench.start()
             until(lambda: not is_running(engine.pid), what="the end of the engine")

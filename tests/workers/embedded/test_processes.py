@@ -2,13 +2,12 @@ import json
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.support.embedded import runs, until
 from workers.embedded import processes
-from workers.launchers.process import Launched, boot_id, start_time
+from workers.launchers.process import Launched, boot_id, start_time, strays
 
 
 @pytest.fixture
@@ -95,9 +94,9 @@ def test_engines_that_outlived_the_runner_are_ended_together(tmp_path, sleeper):
 def test_an_engine_that_nobody_wrote_down_is_found_by_its_folder(tmp_path, kind):
     folder = tmp_path / kind / "0190"
     folder.mkdir(parents=True)
-    engine = subprocess.Popen(["/bin/sleep", "600"], cwd=folder, start_new_session=True)
+    engine = subprocess.Popen(["/bin/sleep", "600"], env={"HOME": str(folder)}, start_new_session=True)
     try:
-        until(lambda: Path(f"/proc/{engine.pid}/cwd").readlink() == folder)
+        until(lambda: strays(folder))
         processes.end_engines(tmp_path, lambda _: None)
         assert engine.wait(5) < 0
     finally:

@@ -124,7 +124,8 @@ def test_every_rule_has_a_range_and_a_source():
     for entry in rules.table("libraries")["rules"]:
         assert entry["source"]
     for entry in rules.table("implemented")["implemented"]:
-        assert set(entry) == {"engine", "versions", "model_types", "source"}
+        assert set(entry) - {"unverified"} == {"engine", "versions", "model_types", "source"}
+        assert entry.get("unverified", "what?")
         assert entry["source"]
         assert entry["model_types"] == sorted(set(entry["model_types"]))
 
@@ -162,6 +163,15 @@ def test_a_version_lies_in_a_range(version, specifier, expected):
         ("vllm", "0.28.0", "mpt", True),
         ("vllm", None, "mpt", False),
         ("sglang", "0.5.9", "orion", True),
+        ("sglang", "0.4.0", "deepseek_v3", False),
+        ("sglang", "0.4.1", "deepseek_v3", True),
+        ("sglang", "0.5.0", "kimi_linear", False),
+        ("sglang", "0.5.6", "kimi_linear", True),
+        ("trtllm", "0.17", "deepseek_v3", False),
+        ("trtllm", "1.0", "deepseek_v3", True),
+        ("trtllm", "1.0", "phi3", False),
+        ("tgi", "3.3.6", "deepseek_v3", True),
+        ("tgi", "2.0.0", "deepseek_v3", False),
         ("tgi", "3.3.6", "kimi_k2", False),
         ("transformers", "5.0.0", "qwen", False),
         ("external", "1", "phi3", False),

@@ -153,6 +153,10 @@ class Readiness(Wire):
     blobs: Literal["reachable", "unreachable"] = Field(
         description="Whether the blob store answers. Without it traffic can still be taken back."
     )
+    broker: Literal["reachable", "unreachable"] = Field(
+        description="Whether the broker lets the service in, as of the last ten seconds. Without it no release "
+        "goes on, and a canary's traffic goes back."
+    )
 
 
 class PublicKey(Wire):

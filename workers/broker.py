@@ -11,9 +11,8 @@ import structlog
 from celery import Celery
 from celery.signals import setup_logging
 from kombu.connection import Connection
-from kombu.exceptions import OperationalError
 
-from registry import logs
+from registry import brokers, logs
 
 CONTROL_QUEUE = "control"
 MOST_WAITING: Final = 20
@@ -21,8 +20,6 @@ MOST_WAITING: Final = 20
 RING_SECONDS: Final = 10
 """How long RabbitMQ keeps a ring that no runner takes, by its own clock. Valkey keeps it."""
 RETRY_SECONDS: Final = 2
-SILENCE_SECONDS: Final = 5
-"""Longest wait for an answer of RabbitMQ: one that stands still, as when its disk is full, holds nobody up."""
 HEARTBEAT_SECONDS: Final = 10
 """A worker misses a RabbitMQ whose host is gone after twice as long."""
 _CHATTY = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
@@ -38,16 +35,6 @@ class Line(Connection):
         """Connect, trying again and again."""
         even = {"interval_start": RETRY_SECONDS, "interval_step": 0, "interval_max": RETRY_SECONDS}
         return super().ensure_connection(*words, **even | named)  # type: ignore[no-untyped-call] # kombu's has none
-
-
-def transport_options(url: str) -> dict[str, Any]:
-    """Return what a broker's client library is told, by the scheme of its address."""
-    # Whoever rings tries a broker that is away once more, soon, and leaves it to the next sweep.
-    told: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.0, "interval_max": 0.2}
-    if url.startswith("redis"):
-        return told | {"visibility_timeout": 120}  # how long a worker is silent before another gets what it took
-    # RabbitMQ takes what is sent and may then refuse it: only a confirmation tells.
-    return told | {"confirm_publish": True, "read_timeout": SILENCE_SECONDS, "write_timeout": SILENCE_SECONDS}
 
 
 def configure(app: Celery, *, queue: str) -> None:
@@ -76,7 +63,7 @@ def configure(app: Celery, *, queue: str) -> None:
         # RabbitMQ refuses a password, or a queue that it does not let us have, by an error of the channel. A runner
         # that ended at it would take its engines along.
         broker_channel_error_retry=True,
-        broker_transport_options=transport_options(app.conf.broker_write_url),
+        broker_transport_options=brokers.transport_options(app.conf.broker_write_url),
         timezone="UTC",
     )
     setup_logging.connect(_set_up_logging)
@@ -86,7 +73,7 @@ def waiting(app: Celery, queue: str) -> int:
     """Return how many messages wait in a queue, which is made where it is missing: RabbitMQ drops what is sent to none.
 
     Raises:
-        one of `errors_of`: the broker is away or refuses.
+        one of `brokers.errors_of`: the broker is away or refuses.
     """
     with app.connection_or_acquire() as connection:
         is_old = connection.connected
@@ -102,12 +89,6 @@ def waiting(app: Celery, queue: str) -> int:
                 is_old = False  # the broker may have been started again since
 
 
-def errors_of(app: Celery) -> tuple[type[Exception], ...]:
-    """Return what a broker's client library raises when the broker is away or refuses."""
-    line = app.connection_for_write()  # connects when it is used, which it is not
-    return (OperationalError, *line.connection_errors, *line.channel_errors)
-
-
 def ring(app: Celery, task: str, *, queue: str) -> bool:
     """Say that there is work, unless enough messages say so already. A broker that is away loses it.
 
@@ -121,7 +102,7 @@ def ring(app: Celery, task: str, *, queue: str) -> bool:
         app.send_task(
             task, queue=queue, expiration=RING_SECONDS, retry=True, retry_policy={"max_retries": 1, "interval_start": 0}
         )
-    except errors_of(app) as error:
+    except brokers.errors_of(app.connection_for_write()) as error:  # it connects when it is used, which it is not
         log.warning("ring_lost", queue=queue, error=type(error).__name__)
         return False
     return True

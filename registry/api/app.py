@@ -32,6 +32,7 @@ from registry.api.bodies import Bodies
 from registry.api.index import Index
 from registry.api.middleware import BodyLimit, Edge
 from registry.api.rates import Rates
+from registry.brokers import Look
 from registry.service import Service
 from registry.web import pages
 from schemas import VERSION
@@ -91,6 +92,7 @@ def create_app(service: Service, *, board: metrics.Board | None = None, place: i
     app.state.rates = Rates(service.settings.requests_per_second, service.settings.requests_burst)
     app.state.bodies = Bodies(service.settings.body_places)
     app.state.requests = metrics.Requests((route.path for route in _routes(ROUTERS)), board or metrics.Board(), place)
+    app.state.broker = Look(service.settings.broker_url.get_secret_value())
     app.state.bell = Bell(service.database.engine.url)
     app.state.lookers = anyio.CapacityLimiter(events.LOOKERS)
     app.add_middleware(BodyLimit)

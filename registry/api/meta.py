@@ -11,6 +11,8 @@ from sqlalchemy.exc import ProgrammingError
 from registry.api.deps import ActorDep, ServiceDep
 from registry.api.problems import declare, declare_open
 from registry.api.routes import Route
+from registry.brokers import Look
+from registry.service import Service
 from registry.web.rendering import render
 from registry.web.visitors import perhaps
 from schemas import VERSION
@@ -37,20 +39,29 @@ def get_health() -> Health:
 
 
 @router.get("/readyz", operation_id="getReadiness", responses=declare_open(), openapi_extra=OPEN)
-def get_readiness(service: ServiceDep) -> Readiness:
-    """Tell that the service can work: its database answers and is migrated. Says whether the blob store answers."""
+def get_readiness(service: ServiceDep, request: Request) -> Readiness:
+    """Tell that the service can work: its database answers and is migrated. Says what else answers."""
     # By a look, without a place: requests that wait for each other do not make a process unready.
     try:
         with service.database.look() as connection:
             connection.execute(text("SELECT 1 FROM entries LIMIT 1"))
     except ProgrammingError:
         raise Unavailable("the database is not migrated: run `python -m migrations upgrade head`") from None
+    broker: Look = request.app.state.broker
+    return Readiness(
+        status="ready",
+        blobs="reachable" if _has_blobs(service) else "unreachable",
+        broker="reachable" if broker.is_reachable() else "unreachable",
+    )
+
+
+def _has_blobs(service: Service) -> bool:
     try:
         service.blobs.check()
     except Unavailable as problem:
         log.warning("blob_store_unavailable", error=str(problem))
-        return Readiness(status="ready", blobs="unreachable")
-    return Readiness(status="ready", blobs="reachable")
+        return False
+    return True
 
 
 @router.get("/v1/me", operation_id="getIdentity", responses=declare())

@@ -13,6 +13,8 @@ from celery import Celery
 from sqlalchemy import select
 from structlog.testing import capture_logs
 
+from registry import brokers
+from registry.brokers import Look
 from registry.service import Service
 from registry.tables import JobRow
 from schemas.api import ReleaseCreate, TargetCreate
@@ -22,7 +24,6 @@ from tests.support.broker import free_port
 from tests.support.ground import assert_once
 from tests.support.rabbit import Rabbit
 from tests.support.runners import CLASS, QUICK_GATES, Bench, bench, until
-from workers import broker
 from workers.broker import CONTROL_QUEUE, MOST_WAITING, RING_SECONDS, configure, ring, waiting
 from workers.clock import SCHEDULE, Scheduler
 
@@ -89,7 +90,7 @@ def test_a_ring_ends_by_the_brokers_clock_alone_and_rings_do_not_pile_up(app: Ce
 def test_a_broker_that_is_away_refuses_us_or_stands_still_costs_a_ring_and_no_secret(
     server: Rabbit, app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker, "SILENCE_SECONDS", 1)
+    monkeypatch.setattr(brokers, "SILENCE_SECONDS", 1)
     addresses = {
         "nobody there": f"amqp://gate:{server.password}@127.0.0.1:{free_port()}//",
         "another password": f"amqp://gate:{server.password[::-1]}@127.0.0.1:{server.port}//",
@@ -97,18 +98,22 @@ def test_a_broker_that_is_away_refuses_us_or_stands_still_costs_a_ring_and_no_se
     }
     with capture_logs() as said:
         for address in addresses.values():
+            assert not Look(address).is_reachable()
             with application(address) as lost:
                 assert not ring(lost, RING, queue=RUNNERS)
         with application(server.url) as held:
             assert ring(held, RING, queue=RUNNERS)
             assert not ring(held, RING, queue="another")  # the account may not have it
+            assert Look(server.url).is_reachable()
             server.freeze()
             try:
+                assert not Look(server.url).is_reachable()
                 assert not ring(held, RING, queue=RUNNERS)
             finally:
                 server.thaw()
             assert waiting(held, RUNNERS) == 1
-    assert [one["event"] for one in said] == ["ring_lost"] * (len(addresses) + 2)
+    events = [one["event"] for one in said]
+    assert events == ["broker_unreachable", "ring_lost"] * 3 + ["ring_lost", "broker_unreachable", "ring_lost"]
     text = json.dumps(said)
     assert server.password not in text
     assert server.password[::-1] not in text

@@ -6,6 +6,8 @@ import pytest
 from celery import Celery
 from structlog.testing import capture_logs
 
+from registry import brokers
+from registry.brokers import Look
 from tests.support.broker import broker
 from workers.broker import CONTROL_QUEUE, MOST_WAITING, configure, ring, waiting
 from workers.clock import SCHEDULE, Scheduler
@@ -54,6 +56,17 @@ def test_while_nobody_takes_them_a_few_messages_wait_and_no_more(app):
     assert waiting(app, CONTROL_QUEUE) == MOST_WAITING - 1
     scheduler.apply_entry(scheduler.schedule["sweep"])
     assert waiting(app, CONTROL_QUEUE) == MOST_WAITING
+
+
+def test_a_look_at_the_broker_is_believed_for_a_while(tmp_path, monkeypatch):
+    with broker(tmp_path) as url:
+        look = Look(url)
+        assert look.is_reachable()
+    with capture_logs() as said:
+        assert look.is_reachable()
+        monkeypatch.setattr(brokers, "KNOWN_SECONDS", 0.0)
+        assert not look.is_reachable()
+    assert [one["event"] for one in said] == ["broker_unreachable"]
 
 
 def test_a_broker_that_is_away_is_told_in_a_line_and_asked_again():

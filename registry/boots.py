@@ -73,4 +73,6 @@ def _boot(job: JobRow, entry: EntryRow, body: EngineBooted, gates_ms: int) -> Bo
         warming_ms=body.warming_ms,
         ready_ms=body.ready_ms,
         gates_ms=gates_ms or None,
+        compared=body.compared,
+        findings=body.findings or [],
     )

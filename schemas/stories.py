@@ -36,6 +36,9 @@ def _booted(body: Body) -> str:
         told.append(f"warm {body['warming_ms']} ms")
     if body.get("page_cache_percent") is not None:
         told.append(f"{body['page_cache_percent']} % of the weights were in memory")
+    codes = sorted({one["code"] for one in body.get("findings") or []})
+    if codes:
+        told.append(f"warns of {', '.join(codes)}")
     took = f": {', '.join(told)}" if told else ""
     return f"{engine['name']} {engine['version']} ready in {body['ready_ms']} ms on {body['runner']}{took}"
 

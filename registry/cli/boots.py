@@ -4,18 +4,19 @@ from collections.abc import Sequence
 
 from registry.cli.output import Output
 from schemas.boots import Boot
+from schemas.runner import Agreement
 
 MOST = 10
 """Boots that are printed; `--json` has them all."""
 
 
 def show_boots(out: Output, boots: Sequence[Boot]) -> None:
-    """Print what the newest boots of a bundle took, cold and warm told apart."""
+    """Print what the newest boots of a bundle took, cold and warm told apart, and how they agree with it."""
     if not boots:
         return
     out.say("")
     out.table(
-        ["BOOT", "COLD", "IN MEMORY", "STAGE", "LOAD", "COMPILE", "WARM", "READY", "GATES", "RUNNER", "AT"],
+        ["BOOT", "COLD", "IN MEMORY", "STAGE", "LOAD", "COMPILE", "WARM", "READY", "GATES", "IDENTITY", "RUNNER", "AT"],
         (
             [
                 one.kind,
@@ -27,6 +28,7 @@ def show_boots(out: Output, boots: Sequence[Boot]) -> None:
                 _took(one.warming_ms),
                 _took(one.ready_ms),
                 _took(one.gates_ms),
+                one.agreement,
                 one.runner,
                 f"{one.booted_at:%Y-%m-%d %H:%M:%S}Z",
             ]
@@ -34,6 +36,12 @@ def show_boots(out: Output, boots: Sequence[Boot]) -> None:
         ),
         spare=("AT", "RUNNER", "IN MEMORY"),
     )
+    newest = boots[0]
+    silent = [one.item for one in newest.compared or () if one.outcome is Agreement.NOT_REPORTED]
+    if silent:
+        out.say(f"the newest does not say of itself: {', '.join(silent)}")
+    for one in newest.findings:
+        out.say(f"{one.severity} {one.code}: {one.message}")
 
 
 def _took(duration_ms: int | None) -> str:

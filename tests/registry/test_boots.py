@@ -4,10 +4,11 @@ from uuid import UUID
 
 import httpx
 
+from gates.gate import finding
 from registry import db, jobs
 from schemas.api import Complete
 from schemas.failures import FAILURES, Cause
-from schemas.result import Verdict
+from schemas.result import Severity, Verdict
 from schemas.runner import JobKind, Report
 from tests.support.scene import BOOTED, Scene
 
@@ -79,6 +80,40 @@ def test_what_each_boot_took_is_told_newest_first_with_cold_and_warm_apart(scene
     assert len(client.get(f"/v1/bundles/{digest[7:19]}/boots").json()["items"]) == 3
 
 
+def row(item: str, outcome: str, **values: str) -> dict[str, str]:
+    return {"item": item, "outcome": outcome, **values}
+
+
+def test_how_a_boot_agrees_with_its_bundle_is_told_by_every_way_to_look_at_it(scene: Scene) -> None:
+    digest = scene.bundle.digest
+    rows = [
+        row("version", "equal", expected="1", found="1", expected_by="engine.version", found_by="GET /version"),
+        row(
+            "slots", "differs", expected="4", found="2 <b>", expected_by="runtime.max_sequences", found_by="GET /props"
+        ),
+        row("tokenizer", "not_reported"),
+    ]
+    warning = {
+        "code": "slots-differ", "severity": "warn", "message": "The engine takes 2 <b>, and the bundle says 4.",
+        "found": "2 <b>", "expected": "4",
+    }  # fmt: skip
+    for more in ({}, {"compared": rows, "findings": [warning]}):
+        scene.command.ok("gate", "run", digest, "-p", scene.policy.digest)
+        kind, body = booted()
+        play(scene, (kind, body | more), gate=False)
+    newest, oldest = scene.command.ok("bundle", "show", digest, "--json").json["boots"]
+    assert (oldest["compared"], oldest["findings"]) == (None, [])
+    assert [one["item"] for one in newest["compared"]] == ["version", "slots", "tokenizer"]
+    assert newest["findings"][0]["code"] == "slots-differ"
+    said = scene.command.ok("bundle", "show", digest).out
+    agreed = "1 equal, 1 differ, 1 not reported, 1 warning"
+    for expected in (agreed, "does not say of itself: tokenizer", "warn slots-differ: The engine takes 2"):
+        assert expected in said
+    shown = page(scene, f"/bundles/{digest}")
+    for expected in (agreed, "The engine takes 2 &lt;b&gt;, and the bundle says 4.", "runtime.max_sequences"):
+        assert expected in shown
+
+
 def test_a_failed_replica_is_shown_with_its_class_what_that_means_and_its_last_lines(scene: Scene) -> None:
     digest = scene.bundle.digest
     scene.command.ok("gate", "run", digest, "-p", scene.policy.digest)
@@ -107,9 +142,16 @@ def test_a_failed_replica_is_shown_with_its_class_what_that_means_and_its_last_l
             now=db.now(session),
         )
     with_release = ("replica_changed", FAILED)
-    play(scene, ("staged", {"files": 1, "size": 10, "duration_ms": 1}), booted(), with_release, gate=False)
+    ready = booted(findings=[finding("slots-differ", "2 at once.", severity=Severity.WARN)])
+    play(scene, ("staged", {"files": 1, "size": 10, "duration_ms": 1}), ready, with_release, gate=False)
     said = scene.command.ok("release", "show", release).out
-    for expected in ("replica failed: out_of_memory", "ready in 1500 ms", "load 1200 ms", "| std::bad_alloc <b>"):
+    for expected in (
+        "replica failed: out_of_memory",
+        "ready in 1500 ms",
+        "load 1200 ms",
+        "warns of slots-differ",
+        "| std::bad_alloc <b>",
+    ):
         assert expected in said
     log = scene.command.ok("release", "show", release, "--json").json["log"]
     (entry,) = [one for one in log if one["kind"] == "replica_changed"]

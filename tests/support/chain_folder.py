@@ -175,6 +175,12 @@ def write_chain_folder(
     return _write(directory, tensors, template=template, context_length=context_length, generation=generation or {})
 
 
+def write_bias_folder(directory: Path, ranking: Mapping[int, float], *, context_length: int = 2048) -> Path:
+    """Write BIAS: the same ranking of next tokens, in logits of about three digits, after every token."""
+    tensors = chain.tensors(*chain.bias_matrices(ranking))
+    return _write(directory, tensors, template=TEMPLATE, context_length=context_length, generation={})
+
+
 def describe_folder(
     directory: Path, *, environment: str, arguments: list[str] | None = None, **changes: object
 ) -> Bundle:

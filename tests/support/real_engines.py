@@ -1,7 +1,7 @@
-"""Boots CHAIN on every engine that runs here for real, through its driver, the launcher and a replica."""
+"""Boots CHAIN and BIAS on every engine that runs here for real, through its driver, the launcher and a replica."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from gates.dialects.table import dialect_of
 from gates.endpoint import Endpoint
 from schemas.bundle import Bundle
 from tests.support import chain
-from tests.support.chain_folder import describe_folder, write_chain_folder
+from tests.support.chain_folder import describe_folder, write_bias_folder, write_chain_folder
 from workers.engines.table import DRIVERS
 from workers.launchers.base import Order
 from workers.launchers.process import ProcessLauncher
@@ -56,12 +56,23 @@ def chain_bundle(engine: str, root: Path) -> Bundle:
     return describe_folder(root, environment=environment, runtime=_RUNTIME, serving=_SERVING)
 
 
+def bias_bundle(engine: str, root: Path, ranking: Mapping[int, float]) -> Bundle:
+    """Write BIAS for an engine."""
+    environment, runtime = DRIVERS[engine].identity().digest, {"context_tokens": 2048, "max_sequences": SLOTS}
+    if engine == "llamacpp":
+        root.mkdir(parents=True)
+        chain.write_bias(root / "model.gguf", ranking)
+        return chain.describe(root, environment=environment, runtime=runtime, serving=_SERVING)
+    write_bias_folder(root, ranking)
+    return describe_folder(root, environment=environment, runtime=runtime, serving=_SERVING)
+
+
 @contextmanager
-def booted(bundle: Bundle, root: Path, workdir: Path) -> Iterator[Booted]:
+def booted(bundle: Bundle, root: Path, workdir: Path, *, drain_seconds: float = DRAIN_SECONDS) -> Iterator[Booted]:
     """Yield an engine when it has answered, and end it afterwards if it still runs."""
     launcher = ProcessLauncher()
     order = Order(bundle, root)
-    launch = launcher.place(order, workdir, drain_seconds=DRAIN_SECONDS, parent_pid=os.getpid())
+    launch = launcher.place(order, workdir, drain_seconds=drain_seconds, parent_pid=os.getpid())
     replica = Replica(bundle, launch, workdir=workdir, launcher=launcher)
     try:
         replica.start()

@@ -44,6 +44,8 @@ _CLASSIFIED_LINES = 400
 _CLASSIFIED_LINES_ONCE_READY = 60
 """What a request made the engine write long ago is not why it died."""
 _PROGRESS_SECONDS = 0.5
+_FETCHED_SECONDS = 2.0
+"""The same where the log has to be fetched."""
 
 NEXT: dict[ReplicaState, frozenset[ReplicaState]] = {
     ReplicaState.STAGED: frozenset({ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.STOPPED}),
@@ -305,7 +307,7 @@ class Replica:
         told = 0.0
         while not condition():
             self.fail_when_ended()
-            if time.monotonic() - told >= _PROGRESS_SECONDS:
+            if time.monotonic() - told >= (_FETCHED_SECONDS if self._launcher.runs_images else _PROGRESS_SECONDS):
                 told = time.monotonic()
                 self._tell_progress()
             if not is_wanted():
@@ -317,6 +319,8 @@ class Replica:
         self._tell_progress()
 
     def _tell_progress(self) -> None:
+        if self.launched is not None and (self.driver.progress_patterns or self.driver.compile_pattern):
+            self._launcher.keep(self.launched, self.log_path)
         if (percent := self._load.percent()) is not None:
             self._on_progress(f"loading: {percent} %")
 

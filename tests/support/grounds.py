@@ -43,6 +43,9 @@ class Ground(Protocol):
     def lose_answer(self) -> None:
         """Let the next order be carried out, and its answer be lost."""
 
+    def write(self, text: str) -> None:
+        """Let engines of any image be started, and write this instead of running."""
+
     def left(self) -> list[str]:
         """Return the names of what is there."""
 
@@ -75,6 +78,10 @@ class ContainerGround:
     def lose_answer(self) -> None:
         """Let the next order be carried out, and its answer be lost."""
         self.engine.set(dies="run")
+
+    def write(self, text: str) -> None:
+        """Let engines of any image be started, and write this instead of running."""
+        self.engine.set(images=[], programs={}, log=text)
 
     def left(self) -> list[str]:
         """Return the names of what is there."""
@@ -109,6 +116,10 @@ class KubeGround:
     def lose_answer(self) -> None:
         """Let the next order be carried out, and its answer be lost, however often it is repeated."""
         self.kube.answers_lost = 3
+
+    def write(self, text: str) -> None:
+        """Let engines of any image be started, and write this instead of running."""
+        self.kube.node, self.kube.log = None, text
 
     def left(self) -> list[str]:
         """Return the names of what is there."""

@@ -14,6 +14,8 @@ from schemas.bundle import Bundle
 from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 
+USER = "engine"
+"""What engines of images are told that their user is called: its number has no name in most images."""
 NO_ACCELERATOR = "void"
 """What NVIDIA's runtime for containers reads as none at all, neither devices nor the driver's libraries."""
 
@@ -148,6 +150,9 @@ class Launcher(Protocol):
 
     def logs(self, launched: Launched | None, log_path: Path, lines: int) -> list[str]:
         """Return the last lines that the engine wrote, without control characters; also after its end."""
+
+    def keep(self, launched: Launched, log_path: Path) -> None:
+        """Bring what the engine wrote so far into its file, where it does not write there itself."""
 
     def stop(self, launched: Launched, *, grace_seconds: float) -> ProcessState:
         """Ask it to end, and end it with all that it started after `grace_seconds`. Repeating is harmless."""

@@ -169,6 +169,14 @@ class ContainerLauncher:
                 return cleaned(done.stdout, lines)
         return tail(log_path, lines)
 
+    def keep(self, launched: Launched, log_path: Path) -> None:
+        """Bring what a container wrote so far into a file."""
+        try:
+            if launched.handle is not None:
+                self._write_logs(launched.handle, log_path)
+        except EngineUnreachable:
+            return
+
     def stop(self, launched: Launched, *, grace_seconds: float) -> ProcessState:
         """Ask a container to end, kill it after `grace_seconds`, keep what it wrote, and remove it."""
         handle = launched.handle
@@ -292,8 +300,10 @@ class ContainerLauncher:
     def _keep_logs(self, handle: str) -> None:
         with self._lock:
             log_path = self._logs.pop(handle, None)
-        if log_path is None or not log_path.parent.is_dir():
-            return
+        if log_path is not None and log_path.parent.is_dir():
+            self._write_logs(handle, log_path)
+
+    def _write_logs(self, handle: str, log_path: Path) -> None:
         done = self._ask(["logs", f"--tail={KEPT_LINES}", handle], merged=True)
         if done.returncode == 0:
             log_path.write_text(done.stdout[-LOG_CAP_BYTES:], encoding="utf-8")

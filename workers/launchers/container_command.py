@@ -14,7 +14,7 @@ from typing import Literal
 from schemas.bundle import Bundle
 from workers.engines.base import Command
 from workers.launchers import passage, passages
-from workers.launchers.base import NO_ACCELERATOR, Limits, Order
+from workers.launchers.base import NO_ACCELERATOR, USER, Limits, Order
 
 ROOT = Path("/bundle")
 """Where the bundle's files are inside."""
@@ -160,7 +160,7 @@ def _network(containers: Containers, workdir: Path) -> list[str]:
 
 
 def _variables(variables: Mapping[str, str], visible: str) -> list[str]:
-    own = {"HOME": HOME, "TMPDIR": HOME, "LANG": "C.UTF-8", "NVIDIA_VISIBLE_DEVICES": visible}
+    own = {"HOME": HOME, "TMPDIR": HOME, "LANG": "C.UTF-8", "USER": USER, "NVIDIA_VISIBLE_DEVICES": visible}
     return [f"--env={key}={value}" for key, value in {**variables, **own}.items()]
 
 

@@ -13,6 +13,7 @@ from gates.dialects.table import dialect_of
 from schemas.bundle import Bundle, Hardware
 from workers.engines.base import Command
 from workers.engines.nodes import spanning
+from workers.launchers import base
 from workers.launchers.base import NO_ACCELERATOR, LaunchFailed, Limits, Order
 
 ROOT = "/bundle"
@@ -188,7 +189,8 @@ def _container(pods: Pods, argv: list[str], command: Command, order: Order, *, l
     image = order.bundle.engine.image
     if image is None:
         raise LaunchFailed("the bundle names an environment of a machine, and a cluster runs images")
-    variables = {**command.variables, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - a volume of its own
+    own = {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": base.USER}  # noqa: S108 - a volume of its own
+    variables = {**command.variables, **own}
     if order.bundle.hardware.count == 0:
         # Where NVIDIA's runtime is a node's default, an image that asks for all accelerators would get them.
         variables["NVIDIA_VISIBLE_DEVICES"] = NO_ACCELERATOR

@@ -253,6 +253,15 @@ class KubernetesLauncher:
         except ClusterUnreachable:
             return tail(log_path, lines)
 
+    def keep(self, launched: Launched, log_path: Path) -> None:
+        """Bring what the pod that answers wrote so far into a file."""
+        place = _Handle.read(launched.handle)
+        try:
+            if place is not None:
+                self._write_logs(place, log_path)
+        except ClusterUnreachable:
+            return
+
     def stop(self, launched: Launched, *, grace_seconds: float) -> ProcessState:
         """Delete a replica if it is still that object, with so long to drain, and wait until it is gone."""
         place = _Handle.read(launched.handle)
@@ -354,8 +363,10 @@ class KubernetesLauncher:
     def _keep_logs(self, place: _Handle) -> None:
         with self._lock:
             log_path = self._logs.pop(str(place), None)
-        if log_path is None or not log_path.parent.is_dir():
-            return
+        if log_path is not None and log_path.parent.is_dir():
+            self._write_logs(place, log_path)
+
+    def _write_logs(self, place: _Handle, log_path: Path) -> None:
         lines = self._client.logs(place.pod_path, container=CONTAINER, lines=KEPT_LINES)
         log_path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 

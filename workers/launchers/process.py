@@ -237,6 +237,9 @@ class ProcessLauncher:
         """Return the last lines of its log."""
         return tail(log_path, lines)
 
+    def keep(self, _launched: Launched, _log_path: Path) -> None:
+        """Do nothing: the engine writes to its file itself."""
+
     def strays(self, workdir: Path) -> list[Launched]:
         """Find what was started for a replica's folder and runs."""
         return strays(workdir)

@@ -12,11 +12,12 @@ from gates.endpoint import Endpoint
 from schemas.problems import EngineFailed
 from schemas.runner import ReplicaState
 from tests.support import chain
+from tests.support.folder_bundles import bundle as folder_bundle
 from tests.support.grounds import IMAGE, chain_in_image, container_ground, kube_ground
 from tests.support.scripted_kube import ScriptedKube
 from workers.launchers.base import Order
 from workers.launchers.process import Condition
-from workers.serving import Replica
+from workers.serving import NotWanted, Replica
 
 S = ReplicaState
 JOB = "0197a1b2-0000-7000-8000-000000000001"
@@ -190,6 +191,23 @@ def test_an_order_whose_answer_is_lost_leaves_no_engine(life, ground):
     assert problem.members["cause"] == "not_started"
     assert one.states == [S.FAILED]
     assert ground.left() == []
+
+
+@pytest.mark.parametrize("ground", ["docker", "kubernetes"], indirect=True)
+def test_how_far_an_engine_has_loaded_is_told_as_its_log_tells_it(ground, tmp_path):
+    bundle = folder_bundle("sglang", hardware={"accelerator": "cpu", "count": 0})
+    order = Order(bundle, tmp_path / "data" / "staged", job=JOB, fencing_token=7)
+    launcher, workdir, told = ground.launcher(), tmp_path / "data" / "engines" / JOB, []
+    launch = launcher.place(order, workdir, drain_seconds=1.0, parent_pid=1)
+    replica = Replica(bundle, launch, workdir=workdir, launcher=launcher, order=order, on_progress=told.append)
+    ground.write(
+        "Loading safetensors checkpoint shards:  40% Completed | 2/5\rLoading safetensors checkpoint shards:  60%\n"
+    )
+    replica.start()
+    with pytest.raises(NotWanted):
+        replica.wait_ready(BOOT_SECONDS, is_wanted=lambda: not told)
+    replica.stop(grace_seconds=0.0)
+    assert told == ["loading: 60 %"]
 
 
 @pytest.mark.parametrize("ground", ["kubernetes"], indirect=True)

@@ -137,7 +137,7 @@ class Program:
             outside[told["target"]] = told["source"]
 
         def seen_outside(word: str) -> str:
-            for inside, place in outside.items():
+            for inside, place in sorted(outside.items(), reverse=True):
                 if word == inside or word.startswith(f"{inside}/"):
                     return place + word[len(inside) :]
             return port if word == INSIDE_PORT else words.get(word, word)

@@ -20,6 +20,8 @@ from workers.launchers.kube_objects import Pods
 from workers.launchers.kubernetes import KubernetesLauncher
 
 IMAGE = "registry.example/engines/llamacpp@sha256:" + "a" * 64
+STAGED = "staged/chain"
+"""Where the bundle of a test is in the data folder; inside, it is at the same path, which an engine tells."""
 # In the image, this distribution is installed; here it is where this file is.
 _MODULE = (
     f"import runpy, sys; sys.path.insert(0, {str(Path(llamacpp_server.__file__).parents[2])!r});"
@@ -135,7 +137,8 @@ def container_ground(folder: Path, data: Path, program: str, **changes: Any) -> 
     folder.mkdir(parents=True)
     engine = ScriptedContainers(folder, program)
     engine.set(images=[IMAGE], programs={IMAGE: WORDS})
-    return ContainerGround(engine, Containers(runner="r1", folder=data, user="1000:1000", **changes))
+    made = Containers(runner="r1", folder=data, user="1000:1000", root=data / STAGED, **changes)
+    return ContainerGround(engine, made)
 
 
 def kube_ground(kube: ScriptedKube, folder: Path, data: Path) -> KubeGround:
@@ -143,7 +146,8 @@ def kube_ground(kube: ScriptedKube, folder: Path, data: Path) -> KubeGround:
     node = Kubelet(kube, folder, claims={"engines": data}, images={IMAGE: WORDS})
     (data / "token").write_text(TOKEN, encoding="ascii")
     client = KubeClient(Cluster(kube.url, "engines", data / "token"))
-    return KubeGround(kube, node, client, Pods(runner="r1", data=str(data), claim="engines", port=free_port()))
+    pods = Pods(runner="r1", data=str(data), claim="engines", port=free_port(), root=str(data / STAGED))
+    return KubeGround(kube, node, client, pods)
 
 
 def chain_in_image(root: Path, **faults: Any) -> Bundle:

@@ -68,7 +68,7 @@ class Kubelet:
             env[one["name"]] = expanded(one["value"], env)
 
         def seen_outside(word: str) -> str:
-            for inside, place in outside.items():
+            for inside, place in sorted(outside.items(), reverse=True):
                 if word == inside or word.startswith(f"{inside}/"):
                     return place + word[len(inside) :]
             return address if word == "0.0.0.0" else words.get(word, word)

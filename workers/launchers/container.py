@@ -15,7 +15,7 @@ from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 from workers.launchers import container_command
 from workers.launchers.base import Condition, Launched, LaunchFailed, Order, ProcessState
-from workers.launchers.container_command import ALONE, HOME, LABEL, PORT, ROOT, Containers
+from workers.launchers.container_command import ALONE, HOME, LABEL, PORT, Containers
 from workers.launchers.logs import LOG_CAP_BYTES, cleaned, tail
 from workers.launchers.passages import Passages
 from workers.launchers.proc import boot_id
@@ -65,7 +65,7 @@ class ContainerLauncher:
         with self._lock:
             (self._tied.discard if parent_pid is None else self._tied.add)(workdir)
         return Launch(
-            root=ROOT,
+            root=self._containers.root,
             port_file=Path(HOME) / "port.json",
             host="127.0.0.1" if self._is_alone else "0.0.0.0",  # noqa: S104 - inside, where only what is published is reached
             port=PORT,

@@ -39,7 +39,7 @@ class Containers:
 
     `user` is UID:GID inside. `seccomp` is a profile's file; without one the container engine's own applies, never
     none. `network` names a network on which the port is published; `none` is none at all, and then the image has a
-    `python3` that passes on what comes through a socket.
+    `python3` that passes on what comes through a socket. `root` is where the bundle's files are inside.
     """
 
     runner: str
@@ -50,6 +50,7 @@ class Containers:
     seccomp: Path | None = None
     network: str = ALONE
     pulls: bool = True
+    root: Path = ROOT
 
 
 def name(order: Order, workdir: Path) -> str:
@@ -89,7 +90,7 @@ def run(containers: Containers, command: Command, order: Order, workdir: Path) -
         *_resources(containers, order.bundle),
         *_devices(containers, order),
         *_network(containers, workdir),
-        f"--mount=type=bind,source={order.files.absolute()},target={ROOT},readonly",
+        f"--mount=type=bind,source={order.files.absolute()},target={containers.root},readonly",
         f"--stop-timeout={STOP_SECONDS}",
         *_variables(command.variables, _visible(containers, order)),
         f"--entrypoint={program}",

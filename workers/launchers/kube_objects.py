@@ -36,7 +36,8 @@ class Pods:
 
     `claim` is the PersistentVolumeClaim that holds the runner's data folder, readable from every node. `owner` is the
     object with which everything goes that is made for gates; `pull_secret` and `account` are names in the namespace.
-    `port` is the one that engines listen on, each at an address of its own. `is_closed` says that a NetworkPolicy lets
+    `port` is the one that engines listen on, each at an address of its own, and `root` is where they find the bundle's
+    files. `is_closed` says that a NetworkPolicy lets
     nothing out.
     """
 
@@ -48,6 +49,7 @@ class Pods:
     pull_secret: str | None = None
     account: str | None = None
     port: int = PORT
+    root: str = ROOT
     is_closed: bool = True
 
 
@@ -208,7 +210,7 @@ def _container(pods: Pods, argv: list[str], command: Command, order: Order, *, l
             "readOnlyRootFilesystem": True,
         },
         "volumeMounts": [
-            {"name": "bundle", "mountPath": ROOT, "subPath": _below(pods, order), "readOnly": True},
+            {"name": "bundle", "mountPath": pods.root, "subPath": _below(pods, order), "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - as above
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where ranks exchange tensors
         ],

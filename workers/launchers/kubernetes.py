@@ -20,7 +20,6 @@ from workers.launchers.kube_objects import (
     BASES,
     CONTAINER,
     GROUP,
-    ROOT,
     Pods,
     build,
     label,
@@ -113,7 +112,7 @@ class KubernetesLauncher:
         with self._lock:
             (self._live.discard if parent_pid is not None else self._live.add)(workdir)
         return Launch(
-            root=Path(ROOT),
+            root=Path(self._pods.root),
             port_file=Path("/tmp/port.json"),  # noqa: S108 - inside
             host="0.0.0.0",  # noqa: S104 - inside
             port=self._pods.port,

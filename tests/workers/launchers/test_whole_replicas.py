@@ -13,7 +13,7 @@ from schemas.problems import EngineFailed
 from schemas.runner import ReplicaState
 from tests.support import chain
 from tests.support.folder_bundles import bundle as folder_bundle
-from tests.support.grounds import IMAGE, chain_in_image, container_ground, kube_ground
+from tests.support.grounds import IMAGE, STAGED, chain_in_image, container_ground, kube_ground
 from tests.support.scripted_kube import ScriptedKube
 from workers.launchers.base import Order
 from workers.launchers.process import Condition
@@ -46,7 +46,7 @@ class Life:
     """One replica of CHAIN, with what it reported."""
 
     def __init__(self, ground, data, **faults):
-        self.root = data / "staged" / "chain"
+        self.root = data / STAGED
         self.workdir = data / "engines" / JOB
         self.bundle = chain_in_image(self.root, **faults)
         self.ground, self.transitions = ground, []

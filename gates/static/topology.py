@@ -190,20 +190,31 @@ class _Part:
 
 
 def _divided(c: Composition, shape: Shape) -> Iterator[_Part]:
-    """Yield what row-parallel layers divide, but attention."""
+    """Yield what row-parallel layers divide, but attention.
+
+    Source: SGLang's `--moe-dense-tp-size`, for the dense layers of a model with experts; with an all-to-all of tokens
+    (`--moe-a2a-backend`) experts are spread, and the shared ones whole on each device.
+    """
     sparse, count, degree = moe_layers(shape), shape.layers or 1, c.declared.degree("tensor")
+    arguments = c.declared.arguments
+    sends = arguments.get("--moe-a2a-backend") not in (None, "none") or arguments.has("--enable-deepep-moe")
+    inner_degree = (arguments.number("--moe-dense-tp-size") or degree) if shape.experts else degree
     layers = tuple(range(min(count, MOST["layers"])))
     dense = tuple(layer for layer in layers if not shape.experts or layer not in sparse)
     if shape.intermediate and (dense or not sparse):
         paths = ("mlp.down_proj", "feed_forward.down_proj", "mlp.fc2", "feed_forward.w2")
-        yield _Part("intermediate_size", "the MLP's inner size", shape.intermediate, paths, dense or layers, degree)
-    spread = c.declared.degree("expert") > 1 or c.declared.arguments.has("--enable-expert-parallel", "--enable-ep-moe")
+        yield _Part(
+            "intermediate_size", "the MLP's inner size", shape.intermediate, paths, dense or layers, inner_degree
+        )
+    spread = sends or c.declared.degree("expert") > 1 or arguments.has("--enable-expert-parallel", "--enable-ep-moe")
     moe = tuple(layer for layer in layers if layer in sparse) or layers
     if shape.experts and shape.moe_intermediate and not spread:
         key = "intermediate_size" if "moe_intermediate_size" not in shape.text else "moe_intermediate_size"
         inner = ("mlp.experts.0.down_proj", "block_sparse_moe.experts.0.w2", "feed_forward.experts.down_proj")
         yield _Part(key, "an expert's inner size", shape.moe_intermediate, inner, moe, degree)
     shared = ("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj", "feed_forward.shared_expert.down_proj")
+    if sends:
+        return
     if shape.shared_intermediate:
         key = "shared_expert_intermediate_size"
         yield _Part(key, "the shared expert's inner size", shape.shared_intermediate, shared, moe, degree)

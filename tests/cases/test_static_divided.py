@@ -226,3 +226,40 @@ def test_c070_the_file_that_an_engine_takes_by_itself_decides_too(
     assert alarms(found) <= {"config-sources-disagree", "duplicate-weight-sets"}
     if is_fault:
         assert only(found, "config-sources-disagree").found["effective"] == 32768
+
+
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "quantization_config": FP8,
+}
+SPREAD = ["--tp-size", "32", "--dp-size", "32", "--enable-dp-attention"]
+
+
+@pytest.mark.parametrize(
+    ("words", "cut"),
+    [
+        ([*SPREAD, "--moe-a2a-backend", "deepep", "--moe-dense-tp-size", "1"], set()),
+        ([*SPREAD, "--moe-a2a-backend", "deepep"], {"intermediate_size"}),
+        ([*SPREAD, "--moe-dense-tp-size", "1", "--ep-size", "32"], {"n_shared_experts"}),
+        ([*SPREAD, "--moe-dense-tp-size", "1"], {"moe_intermediate_size", "n_shared_experts"}),
+    ],
+)
+def test_c054_layers_that_no_device_shares_are_cut_by_nothing(tmp_path, words, cut):
+    found = validate(config_only(tmp_path / "m", **DEEPSEEK), {"engine": SGLANG | {"arguments": words}})
+    told = {key for one in found.flaws if one.code == "fp8-block-tp" for key in one.found}
+    assert told - {"tp", "per_device", "remainder"} == cut

@@ -254,7 +254,7 @@ class ContainerLauncher:
             if done.returncode < 0 or _LOST.search(done.stderr):
                 raise EngineUnreachable(f"{self._program} run: {_said(done)}")
             self._remove_half_made(order, workdir)
-            raise LaunchFailed(f"{self._program} did not start {image}: {_said(done)}")
+            raise LaunchFailed(f"{self._program} did not start {image}: {_said(done)}{self._advice(done)}")
         handle = done.stdout.strip().splitlines()[-1:]
         found = self._inspect(handle[0]) if handle else None
         if found is None:
@@ -279,6 +279,15 @@ class ContainerLauncher:
         done = self._ask(["pull", "--quiet", image], seconds=PULL_SECONDS)
         if done.returncode != 0:
             raise LaunchFailed(f"{image} could not be pulled: {_said(done)}", "image_unavailable")
+
+    def _advice(self, done: subprocess.CompletedProcess[str]) -> str:
+        """Return what can be done where an image lacks what it takes to be reached without a network."""
+        if not self._is_alone or not re.search(r'"?python3"?:? .*not found', done.stderr):
+            return ""
+        return (
+            "; without a network an engine is reached by the image's python3: have one in it, or name a network in "
+            "SLUICEGATE_RUNNER__CONTAINER_NETWORK"
+        )
 
     def _remove_half_made(self, order: Order, workdir: Path) -> None:
         """Remove what was created and did not start: it holds the name. One that runs under the name is left alone."""

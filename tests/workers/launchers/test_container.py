@@ -217,6 +217,24 @@ def test_a_container_that_could_not_start_is_removed_and_says_why(engine, start)
     assert engine.world()["containers"] == {}
 
 
+def test_an_image_without_python_cannot_be_reached_without_a_network_and_it_is_said_what_can_be_done(
+    engine, containers, tmp_path
+):
+    said = 'exec: "python3": executable file not found in $PATH: unknown.'
+    engine.set(run_error=f"Error response from daemon: failed to create task: {said}")
+    workdir = tmp_path / "engines" / JOB
+    told = {"workdir": workdir, "log_path": workdir / "log", "order": order(tmp_path)}
+    for network, advice in (
+        ("none", "; without a network an engine is reached by the image's python3"),
+        ("bridge", ""),
+    ):
+        launcher = ContainerLauncher(str(engine.path), replace(containers, network=network))
+        with pytest.raises(LaunchFailed) as failed:
+            launcher.start(COMMAND, **told)
+        assert str(failed.value).partition(said)[2].startswith(advice)
+        assert ("SLUICEGATE_RUNNER__CONTAINER_NETWORK" in str(failed.value)) is bool(advice)
+
+
 # ---------------------------------------------------------------------------------------------- the image
 
 

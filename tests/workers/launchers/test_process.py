@@ -235,9 +235,17 @@ SUBREAPER = (
 )
 
 
-def test_what_an_ended_engine_leaves_is_collected_by_its_runner_as_by_pid_1(tmp_path):
+# A process namespace of its own, as a container has: what is started there first is PID 1, and nobody above collects.
+PID_1 = ["unshare", "--pid", "--fork", "--mount-proc"]
+
+
+@pytest.mark.parametrize("within", [[], PID_1], ids=["subreaper", "pid 1"])
+def test_what_an_ended_engine_leaves_is_collected_by_its_runner_as_by_pid_1(tmp_path, within):
+    if within and subprocess.run([*within, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this account may make no process namespace")
+    code = SUBREAPER if not within else SUBREAPER.replace("become_subreaper()\n", "assert os.getpid() == 1\n")
     done = subprocess.run(
-        [sys.executable, "-c", SUBREAPER, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+        [*within, sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines() == ["True", "[] ended by signal 9"]
 

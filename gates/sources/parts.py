@@ -51,7 +51,8 @@ def choose(part: str, paths: Iterable[str], reader: Reader, roles: Mapping[str, 
         roles: path in the bundle → role, for files that their name does not tell.
 
     Raises:
-        SourceRefused: `part-empty`, when the source has nothing of the kind.
+        SourceRefused: `part-empty`, when the source has nothing of the kind; `adapter-format`, when its adapter is in
+            a form that no driver loads.
     """
     listed = sorted(paths)
     if part == BASE:
@@ -126,6 +127,11 @@ def _code(_part: str, paths: list[str], reader: Reader) -> Iterator[tuple[str, R
 
 def _adapter(_part: str, paths: list[str], _reader: Reader) -> Iterator[tuple[str, Role | None]]:
     whole = {"adapter_config.json", "adapter_model.safetensors"} <= set(paths)
+    packed = [path for path in paths if "/" not in path and path.endswith(".gguf")]
+    if packed and not whole:
+        said = "is an adapter in GGUF, which no driver loads: llama.cpp would put it over every answer, under any name"
+        advice = "merge it into the base (llama-export-lora), and take the merged file as the base"
+        raise SourceRefused("adapter-format", said, file=packed[0], expected=_EXPECTED["adapter"], advice=advice)
     for path in paths:
         yield path, Role.ADAPTER if whole and "/" not in path and role_of(path) is Role.ADAPTER else None
 

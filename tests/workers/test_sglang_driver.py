@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from gates.environment import NotInstalled
 from tests.support.folder_bundles import GENERATION_CONFIG, TEMPLATE, bundle, file
 from workers.engines.base import Launch
 from workers.engines.sglang import SGLANG
@@ -88,6 +89,16 @@ def test_a_process_that_must_end_with_its_worker_is_guarded_and_a_container_is_i
     engine = chosen.engine.model_copy(update={"image": None, "environment": None, **changes})
     argv = SGLANG.command(chosen.model_copy(update={"engine": engine}), replace(LAUNCH, parent_pid=7)).argv
     assert any(word.endswith("workers/engines/guarded.py") for word in argv) == is_guarded
+
+
+def test_a_process_runs_in_the_environment_of_the_engine_and_not_in_the_runner_s(monkeypatch):
+    monkeypatch.setattr("gates.environment._places", {"sglang": Path("/opt/sglang")})
+    chosen = bundle("sglang")
+    engine = chosen.engine.model_copy(update={"image": None, "environment": "sha256:" + "e" * 64})
+    argv = SGLANG.command(chosen.model_copy(update={"engine": engine}), LAUNCH).argv
+    assert argv[:4] == ("/opt/sglang/bin/python", "-I", "-m", "sglang.launch_server")
+    with pytest.raises(NotInstalled, match="/opt/sglang holds no Python environment"):
+        SGLANG.identity()
 
 
 def test_the_engine_fetches_nothing_and_gets_what_the_bundle_names():

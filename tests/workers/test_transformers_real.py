@@ -1,12 +1,18 @@
 """transformers serve for real, where `make engine-transformers` has built its environment; `make test-all` does."""
 
+import asyncio
+
 import pytest
 
+from gates import catalog
 from gates.answers import Outcome
 from gates.dialects.base import Malformed
 from gates.dialects.table import dialect_of
 from gates.endpoint import Endpoint, EndpointError
 from gates.environment import EnvironmentAltered, NotInstalled, engine_environment
+from gates.gate import GateContext
+from schemas.policy import CompatibilityRule
+from schemas.result import Severity, Verdict
 from tests.support.chain_folder import describe_folder, write_chain_folder
 from workers.engines.base import Launch
 from workers.engines.transformers import TRANSFORMERS
@@ -17,6 +23,19 @@ from workers.serving import Replica
 MESSAGES = [{"role": "user", "content": "ping"}]
 
 
+def compatible(bundle, replica):
+    """Return what the gate says of it."""
+    context = GateContext(
+        bundle=bundle,
+        root=replica.workdir,
+        rule=CompatibilityRule(gate="compatibility", boot_seconds="300", answer_seconds="20"),
+        endpoint=Endpoint(replica.base_url, "chain", dialect_of(bundle.engine)),
+        process_id=replica.process_id,
+        ready_ms=1,
+    )
+    return catalog.run("compatibility", context)[0]
+
+
 def identity():
     try:
         return engine_environment("transformers", is_certain=False)
@@ -24,7 +43,8 @@ def identity():
         return str(error)
 
 
-async def test_transformers_serve_answers_as_its_dialect_says(tmp_path):
+@pytest.mark.timeout(300)
+async def test_transformers_serve_answers_as_its_dialect_says_and_fails_compatibility(tmp_path):
     found = identity()
     if isinstance(found, str):
         pytest.skip(found)
@@ -52,5 +72,11 @@ async def test_transformers_serve_answers_as_its_dialect_says(tmp_path):
             assert (await endpoint.chat(MESSAGES, max_tokens=1)).finish_reason == "length"
             with pytest.raises((EndpointError, Malformed)):
                 await endpoint.metrics()
+        result = await asyncio.to_thread(compatible, bundle, replica)
+        blocking = {one.code for one in result.findings if one.severity is Severity.BLOCK}
+        assert result.verdict is Verdict.FAILED
+        # "chain@main" answers, streams have no [DONE], and what is malformed is called a server error.
+        assert {"model", "stream-cut", "malformed-server-error"} <= blocking
+        assert not blocking & {"engine-died", "sentinel-differs", "malformed-hang", "unhealthy-after"}
     finally:
         replica.stop(grace_seconds=10)

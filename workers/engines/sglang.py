@@ -4,12 +4,12 @@ Source: the source of `data/sglang.toml`; sgl-project/sglang#11304 for --samplin
 lines only.
 """
 
-from gates.environment import environment
+from gates.environment import engine_environment, engine_prefix
 from gates.static.rules import is_within
 from schemas.bundle import Bundle
 from workers.engines import folder
 from workers.engines.arguments import Table, Told
-from workers.engines.base import Command, Driver, Launch, guard, interpreter
+from workers.engines.base import Command, Driver, Launch, guard
 from workers.engines.nodes import nodes_problems
 
 NAME = "sglang"
@@ -88,10 +88,12 @@ def _command(bundle: Bundle, launch: Launch) -> Command:
     if draft is not None:
         words += ["--speculative-draft-model-path", str(launch.root / draft)]
     words += Table.load(NAME).complete(bundle.engine.arguments, _told(bundle))
-    # A container ends with what it holds.
-    before = guard(launch) if bundle.engine.image is None else []
+    python = ["python3"]  # an image's own, which ends with its container
+    if bundle.engine.image is None:
+        # -I: neither PYTHON* variables nor the working directory decide what is imported.
+        python = [*guard(launch), str(engine_prefix(NAME) / "bin" / "python"), "-I"]
     return Command(
-        argv=(*before, interpreter(bundle), "-m", "sglang.launch_server", *words),
+        argv=(*python, "-m", "sglang.launch_server", *words),
         variables={**folder.OFFLINE, **(bundle.engine.variables or {})},
     )
 
@@ -101,7 +103,7 @@ SGLANG = Driver(
     command=_command,
     check_arguments=Table.load(NAME).check,
     check_bundle=_check_bundle,
-    identity=lambda: environment(NAME),
+    identity=lambda: engine_environment(NAME),
     failure_patterns=_FAILURES,
     progress_patterns=(r"Loading safetensors checkpoint shards: +(?P<percent>\d+)%",),
     rank_pattern=r"^sglang::",

@@ -1,5 +1,6 @@
 """What the end of an engine, its log and the kernel's own counters say: why it failed, and how far it had loaded."""
 
+import os
 import re
 import signal
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from workers.launchers.base import ProcessState
 from workers.launchers.proc import PROC
 
 CGROUPS = Path("/sys/fs/cgroup")
+_PAGE_BYTES = 4096
 _BY_SIGNAL = {
     signal.SIGILL: Cause.MISSING_KERNEL,  # an instruction that this processor does not have
     **dict.fromkeys((signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV), Cause.CRASHED),
@@ -90,6 +92,15 @@ def memory_kills(pid: int, *, proc: Path = PROC, groups: Path = CGROUPS) -> int 
         if found:
             return int(found[1])
     return None
+
+
+def is_full(folder: Path) -> bool:
+    """Tell whether the disk of a folder has no room for as much as a page of a log."""
+    try:
+        disk = os.statvfs(folder)
+    except FileNotFoundError:
+        return False
+    return disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < _PAGE_BYTES
 
 
 class LoadProgress:

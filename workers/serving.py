@@ -25,7 +25,7 @@ from schemas.problems import EngineFailed
 from schemas.result import Finding
 from schemas.runner import Compared, EngineIdentity, ReplicaReport, ReplicaState
 from workers import warming
-from workers.diagnosis import LoadProgress, classify, compile_ms, memory_kills
+from workers.diagnosis import LoadProgress, classify, compile_ms, is_full, memory_kills
 from workers.engines.base import Command, Driver, Launch
 from workers.engines.table import DRIVERS
 from workers.identity import Booted, expect, hold
@@ -517,7 +517,10 @@ class Replica:
     def _exit_cause(self, state: ProcessState) -> Cause:
         is_ready = self.state not in {ReplicaState.LOADING, ReplicaState.WARMING}
         log = self._log(_CLASSIFIED_LINES_ONCE_READY if is_ready else _CLASSIFIED_LINES)
-        return classify(state, log, self.driver.failure_patterns, was_short_of_memory=self.ran_short_of_memory())
+        short = self.ran_short_of_memory()
+        cause = classify(state, log, self.driver.failure_patterns, was_short_of_memory=short)
+        # Who finds no room cannot write that either.
+        return Cause.DISK_FULL if cause in {Cause.EXITED, Cause.CRASHED} and is_full(self.workdir) else cause
 
     def _is_listening(self) -> bool:
         if self.launched is None or self._command is None:

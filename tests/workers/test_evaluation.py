@@ -237,14 +237,16 @@ def test_what_fits_passes_without_an_engine_where_no_gate_needs_one(bench):
     assert device["value"] == fingerprint().memory_bytes
 
 
-def test_a_gate_that_fails_ends_the_run_and_integrity_is_told_last(bench):
-    # The model has 2048 positions, so that a request gets no more context [C69].
+def test_c069_what_boots_with_less_context_than_promised_fails_and_integrity_is_told_last(bench):
+    # The model has 2048 positions, so that a request gets no more context.
     run = bench.evaluate(bench.bundle(runtime={"context_tokens": 4096, "max_sequences": 2}), bench.policy())
     bench.start()
     done = bench.done(run)
     assert done.outcome == "failed"
     assert gates_of(bench, run) == ["compatibility", "integrity"]
     assert result(done, "integrity")["verdict"] == "passed"
+    short = [one for one in result(done, "compatibility")["findings"] if one["severity"] == "block"]
+    assert "context-differs" in {one["code"] for one in short}, short
 
 
 def test_an_engine_killed_during_a_gate_never_passes_it(bench):

@@ -171,10 +171,10 @@ def test_an_idle_engine_ends_with_status_0_and_frees_its_port(tmp_path):
         assert asyncio.run(ask()).outcome == "connect"
 
 
-def test_sigterm_lets_ten_running_and_six_waiting_streams_end_whole(tmp_path):
+def test_c126_twenty_streams_that_run_or_wait_when_an_engine_is_asked_to_end_end_whole(tmp_path):
     async def streams(engine):
         async with Endpoint(engine.base_url, "chain", LLAMACPP) as endpoint:
-            asked = [asyncio.create_task(endless(endpoint, 600)) for _ in range(16)]
+            asked = [asyncio.create_task(endless(endpoint, 600)) for _ in range(20)]
             while (await endpoint.metrics())[LLAMACPP.metrics.running] < 10:  # noqa: ASYNC110 - a test waits
                 await asyncio.sleep(0.02)
             os.kill(engine.pid, signal.SIGTERM)
@@ -183,12 +183,35 @@ def test_sigterm_lets_ten_running_and_six_waiting_streams_end_whole(tmp_path):
     with endless_engine(tmp_path, context_tokens=1024, max_sequences=10) as engine:
         answers = asyncio.run(streams(engine))
         state = engine.launcher.wait(engine.launched, 10)
-    assert [(answer.outcome, answer.usage.completion_tokens) for answer in answers] == [("ok", 600)] * 16
+    assert [(answer.outcome, answer.usage.completion_tokens) for answer in answers] == [("ok", 600)] * 20
     assert (state.condition, state.code) == (Condition.EXITED, llamacpp_server.EXIT_DRAINED)
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_c074_a_burst_that_shares_one_context_is_told_as_errors_and_slots_of_their_own_serve_it(tmp_path, is_shared):
+    """Four requests of which each fits into what is promised, and all together only into a context for each."""
+    question = [{"role": "user", "content": "x" * 240}]
+
+    async def burst(engine):
+        async with Endpoint(engine.base_url, "chain", LLAMACPP) as endpoint:
+            (model,) = await endpoint.models()
+            asked = (endpoint.chat(question, max_tokens=200, template_arguments={"sel": "E"}) for _ in range(4))
+            return model.context_tokens, await asyncio.gather(*asked)
+
+    arguments = ["--threads", "1", *(["--kv-unified"] if is_shared else [])]
+    with endless_engine(tmp_path, arguments=arguments, context_tokens=512, max_sequences=4) as engine:
+        context, answers = asyncio.run(burst(engine))
+    assert context == 512
+    if is_shared:
+        # Each began with 200 and was cut by an error: none of them may count as answered.
+        assert {answer.outcome for answer in answers} & {"ok"} == set()
+        assert any("Context size" in answer.detail for answer in answers)
+    else:
+        assert [(answer.outcome, answer.finish_reason) for answer in answers] == [("ok", "length")] * 4
+
+
 @pytest.mark.parametrize("second_signal", [True, False])
-def test_a_stream_that_outlasts_the_drain_is_cut_with_status_3(tmp_path, second_signal):
+def test_c126_a_stream_that_outlasts_the_drain_is_cut_with_status_3(tmp_path, second_signal):
     async def stream(engine):
         async with Endpoint(engine.base_url, "chain", LLAMACPP) as endpoint:
             asked = asyncio.create_task(endless(endpoint, 60_000))

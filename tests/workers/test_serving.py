@@ -1,10 +1,13 @@
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +16,11 @@ from gates.endpoint import Endpoint
 from schemas.problems import EngineFailed
 from schemas.runner import ReplicaState
 from tests.support import chain
-from workers.engines.base import Launch
+from tests.support.disk import small_disk
+from workers.engines.base import Command, Launch
 from workers.engines.llamacpp import LLAMACPP
+from workers.engines.table import DRIVERS
+from workers.launchers.base import Order
 from workers.launchers.process import ProcessLauncher
 from workers.serving import NEXT, NotWanted, Replica
 
@@ -285,3 +291,73 @@ def test_every_state_is_reachable_and_the_last_two_are_final():
     reached = {state for following in NEXT.values() for state in following}
     assert reached == set(S) - {S.STAGED}
     assert [state for state, following in NEXT.items() if not following] == [S.STOPPED, S.FAILED]
+
+
+def stranger_on(port):
+    """Another program that listens on a port, as one does that was started in between."""
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", port))
+    listening.listen()
+    return listening
+
+
+def test_a_port_that_somebody_took_before_the_engine_could_is_told_as_such_and_the_next_one_is_free(
+    tmp_path, monkeypatch
+):
+    def told(bundle, launch):
+        words = list(LLAMACPP.command(bundle, launch).argv)
+        place = words.index("--port-file")
+        return Command(tuple(words[:place] + words[place + 2 :]))
+
+    monkeypatch.setitem(DRIVERS, LLAMACPP.name, replace(LLAMACPP, takes_port=True, command=told))
+    root = chain.write_bundle_directory(tmp_path / "bundle")
+    bundle, launcher = chain.describe(root, environment=ENVIRONMENT), ProcessLauncher()
+
+    def boot(is_taken):
+        order, workdir = Order(bundle, root), tmp_path / "run"
+        launch = launcher.place(order, workdir, drain_seconds=1.0, parent_pid=None)
+        replica = Replica(bundle, launch, workdir=workdir, launcher=launcher, order=order)
+        with stranger_on(launch.port) if is_taken else contextlib.nullcontext():
+            try:
+                replica.start()
+                return replica.wait_ready(30)
+            finally:
+                replica.stop(grace_seconds=0.0)
+
+    with pytest.raises(EngineFailed) as caught:
+        boot(is_taken=True)
+    assert caught.value.members["cause"] == "port_in_use"
+    assert any("couldn't bind" in line for line in caught.value.members["log_tail"])
+    assert boot(is_taken=False).ready_ms
+
+
+def test_an_engine_that_finds_no_room_on_its_disk_says_so_though_it_cannot_write_it(tmp_path):
+    root = chain.write_bundle_directory(tmp_path / "bundle")
+    bundle = chain.describe(root, environment=ENVIRONMENT)
+
+    def made(disk):
+        workdir = disk.path / "run"
+        launch = Launch(root=root, port_file=workdir / "port.json", parent_pid=None)
+        return Replica(bundle, launch, workdir=workdir, launcher=ProcessLauncher())
+
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        disk.fill()
+        with pytest.raises(EngineFailed) as caught:
+            made(disk).start()
+        assert caught.value.members["cause"] == "disk_full"
+        disk.make_room()
+        late = made(disk)
+        launched = late.start()
+        os.kill(launched.pid, signal.SIGSTOP)
+        disk.fill()
+        os.kill(launched.pid, signal.SIGCONT)
+        with pytest.raises(EngineFailed) as caught:
+            late.wait_ready(30)
+        assert caught.value.members["cause"] == "disk_full"
+        assert late.process_id() is None
+        disk.make_room()
+        again = made(disk)
+        again.start()
+        assert again.wait_ready(30)
+        again.stop(grace_seconds=0.0)

@@ -16,6 +16,7 @@ PROC = Path("/proc")
 MARK = "SLUICEGATE_ENGINE"
 """Variable by which the processes of an engine are known as ours."""
 _MARK_FILE = ".mark"
+_MARK_LENGTH = 32
 _LISTEN = "0A"
 
 
@@ -94,13 +95,20 @@ def mark(workdir: Path) -> str:
 
     Nobody can guess it, and another runner that sees the same folder name in a place of its own has another one.
     """
-    path = workdir / _MARK_FILE
+    if (there := _mark(workdir)) is not None:
+        return there
+    made = secrets.token_hex(16)
+    (workdir / _MARK_FILE).write_text(made, encoding="ascii")
+    return made
+
+
+def _mark(workdir: Path) -> str | None:
+    """Return the mark of a folder; None when it has none, or one that was not written whole."""
     try:
-        return path.read_text(encoding="ascii")
+        text = (workdir / _MARK_FILE).read_text(encoding="ascii")
     except FileNotFoundError:
-        made = secrets.token_hex(16)
-        path.write_text(made, encoding="ascii")
-        return made
+        return None
+    return text if len(text) == _MARK_LENGTH else None
 
 
 def strays(workdir: Path) -> list[Launched]:
@@ -110,10 +118,11 @@ def strays(workdir: Path) -> list[Launched]:
     folder has none, it is known by having the folder as its HOME, as every engine has. Who merely works in the folder,
     as a person who reads a log there, is nobody of ours.
     """
-    try:
-        marks = {f"{MARK}={(workdir / _MARK_FILE).read_text(encoding='ascii')}".encode()}
-    except FileNotFoundError:
+    there = _mark(workdir)
+    if there is None:
         marks = {f"HOME={folder}".encode() for folder in (workdir.resolve(), workdir.absolute())}
+    else:
+        marks = {f"{MARK}={there}".encode()}
     found = []
     for seen in processes():
         try:

@@ -5,6 +5,7 @@ nothing is that was not put there. What it starts is ended with it, wherever tha
 """
 
 import ctypes
+import errno
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.failures import Cause
 from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 from workers.engines.table import DRIVERS
@@ -144,12 +146,15 @@ class ProcessLauncher:
         """
         if refused := refused_variables(command.variables):
             raise LaunchFailed(f"no engine is given the variables {', '.join(refused)}")
-        workdir.mkdir(parents=True, exist_ok=True)
-        if command.port_file is not None:
-            command.port_file.unlink(missing_ok=True)
         places = {"HOME": str(workdir), "TMPDIR": str(workdir)}
-        if order is not None:
-            places[proc.MARK] = proc.mark(workdir)
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+            if command.port_file is not None:
+                command.port_file.unlink(missing_ok=True)
+            if order is not None:
+                places[proc.MARK] = proc.mark(workdir)
+        except OSError as error:
+            raise _not_started(command, error) from error
         variables = {**_BASE_VARIABLES, **command.variables, **_devices(order), **places}
         child = self._spawn(command.argv, variables, workdir, log_path, session=session)
         seen = proc.look(child.pid)
@@ -183,7 +188,7 @@ class ProcessLauncher:
                 )
         except OSError as error:
             os.close(heard)
-            raise LaunchFailed(f"cannot start {argv[0]}: {error}") from error
+            raise _not_started(Command(argv), error) from error
         finally:
             os.close(told)
         with os.fdopen(heard, "rb") as pipe:
@@ -334,6 +339,11 @@ class ProcessLauncher:
             now = proc.look(seen.pid)
             if now is not None and now.start_time == seen.start_time and now.parent == os.getpid():
                 _collect(now)
+
+
+def _not_started(command: Command, error: OSError) -> LaunchFailed:
+    is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+    return LaunchFailed(f"cannot start {command.argv[0]}: {error}", str(Cause.DISK_FULL) if is_full else None)
 
 
 def enders(launcher: Launcher) -> tuple[Launcher, ...]:

@@ -128,8 +128,8 @@ def _code(_part: str, paths: list[str], reader: Reader) -> Iterator[tuple[str, R
 def _adapter(_part: str, paths: list[str], _reader: Reader) -> Iterator[tuple[str, Role | None]]:
     whole = {"adapter_config.json", "adapter_model.safetensors"} <= set(paths)
     packed = [path for path in paths if "/" not in path and path.endswith(".gguf")]
-    if packed and not whole:
-        said = "is an adapter in GGUF, which no driver loads: llama.cpp would put it over every answer, under any name"
+    if packed and not any(path.endswith(".safetensors") for path in paths):
+        said = "is GGUF, and no driver loads such an adapter: llama.cpp would put it over every answer, under any name"
         advice = "merge it into the base (llama-export-lora), and take the merged file as the base"
         raise SourceRefused("adapter-format", said, file=packed[0], expected=_EXPECTED["adapter"], advice=advice)
     for path in paths:

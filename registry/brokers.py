@@ -1,7 +1,9 @@
 """How a broker is spoken to, by the scheme of its address, and whether it can be had."""
 
+import ssl
 import threading
 import time
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -28,6 +30,22 @@ def transport_options(url: str) -> dict[str, Any]:
     return told | {"confirm_publish": True, "read_timeout": SILENCE_SECONDS, "write_timeout": SILENCE_SECONDS}
 
 
+def tls_options(url: str, authorities: Path | None) -> dict[str, Any] | None:
+    """Return how the broker's certificate is checked, against its name too; None where there is no TLS.
+
+    Args:
+        url: address of the broker.
+        authorities: PEM file of the certificates that are trusted; none for the system's.
+    """
+    files = {} if authorities is None else {"ca_certs": str(authorities)}
+    if url.startswith("amqps:"):
+        return files | {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}  # kombu puts the address's host there
+    if url.startswith("rediss:"):
+        told = {f"ssl_{name}": value for name, value in files.items()}
+        return told | {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
+    return None
+
+
 def errors_of(connection: Connection) -> tuple[type[Exception], ...]:
     """Return what a client library raises when its broker is away or refuses."""
     return (OperationalError, *connection.connection_errors, *connection.channel_errors)
@@ -36,9 +54,9 @@ def errors_of(connection: Connection) -> tuple[type[Exception], ...]:
 class Look:
     """Whether a broker lets us in, as a look of the last ten seconds says. Safe in several threads."""
 
-    def __init__(self, url: str) -> None:
-        """Remember the address. Nothing is connected yet."""
-        self._url = url
+    def __init__(self, url: str, authorities: Path | None = None) -> None:
+        """Remember the address, and who vouches for its certificate. Nothing is connected yet."""
+        self._url, self._authorities = url, authorities
         self._looking = threading.Lock()
         self._known: bool | None = None
         self._since = 0.0
@@ -58,7 +76,13 @@ class Look:
             "socket_connect_timeout": LOOK_SECONDS,
             "socket_timeout": LOOK_SECONDS,
         }
-        with Connection(self._url, connect_timeout=LOOK_SECONDS, transport_options=options) as connection:  # type: ignore[no-untyped-call] # kombu's
+        made = Connection(  # type: ignore[no-untyped-call] # kombu's
+            self._url,
+            ssl=tls_options(self._url, self._authorities),
+            connect_timeout=LOOK_SECONDS,
+            transport_options=options,
+        )
+        with made as connection:
             try:
                 connection.ensure_connection(max_retries=1, interval_start=0, timeout=LOOK_SECONDS)
             except errors_of(connection) as error:

@@ -11,14 +11,19 @@ from schemas.common import S3_PATTERN
 from schemas.runner import LauncherName
 
 MOST_PROCESSES = 64
-BROKER_SCHEMES = ("redis://", "amqp://")
+BROKER_SCHEMES = ("redis://", "rediss://", "amqp://", "amqps://")
+BROKER_TOLD = "it must be redis://…, rediss://…, amqp://… or amqps://…, without a query"
 
 
 def _broker(told: SecretStr) -> SecretStr:
-    """Refuse another kind of broker. The value is not said: a password may be in it."""
-    if not told.get_secret_value().startswith(BROKER_SCHEMES):
-        raise ValueError("it must be redis://… or amqp://…")
+    if not is_broker(told.get_secret_value()):
+        raise ValueError(BROKER_TOLD)
     return told
+
+
+def is_broker(url: str) -> bool:
+    """Tell whether an address is a broker's. A query could say that a certificate is not checked."""
+    return url.startswith(BROKER_SCHEMES) and "?" not in url
 
 
 BrokerUrl = Annotated[SecretStr, AfterValidator(_broker)]
@@ -48,7 +53,11 @@ class Settings(BaseSettings):
     environment: Literal["development", "production"] = Field("production", description="Kind of installation.")
     database_url: SecretStr = Field(description="PostgreSQL ≥ 15, as postgresql+psycopg://…")
     broker_url: BrokerUrl = Field(
-        description="Broker that wakes the workers: redis://… (Valkey, Redis) or amqp://… (RabbitMQ)."
+        description="Broker that wakes the workers: redis://… (Valkey, Redis) or amqp://… (RabbitMQ); rediss://… and "
+        "amqps://… with TLS."
+    )
+    broker_ca: Path | None = Field(
+        None, description="PEM file of the authorities that vouch for the broker's certificate; none for the system's."
     )
     storage_dir: Path = Field(
         description="Folder of the content-addressed blobs; with a bucket, of what is arriving for it."
@@ -133,6 +142,9 @@ class RunnerSettings(BaseSettings):
     api_url: str = Field(description="Address of the API.")
     token: SecretStr = Field(description="Token with the role runner.")
     broker_url: BrokerUrl = Field(description="Broker that rings when there is work: the service's.")
+    broker_ca: Path | None = Field(
+        None, description="PEM file of the authorities that vouch for the broker's certificate; none for the system's."
+    )
     data_dir: Path = Field(description="Folder for staged files, logs and replicas.")
     store_dir: Path | None = Field(
         None, description="The blob store, when it is on this machine: files are linked, not fetched."

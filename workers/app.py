@@ -14,7 +14,7 @@ from workers.control import Control
 
 settings = Settings()  # the process is this application; nothing imports it for anything else
 app = Celery("sluicegate", broker=settings.broker_url.get_secret_value(), include=["workers.tasks"])
-configure(app, queue=CONTROL_QUEUE)
+configure(app, queue=CONTROL_QUEUE, authorities=settings.broker_ca)
 
 _control: Control | None = None
 _building = threading.Lock()

@@ -11,7 +11,7 @@ from workers.clock import SCHEDULE
 
 settings = Settings()  # the process is this application; nothing imports it for anything else
 app = Celery("sluicegate-beat", broker=settings.broker_url.get_secret_value())
-configure(app, queue=CONTROL_QUEUE)
+configure(app, queue=CONTROL_QUEUE, authorities=settings.broker_ca)
 app.conf.beat_schedule = SCHEDULE
 # In memory: what is due so often needs no file of what was done when.
 app.conf.beat_scheduler = "workers.clock:Scheduler"

@@ -5,6 +5,7 @@ no countdowns and no results, and no message has to outlive the broker.
 """
 
 import logging
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -37,8 +38,14 @@ class Line(Connection):
         return super().ensure_connection(*words, **even | named)  # type: ignore[no-untyped-call] # kombu's has none
 
 
-def configure(app: Celery, *, queue: str) -> None:
-    """Give a Celery application the rules that all of ours keep, and its process our form of logs."""
+def configure(app: Celery, *, queue: str, authorities: Path | None = None) -> None:
+    """Give a Celery application the rules that all of ours keep, and its process our form of logs.
+
+    Args:
+        app: with the broker's address.
+        queue: where its tasks go.
+        authorities: PEM file of those who vouch for the broker's certificate; none for the system's.
+    """
     app.amqp.Connection = Line
     app.conf.update(
         task_serializer="json",
@@ -64,6 +71,7 @@ def configure(app: Celery, *, queue: str) -> None:
         # that ended at it would take its engines along.
         broker_channel_error_retry=True,
         broker_transport_options=brokers.transport_options(app.conf.broker_write_url),
+        broker_use_ssl=brokers.tls_options(app.conf.broker_write_url, authorities),
         timezone="UTC",
     )
     setup_logging.connect(_set_up_logging)

@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 10.0
 log = structlog.get_logger("workers.runner")
 settings = RunnerSettings()  # the process is this application; nothing imports it for anything else
 app = Celery("sluicegate-runner", broker=settings.broker_url.get_secret_value())
-configure(app, queue=f"runner.{settings.runner_class}")
+configure(app, queue=f"runner.{settings.runner_class}", authorities=settings.broker_ca)
 agent = Agent(settings, Client(settings.api_url, settings.token.get_secret_value(), timeout_seconds=TIMEOUT_SECONDS))
 
 

@@ -92,7 +92,7 @@ def create_app(service: Service, *, board: metrics.Board | None = None, place: i
     app.state.rates = Rates(service.settings.requests_per_second, service.settings.requests_burst)
     app.state.bodies = Bodies(service.settings.body_places)
     app.state.requests = metrics.Requests((route.path for route in _routes(ROUTERS)), board or metrics.Board(), place)
-    app.state.broker = Look(service.settings.broker_url.get_secret_value())
+    app.state.broker = Look(service.settings.broker_url.get_secret_value(), service.settings.broker_ca)
     app.state.bell = Bell(service.database.engine.url)
     app.state.lookers = anyio.CapacityLimiter(events.LOOKERS)
     app.add_middleware(BodyLimit)

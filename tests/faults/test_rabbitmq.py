@@ -40,10 +40,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit]:
         yield made
 
 
-def application(url: str) -> Celery:
+def application(url: str, authorities: Path | None = None) -> Celery:
     """Return an application as ours are."""
     app = Celery("a-test", broker=url)
-    configure(app, queue=CONTROL_QUEUE)
+    configure(app, queue=CONTROL_QUEUE, authorities=authorities)
     app.conf.beat_schedule = SCHEDULE
     return app
 
@@ -117,6 +117,22 @@ def test_a_broker_that_is_away_refuses_us_or_stands_still_costs_a_ring_and_no_se
     text = json.dumps(said)
     assert server.password not in text
     assert server.password[::-1] not in text
+
+
+def test_a_broker_with_tls_is_believed_by_its_certificate_and_its_name_alone(server: Rabbit, app: Celery) -> None:
+    address = f"amqps://gate:{server.password}@{{}}:{server.secured}//"
+    good, elsewhere = address.format("127.0.0.1"), address.format("127.0.0.2")
+    # Its own address in another word: connections are kept by address, whatever else they were opened with.
+    for url, authorities in ((address.format("localhost"), None), (elsewhere, server.certificate)):
+        with capture_logs() as said, application(url, authorities) as lost:
+            assert not Look(url, authorities).is_reachable()
+            assert not ring(lost, RING, queue=RUNNERS)
+        assert {one["error"] for one in said} <= {"SSLCertVerificationError", "OperationalError"}
+        assert server.password not in str(said)
+    with application(good, server.certificate) as secured:
+        assert Look(good, server.certificate).is_reachable()
+        assert ring(secured, RING, queue=RUNNERS)
+    assert waiting(app, RUNNERS) == 1
 
 
 @contextmanager

@@ -31,3 +31,5 @@ def test_the_unit_starts_the_runner_on_the_queue_of_its_class_with_threads():
     assert words[1:4] == ["--app", "workers.runner", "worker"]
     assert words[4:6] == ["--queues", "runner.${SLUICEGATE_RUNNER__RUNNER_CLASS}"]
     assert words[words.index("--pool") + 1] == "threads"
+    # What workers tell each other would need queues that a broker's account need not be let into.
+    assert set(words[-3:]) == {"--without-gossip", "--without-mingle", "--without-heartbeat"}

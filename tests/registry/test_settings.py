@@ -23,20 +23,40 @@ def environment(monkeypatch):
     return give
 
 
-@pytest.mark.parametrize("address", ["redis://:hush-2@broker:6379/0", "amqp://gate:hush-2@broker:5672/gates"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "redis://:hush-2@broker:6379/0",
+        "rediss://:hush-2@broker/0",
+        "amqp://gate:hush-2@broker/gates",
+        "amqps://hush-2@broker",
+    ],
+)
 def test_valkey_and_rabbitmq_are_brokers(environment, address):
     environment(BROKER_URL=address)
     assert Settings().broker_url.get_secret_value() == address
     assert "hush" not in repr(Settings())
 
 
-@pytest.mark.parametrize("address", ["ampq://gate:hush-2@broker//", "memory://hush-2", "hush-2", "://hush-2", "redis"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ampq://gate:hush-2@broker//",
+        "memory://hush-2",
+        "hush-2",
+        "redis",
+        "rediss://:hush-2@broker/0?ssl_cert_reqs=none",
+    ],
+)
 @pytest.mark.parametrize("kind", [Settings, RunnerSettings])
 def test_another_broker_is_refused_before_anything_starts_and_no_secret_is_said(environment, kind, address):
     environment(BROKER_URL=address)
     with pytest.raises(ValidationError) as refused:
         kind()
-    assert "BROKER_URL: Value error, it must be redis://… or amqp://…" in explain(refused.value)
+    assert (
+        "BROKER_URL: Value error, it must be redis://…, rediss://…, amqp://… or amqps://…, without a query"
+        in explain(refused.value)
+    )
     assert "hush" not in explain(refused.value)
     assert "hush" not in str(refused.value)
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +13,7 @@ from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
 from tests.support.broker import free_port
+from tests.support.certificates import certify
 
 # Not the one in the path: that one changes the account, and writes where the package says.
 SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -32,11 +32,12 @@ def is_installed() -> bool:
 class Rabbit:
     """One broker. `with` starts and ends it; in between it may be stopped, killed, and started again on its data."""
 
-    def __init__(self, folder: Path, *, options: Mapping[str, str] | None = None) -> None:
-        """Choose ports and write its configuration; `options` are more lines of it."""
+    def __init__(self, folder: Path) -> None:
+        """Choose ports, and write its configuration and a certificate."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self.port, self._names, distribution = free_port(), free_port(), free_port()
+        self.port, self.secured, self._names, distribution = free_port(), free_port(), free_port(), free_port()
+        self.certificate, key = certify(folder, "127.0.0.1")
         self.password = uuid4().hex
         lines = {
             "listeners.tcp.1": f"127.0.0.1:{self.port}",
@@ -47,7 +48,12 @@ class Rabbit:
             "default_permissions.write": WRITTEN,
             "log.console": "true",
             "log.file": "false",
-            **(options or {}),
+            # The second is another name than the certificate's.
+            "listeners.ssl.1": f"127.0.0.1:{self.secured}",
+            "listeners.ssl.2": f"127.0.0.2:{self.secured}",
+            "ssl_options.cacertfile": str(self.certificate),
+            "ssl_options.certfile": str(self.certificate),
+            "ssl_options.keyfile": str(key),
         }
         (folder / "rabbitmq.conf").write_text("".join(f"{name} = {value}\n" for name, value in lines.items()))
         (folder / "plugins").write_text("[].\n")

@@ -9,6 +9,8 @@ from structlog.testing import capture_logs
 from registry import brokers
 from registry.brokers import Look
 from tests.support.broker import broker
+from tests.support.certificates import certify
+from tests.support.secured import secured
 from workers.broker import CONTROL_QUEUE, MOST_WAITING, configure, ring, waiting
 from workers.clock import SCHEDULE, Scheduler
 
@@ -67,6 +69,22 @@ def test_a_look_at_the_broker_is_believed_for_a_while(tmp_path, monkeypatch):
         monkeypatch.setattr(brokers, "KNOWN_SECONDS", 0.0)
         assert not look.is_reachable()
     assert [one["event"] for one in said] == ["broker_unreachable"]
+
+
+def test_a_valkey_behind_tls_is_believed_by_its_certificate_and_its_name_alone(tmp_path):
+    certificate, key = certify(tmp_path / "right", "127.0.0.1")
+    wrong, wrong_key = certify(tmp_path / "wrong", "127.0.0.2")
+    with broker(tmp_path) as url:
+        plain = int(url.rpartition(":")[2].partition("/")[0])
+        with secured(certificate, key, plain) as port, secured(wrong, wrong_key, plain) as elsewhere:
+            good, bad = (f"rediss://127.0.0.1:{one}/0" for one in (port, elsewhere))
+            assert not Look(good).is_reachable()
+            assert not Look(bad, wrong).is_reachable()
+            assert Look(good, certificate).is_reachable()
+            with Celery("a-beat", broker=good) as app:
+                configure(app, queue=CONTROL_QUEUE, authorities=certificate)
+                assert ring(app, "workers.runner.ring", queue=CONTROL_QUEUE)
+                assert waiting(app, CONTROL_QUEUE) == 1
 
 
 def test_a_broker_that_is_away_is_told_in_a_line_and_asked_again():

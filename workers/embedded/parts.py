@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from registry.settings import BROKER_SCHEMES
+from registry.settings import BROKER_TOLD, is_broker
 from workers.embedded import gateway, postgres, valkey
 from workers.embedded.layout import DataRefused, Layout
 from workers.embedded.part import Part
@@ -95,6 +95,8 @@ class Stack:
         """Return what the runner gets: neither the database nor the signing key."""
         layout = self.layout
         passed_on = {name: value for name, value in os.environ.items() if name.startswith(RUNNER)}
+        if self.options.broker is not None and "SLUICEGATE_BROKER_CA" in os.environ:
+            passed_on[f"{RUNNER}BROKER_CA"] = os.environ["SLUICEGATE_BROKER_CA"]
         return (
             python_environment(layout)
             | passed_on
@@ -120,10 +122,9 @@ def foreign_broker() -> str | None:
         DataRefused: it is of another kind. The address is not said: a password may be in it.
     """
     told = os.environ.get("SLUICEGATE_BROKER_URL") or None
-    if told is not None and not told.startswith(BROKER_SCHEMES):
-        raise DataRefused(
-            "SLUICEGATE_BROKER_URL must be redis://… or amqp://…, or unset for a Valkey of its own", status=2
-        )
+    if told is not None and not is_broker(told):
+        text = f"SLUICEGATE_BROKER_URL is not usable: {BROKER_TOLD}; unset it for a Valkey of the stack's own"
+        raise DataRefused(text, status=2)
     return told
 
 

@@ -20,7 +20,8 @@ def table(folder, options):
     return stack, {part.name: part for part in parts.table(stack, gateway)}
 
 
-def test_a_broker_of_somebody_else_is_used_by_every_part_and_none_is_started(tmp_path):
+def test_a_broker_of_somebody_else_is_used_by_every_part_and_none_is_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICEGATE_BROKER_CA", "/ca.pem")
     stack, found = table(tmp_path, Options(broker=OURS))
     assert set(found) == {"postgres", "prepare", "envoy", "api", "control", "beat", "runner"}
     known = set(found)
@@ -28,6 +29,8 @@ def test_a_broker_of_somebody_else_is_used_by_every_part_and_none_is_started(tmp
     for name in ("api", "control", "beat"):
         assert found[name].environment["SLUICEGATE_BROKER_URL"] == OURS
     assert found["runner"].environment["SLUICEGATE_RUNNER__BROKER_URL"] == OURS
+    assert {found[name].environment.get("SLUICEGATE_BROKER_CA") for name in ("api", "control", "beat")} == {"/ca.pem"}
+    assert found["runner"].environment["SLUICEGATE_RUNNER__BROKER_CA"] == "/ca.pem"
     assert "hush" not in str([part.argv for part in found.values()])  # anybody can read an argument
     assert not any("hush" in str(found[name].environment) for name in ("postgres", "envoy"))
     assert not (stack.layout.secrets / parts.BROKER_PASSWORD).exists()
@@ -48,7 +51,7 @@ def test_a_broker_of_another_kind_is_refused_before_anything_starts_and_its_addr
     monkeypatch.setenv("SLUICEGATE_BROKER_URL", address)
     assert main(["--data", str(tmp_path / "data")]) == 2
     said = "".join(capsys.readouterr())
-    assert "SLUICEGATE_BROKER_URL must be redis://… or amqp://…" in said
+    assert "SLUICEGATE_BROKER_URL is not usable: it must be redis://…" in said
     assert "hush" not in said
 
 

@@ -18,6 +18,8 @@ CRASHES = 5
 """Times that a live replica may become ready and die within `CRASH_WINDOW` before it is tried no more."""
 CRASH_WINDOW = timedelta(minutes=30)
 BACKOFF_SECONDS = 5.0
+BESIDE = "beside"
+"""In the act of a failed attempt of a replica that was to take the place of one that serves still."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,8 @@ class Next:
 
     wait_seconds: float | None
     cause: Cause | None
+    act: str = "attempt"
+    """Name of the failed attempt's act."""
 
 
 def backoff(failures: int) -> float:
@@ -68,7 +72,7 @@ def history(log: Sequence[EntryRow]) -> History:
             if body["purpose"] == "live" and body["replica"]["state"] == ReplicaState.READY:
                 seen.failures = seen.engine_failures = 0
                 seen.is_ready = True
-        elif row.kind == Kind.ATTEMPT_ERRORED and row.act.startswith("job:"):
+        elif row.kind == Kind.ATTEMPT_ERRORED and row.act.startswith("job:") and f":{BESIDE}:" not in row.act:
             body = evidence.claim_of(row.envelope)["body"]
             cause = body.get("cause")
             if seen.is_ready and cause is not None:

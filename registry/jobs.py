@@ -10,7 +10,19 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates import consistency
-from registry import attempts, db, doubts, evidence, failures, preemption, quarantine, scheduling, targets, waits
+from registry import (
+    attempts,
+    db,
+    doubts,
+    evidence,
+    failures,
+    preemption,
+    quarantine,
+    quotas,
+    scheduling,
+    targets,
+    waits,
+)
 from registry.service import Service
 from registry.tables import EntryRow, JobRow, ReleaseRow, RunnerRow, TargetRow
 from schemas.api import Complete, Progress, Run
@@ -46,6 +58,7 @@ def create(
     release: UUID | None = None,
     target: UUID | None = None,
     reason: str | None = None,
+    replaces: UUID | None = None,
 ) -> JobRow:
     """Ask for something to be done by a runner of a class that has what it takes. Raises NotFound."""
     needs = scheduling.needed(session, project, bundle, kind, gates)
@@ -71,6 +84,7 @@ def create(
         created_at=now,
         created_by=created_by,
         reason=reason,
+        replaces=replaces,
         **({} if needs is None else {"needs": needs.model_dump(mode="json", exclude_none=True)}),
     )
     session.add(job)
@@ -127,7 +141,7 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
         _finish(session, service, job, problem="attempts-exhausted", at=at)
         return None
     if job.state == JobState.CLAIMED:
-        _spend(job, job.lease_until or at)  # its holder was heard of until then
+        quotas.spend(job, job.lease_until or at)  # its holder was heard of until then
     job.state = JobState.CLAIMED
     job.runner_id, job.devices, job.claimed_at, job.preempted_for = runner.id, devices, at, None
     job.attempt += 1
@@ -138,12 +152,6 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
         job.problem = None  # it was lifted, and the job begins anew
     session.flush()
     return _claim(session, service, job)
-
-
-def _spend(job: JobRow, until: datetime) -> None:
-    """Count the time that an attempt took of a runner, which has ended."""
-    if job.claimed_at is not None:
-        job.spent_ms = (job.spent_ms or 0) + max(0, round((until - job.claimed_at).total_seconds() * 1000))
 
 
 def _may_run(session: Session, job: JobRow) -> bool:
@@ -305,7 +313,7 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
     """
     row = held(session, project, job, said.fencing_token)
     at = db.now(session)
-    _spend(row, at)
+    quotas.spend(row, at)
     if said.problem is None and row.kind == JobKind.SERVE and row.is_wanted:
         # Nobody asked the replica to stop, so however it ended it is a failure, and the bundle must serve again.
         detail = "the replica ended, and nobody had asked for it"
@@ -319,7 +327,8 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
     follows = _next_try(session, row, said, at=at)
     said = said.model_copy(update={"detail": failures.told(said.detail or "", follows.cause, said.cause) or None})
     said = said.model_copy(update={"cause": follows.cause})
-    attempts.errored(session, service, row, said, at=at, retry_in=follows.wait_seconds)
+    act = f"{follows.act}:{row.attempt}"
+    attempts.errored(session, service, row, said, at=at, retry_in=follows.wait_seconds, act=act)
     problem = f"{said.problem}: {said.detail or ''}"[:2000]
     if follows.wait_seconds is None:
         _finish(session, service, row, problem=problem, at=at)
@@ -339,6 +348,10 @@ def _next_try(session: Session, row: JobRow, said: Complete, *, at: datetime) ->
     if not row.is_wanted:
         return failures.Next(None, said.cause)
     release = session.get(ReleaseRow, row.release_id) if row.release_id else None
+    other = session.get(JobRow, row.replaces) if row.replaces is not None else None
+    if other is not None and other.is_wanted and other.state in OPEN:
+        # What it was to take the place of serves on, and does not fail by this.
+        return failures.Next(failures.backoff(row.attempt), said.cause, failures.BESIDE)
     if release is None or Phase(release.phase) in TERMINAL:
         # Its log is closed. It is the way back of another release, which says so when it does not become ready.
         return failures.Next(failures.backoff(row.attempt), said.cause)

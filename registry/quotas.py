@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from registry import db
 from registry.settings import Settings
-from registry.tables import ProjectRow, ProjectUsageRow, UploadRow
+from registry.tables import JobRow, ProjectRow, ProjectUsageRow, UploadRow
 from schemas.api import Limits, ProjectUsage
 from schemas.problems import QuotaExceeded
 
@@ -171,6 +171,12 @@ def exhausted(session: Session, project: UUID, at: datetime, *, is_claiming: boo
         if row.max_runner_seconds and seconds >= row.max_runner_seconds
         else None,
     )
+
+
+def spend(job: JobRow, until: datetime) -> None:
+    """Count the time that an attempt took of a runner, which has ended."""
+    if job.claimed_at is not None:
+        job.spent_ms = (job.spent_ms or 0) + max(0, round((until - job.claimed_at).total_seconds() * 1000))
 
 
 def _worked(session: Session, project: UUID, at: datetime) -> tuple[int, int]:

@@ -5,16 +5,17 @@ from datetime import timedelta
 from uuid import UUID
 
 from pydantic import TypeAdapter
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from registry import auth, db
 from registry.auth import Actor
-from registry.tables import JobRow, RunnerRow, TargetRow
+from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.problems import NotFound
-from schemas.runner import Drain, Fingerprint, JobKind, JobState, LauncherName, Runner, RunnerRegistration
+from schemas.release import Phase
+from schemas.runner import JobKind, JobState, LauncherName, RunnerRegistration
 
 ALIVE_SECONDS = 30
 _LAUNCHER: TypeAdapter[LauncherName] = TypeAdapter(LauncherName)
@@ -73,7 +74,9 @@ def heartbeat(session: Session, project: UUID, runner: UUID, *, disk_free_bytes:
 
 
 def drain(session: Session, actor: Actor, name: str, reason: str) -> RunnerRow:
-    """Have a runner take no job any more, and end what it holds as that ends by itself. Again, it changes nothing.
+    """Have a runner take no job any more; what serves on it is handed over, and the rest ends by itself.
+
+    Again, it changes nothing.
 
     Raises:
         NotFound, NotPermitted: the actor's token is for some targets only.
@@ -81,7 +84,7 @@ def drain(session: Session, actor: Actor, name: str, reason: str) -> RunnerRow:
     row = _to_change(session, actor, name)
     if row.drained_at is None:
         row.drained_at, row.drained_by, row.drain_reason = db.now(session), actor.name, reason
-        session.flush()
+        _wake(session, row)
     return row
 
 
@@ -89,8 +92,22 @@ def undrain(session: Session, actor: Actor, name: str) -> RunnerRow:
     """Let a runner take jobs again. Raises NotFound, NotPermitted."""
     row = _to_change(session, actor, name)
     row.drained_at = row.drained_by = row.drain_reason = None
-    session.flush()
+    _wake(session, row)
     return row
+
+
+def _wake(session: Session, row: RunnerRow) -> None:
+    """Have the controller look at the targets that a runner serves: what is live there has another place now."""
+    served = select(JobRow.target_id).where(
+        JobRow.runner_id == row.id, JobRow.kind == JobKind.SERVE, JobRow.state == JobState.CLAIMED
+    )
+    phases = [Phase.APPROVED, Phase.CANARY, Phase.PROMOTED]
+    session.flush()
+    session.execute(
+        update(ReleaseRow)
+        .where(ReleaseRow.target_id.in_(served), ReleaseRow.phase.in_(phases))
+        .values(due_at=db.now(session))
+    )
 
 
 def _to_change(session: Session, actor: Actor, name: str) -> RunnerRow:
@@ -99,31 +116,6 @@ def _to_change(session: Session, actor: Actor, name: str) -> RunnerRow:
     found = named(session, actor.project_id, name)
     # Whoever claims for it holds its row too: after this, what it holds is all that it will.
     return session.get_one(RunnerRow, found.id, with_for_update=True, populate_existing=True)
-
-
-def _drain(session: Session, row: RunnerRow) -> Drain | None:
-    """Return that a runner drains, and what that waits for; None when it takes jobs."""
-    if row.drained_at is None:
-        return None
-    held = session.execute(
-        select(JobRow, TargetRow.name)
-        .join(TargetRow, TargetRow.id == JobRow.target_id, isouter=True)
-        .where(JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED)
-        .order_by(JobRow.id)
-    )
-    return Drain(
-        since=row.drained_at,
-        by=row.drained_by or "unknown",
-        reason=row.drain_reason or "",
-        waits_for=[_held(job, target) for job, target in held],
-    )
-
-
-def _held(job: JobRow, target: str | None) -> str:
-    if job.kind != JobKind.SERVE:
-        return f"run {job.id}: it ends by itself"
-    serves = f"the replica of bundle {job.bundle[7:19]}" + (f" on {target}" if target else "")
-    return f"{serves}: it serves until another release has replaced it, or the runner is stopped"
 
 
 def browse(session: Session, project: UUID, *, after: UUID | None, limit: int) -> list[RunnerRow]:
@@ -158,25 +150,3 @@ def has_only_kept_slots(session: Session, row: RunnerRow) -> bool:
 def launcher(row: RunnerRow) -> LauncherName:
     """Return how a runner starts engines: as processes where it did not say."""
     return _LAUNCHER.validate_python(row.launcher or "process")
-
-
-def wire(session: Session, row: RunnerRow) -> Runner:
-    """Return a runner as the service gives it out."""
-    held = session.scalars(
-        select(JobRow.id).where(JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED).order_by(JobRow.id)
-    )
-    return Runner(
-        id=row.id,
-        name=row.name,
-        runner_class=row.runner_class,
-        fingerprint=Fingerprint.model_validate(row.fingerprint),
-        engines=row.engines,
-        last_seen_at=row.last_seen_at,
-        is_alive=is_alive(session, row),
-        slots=row.slots,
-        jobs=list(held),
-        environments=row.environments or {},
-        launcher=launcher(row),
-        disk_free_bytes=row.disk_free_bytes,
-        drain=_drain(session, row),
-    )

@@ -439,6 +439,8 @@ class JobRow(Base):
     devices: Mapped[list[Any] | None]
     """Accelerators of its runner that are reserved for it while its lease lasts."""
     claimed_at: Mapped[datetime | None]
+    replaces: Mapped[UUID | None]
+    """Job of the replica whose place it takes, since that one's runner drains."""
     preempted_for: Mapped[UUID | None]
     """Job for live traffic that it makes room for."""
     runner_id: Mapped[UUID | None] = mapped_column(ForeignKey("runners.id"))
@@ -466,6 +468,12 @@ class JobRow(Base):
             "uq_jobs_serve",
             "target_id",
             "bundle",
+            unique=True,
+            postgresql_where=text("kind = 'serve' AND state IN ('pending', 'claimed') AND replaces IS NULL"),
+        ),
+        Index(
+            "uq_jobs_replaces",
+            "replaces",
             unique=True,
             postgresql_where=text("kind = 'serve' AND state IN ('pending', 'claimed')"),
         ),

@@ -32,7 +32,7 @@ def of_job(session: Session, job: JobRow) -> str | None:
 
 def _since(session: Session, job: JobRow) -> str:
     seconds = max(0, round((db.now(session) - job.due_at).total_seconds()))
-    return f"has waited {seconds} s for {_for_whom(session, job)}"
+    return f"has waited {seconds} s for {for_whom(session, job)}"
 
 
 def doing(session: Session, release: ReleaseRow) -> str | None:
@@ -51,7 +51,8 @@ def doing(session: Session, release: ReleaseRow) -> str | None:
     return None if job is None or job.progress is None else f"{job.kind}: {job.progress}"
 
 
-def _for_whom(session: Session, job: JobRow) -> str:
+def for_whom(session: Session, job: JobRow) -> str:
+    """Return what a job that is due waits for, without how long it has."""
     machines = [
         (runner, runners.held_count(session, runner))
         for runner in session.scalars(

@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Arm, cluster_name
-from registry import db, documents, evidence, failures, jobs, releases, targets
+from registry import db, documents, evidence, failures, handover, jobs, releases, targets
 from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.common import sha256_digest
 from schemas.evidence import Kind
@@ -105,11 +105,11 @@ def gather(control: Control, held: Held) -> Facts:
 
 
 def live_bundle(session: Session, target: TargetRow, bundle: str) -> Live | None:
-    """Return a ready replica of a bundle on a target."""
-    for job in jobs.serving(session, target.id):
-        if job.bundle == bundle and (live := live_of(job)) is not None:
-            return live
-    return None
+    """Return a ready replica of a bundle on a target; of two, the one whose runner does not drain."""
+    serving = [job for job in jobs.serving(session, target.id) if job.bundle == bundle]
+    ready = [live for job in serving if (live := live_of(job)) is not None]
+    going = handover.leaving(session, target.id) if len(ready) > 1 else set()
+    return min(ready, key=lambda one: one.job in going, default=None)
 
 
 def live_of(job: JobRow) -> Live | None:
@@ -153,6 +153,26 @@ def serve(control: Control, session: Session, target: TargetRow, release: Releas
     )
     db.after_commit(session, lambda: control.ring(target.runner_class))
     return job
+
+
+def hand_over(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> None:
+    """End replicas whose traffic is on another of their bundle, and have others boot for those on drained runners.
+
+    For whoever saw that the gateway should have the split that the facts ask for: traffic moves when they name a
+    replica that has become ready elsewhere. Nothing ends before the gateway says that it does.
+    """
+    lives = [live.job for live in (facts.candidate, facts.stable) if live is not None]
+    with control.transaction(held) as (session, release):
+        made = handover.begin(session, release.target_id, db.now(session))
+        for runner_class in {job.runner_class for job in made}:
+            db.after_commit(session, lambda one=runner_class: control.ring(one))
+        is_over = any(handover.replaced(session, release.target_id, live) for live in lives)
+    if not is_over or not gateway.is_in_force():
+        return
+    with control.transaction(held) as (session, release):
+        for live in lives:
+            for job in handover.replaced(session, release.target_id, live):
+                jobs.unwant(session, job, now=db.now(session))
 
 
 def arms_at(facts: Facts, step: int) -> tuple[Arm, ...]:

@@ -20,7 +20,7 @@ from schemas.release import Phase
 from schemas.runner import JobKind
 from workers import holds, quarantines
 from workers.control import Control, Held
-from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, live_bundle, live_of, serve
+from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, hand_over, live_bundle, live_of, serve
 from workers.restores import (
     TICK_SECONDS,
     WAIT_SECONDS,
@@ -134,6 +134,7 @@ def canary(control: Control, held: Held) -> float | None:
         return record_taken_back(control, held, facts, gateway)
     if split is None or not _is_as_wanted(split, facts, step):
         return _shift(control, held, step)
+    hand_over(control, held, facts, gateway)
     return _judge(control, held, facts, gateway, split)
 
 
@@ -222,6 +223,8 @@ def soak(control: Control, held: Held) -> float | None:
         control.perform(held, lambda session, release: _serve_again(control, session, release))
     elif not _is_as_wanted(split, facts, len(facts.policy.canary.steps) - 1):
         return _republish(control, held, facts, gateway)
+    else:
+        hand_over(control, held, facts, gateway)
     judgement, breach_at = look(control, facts, gateway, split)
     if judgement.outcome is StepOutcome.FAILED:
         return restore(
@@ -522,6 +525,7 @@ def _finish_soak(
             is_needed = job.bundle == release.bundle or (candidate is not None and job.bundle == candidate.bundle)
             if not is_needed and job.state in jobs.OPEN:
                 jobs.unwant(session, job, now=db.now(session))
+    hand_over(control, held, facts, gateway)
     return None
 
 

@@ -6,7 +6,7 @@ from uuid import UUID
 import anyio.to_thread
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from registry import blobs, jobs, runners, runs
+from registry import blobs, draining, jobs, runners, runs
 from registry.api.blobs import BINARY, BlobDigest
 from registry.api.bodies import receive
 from registry.api.deps import ServiceDep, SessionDep, allow
@@ -45,7 +45,7 @@ def list_runners(
 ) -> Page[Runner]:
     """List the project's runners, newest first."""
     rows = runners.browse(session, actor.project_id, after=after, limit=limit + 1)
-    return page(rows, limit, lambda row: runners.wire(session, row), lambda row: row.id)
+    return page(rows, limit, lambda row: draining.wire(session, row), lambda row: row.id)
 
 
 @router.get("/runners/{runner}", responses=declare(NotFound, InvalidDocument), operation_id="getRunner")
@@ -57,7 +57,7 @@ def get_runner(
     """Show a runner: what it is, and the newest runs that it holds or held."""
     row = runners.named(session, actor.project_id, runner)
     shown = [jobs.wire(session, job) for job, _ in jobs.of_runner(session, row.id, after=None, limit=MOST_RUNS)]
-    told = runners.wire(session, row).model_dump()
+    told = draining.wire(session, row).model_dump()
     return RunnerDetail(**told, registered_at=row.registered_at, runs=shown)
 
 
@@ -66,7 +66,7 @@ def register_runner(
     body: RunnerRegistration, actor: Annotated[Actor, allow("run_jobs")], session: SessionDep
 ) -> Runner:
     """Say who a runner is. Repeating it refreshes what is known."""
-    return runners.wire(session, runners.register(session, actor.project_id, body))
+    return draining.wire(session, runners.register(session, actor.project_id, body))
 
 
 @router.post("/runners/{runner}/heartbeats", responses=declare(NotFound, InvalidDocument), operation_id="heartbeat")
@@ -80,7 +80,7 @@ def heartbeat(
 ) -> Runner:
     """Say that a runner lives."""
     row = runners.heartbeat(session, actor.project_id, runner, disk_free_bytes=disk_free_bytes)
-    return runners.wire(session, row)
+    return draining.wire(session, row)
 
 
 RunnerName = Annotated[Name, Path(description="Name or identity.")]
@@ -90,14 +90,14 @@ RunnerName = Annotated[Name, Path(description="Name or identity.")]
 def drain_runner(
     runner: RunnerName, body: RunnerAct, actor: Annotated[Actor, allow("drain_runner")], session: SessionDep
 ) -> Runner:
-    """Have a runner take no job any more. What it holds ends as it would, and `drain` says what that is."""
-    return runners.wire(session, runners.drain(session, actor, runner, body.reason))
+    """Have a runner take no job any more, and hand over what serves on it; `drain` says what it waits for."""
+    return draining.wire(session, runners.drain(session, actor, runner, body.reason))
 
 
 @router.delete("/runners/{runner}/drains", responses=declare(NotFound, InvalidDocument), operation_id="undrainRunner")
 def undrain_runner(runner: RunnerName, actor: Annotated[Actor, allow("drain_runner")], session: SessionDep) -> Runner:
     """Let a runner take jobs again."""
-    return runners.wire(session, runners.undrain(session, actor, runner))
+    return draining.wire(session, runners.undrain(session, actor, runner))
 
 
 @router.post(

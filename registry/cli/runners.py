@@ -127,9 +127,10 @@ def drain(
     timeout: Timeout = 3600.0,
     as_json: Json = False,
 ) -> int:
-    """Have a runner take no job any more. What it holds goes on to its end.
+    """Have a runner take no job any more, and hand over what serves on it.
 
-    Gates end by themselves. A replica that serves goes on until another release has replaced it.
+    Gates end by themselves. A replica that serves goes on until another runner has one that is ready and has its
+    traffic, or for as long as there is none.
 
     Exit status with --wait: 0 it holds nothing; 3 time is up, and what it still holds is said.
     """

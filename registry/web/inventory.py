@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
-from registry import aliases, boots, db, documents, evidence, jobs, quarantine, releases, runners, targets
+from registry import aliases, boots, db, documents, draining, evidence, jobs, quarantine, releases, runners, targets
 from registry.api.deps import ServiceDep, SessionDep
 from registry.api.pages import Cursor, page
 from registry.tables import TargetRow
@@ -218,7 +218,7 @@ def runners_page(actor: VisitorDep, session: SessionDep, after: Cursor) -> Respo
     """List the machines that run models: what they are, whether they live, and what they do."""
     source = event_source(session)
     rows = runners.browse(session, actor.project_id, after=after, limit=PAGE_SIZE + 1)
-    found = page(rows, PAGE_SIZE, lambda row: runners.wire(session, row), lambda row: row.id)
+    found = page(rows, PAGE_SIZE, lambda row: draining.wire(session, row), lambda row: row.id)
     held = jobs.held_by(session, [one.id for one in found.items])
     return render(
         "runners.html",
@@ -244,7 +244,7 @@ def runner_page(runner: UUID, actor: VisitorDep, session: SessionDep, after: Cur
         "runner.html",
         actor=actor,
         section="runners",
-        runner=runners.wire(session, row),
+        runner=draining.wire(session, row),
         registered_at=row.registered_at,
         jobs=rows[:PAGE_SIZE],
         names=documents.names(session, actor.project_id, [job.bundle for job, _ in rows]),

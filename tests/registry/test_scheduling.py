@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select, update
 
-from registry import db, evidence, jobs, projects, quotas, releases, runners, runs, targets
+from registry import db, draining, evidence, jobs, projects, quotas, releases, runners, runs, targets
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow, ProjectRow, ReleaseRow
@@ -389,7 +389,7 @@ def test_a_drained_runner_takes_nothing_more_and_says_what_it_holds(service: Ser
 
     def drain() -> Drain:
         with service.database.transaction() as session:
-            shown = runners.wire(session, runners.drain(session, manager, "r1", "a new driver")).drain
+            shown = draining.wire(session, runners.drain(session, manager, "r1", "a new driver")).drain
         assert shown is not None
         return shown
 
@@ -408,7 +408,7 @@ def test_a_drained_runner_takes_nothing_more_and_says_what_it_holds(service: Ser
     end(service, actor, next(one for one in held if one.job == serve))
     assert drain().waits_for == []
     with service.database.transaction() as session:
-        assert runners.wire(session, runners.undrain(session, manager, "r1")).drain is None
+        assert draining.wire(session, runners.undrain(session, manager, "r1")).drain is None
     assert taken(service, actor, runner).job == waiting
 
 

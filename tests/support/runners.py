@@ -218,14 +218,8 @@ class Bench:
 
 
 @contextlib.contextmanager
-def runner_process(
-    bench: Bench, broker_url: str = "redis://127.0.0.1:1/0", *, name: str = "r1", **variables: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a runner as a process of its own, as `sluicegate up` starts it; `variables` are further settings.
-
-    Its log is `runner.log` in the bench's folder, of another one than r1 with the name before it.
-    """
-    settings = bench.settings(name)
+def started(settings: RunnerSettings, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a runner as a process of its own, as `sluicegate up` starts it; at the end it is killed."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -233,22 +227,28 @@ def runner_process(
         f"{PREFIX}RUNNER_CLASS": settings.runner_class,
         f"{PREFIX}API_URL": settings.api_url,
         f"{PREFIX}TOKEN": settings.token.get_secret_value(),
-        f"{PREFIX}BROKER_URL": broker_url,
+        f"{PREFIX}BROKER_URL": settings.broker_url.get_secret_value(),
         f"{PREFIX}DATA_DIR": str(settings.data_dir),
         f"{PREFIX}STORE_DIR": str(settings.store_dir),
-        **{f"{PREFIX}{key}": value for key, value in variables.items()},
     }
     options = ["-Q", f"runner.{CLASS}", "--pool", "threads", "--concurrency", "2", "--without-gossip"]
     command = [sys.executable, "-m", "celery", "-A", "workers.runner", "worker", *options]
-    path = bench.folder / ("runner.log" if name == "r1" else f"{name}-runner.log")
     with (
-        path.open("ab") as log,
-        subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=bench.folder) as child,
+        log.open("ab") as file,
+        subprocess.Popen(command, env=environment, stdout=file, stderr=file, cwd=log.parent) as child,
     ):
         try:
             yield child
         finally:
             child.kill()
+
+
+def runner_process(
+    bench: Bench, broker_url: str = "redis://127.0.0.1:1/0"
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """Run a runner of a bench as a process of its own, with its log in the bench's folder."""
+    settings = bench.settings().model_copy(update={"broker_url": SecretStr(broker_url)})
+    return started(settings, bench.folder / "runner.log")
 
 
 @contextlib.contextmanager

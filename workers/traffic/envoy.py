@@ -437,8 +437,9 @@ class EnvoyGateway:
             write_atomically(self._clusters, _bytes(document))
 
     def _await_health(self, split: Split, current: Split | None) -> None:
-        """Wait until every arm that gains weight passes Envoy's health check."""
-        gaining = [arm for arm in split.arms if arm.weight_bp > (current.weight_bp(arm.name) if current else 0)]
+        """Wait until every arm that gains weight, or is another replica's now, passes Envoy's health check."""
+        had = {arm.cluster: arm.weight_bp for arm in current.arms} if current else {}
+        gaining = [arm for arm in split.arms if arm.weight_bp > had.get(arm.cluster, 0)]
         for arm in gaining:
             if not any(self._looks(partial(self.admin.is_healthy, arm.cluster))):
                 raise ArmNotHealthy(f"{arm.name} at {arm.address} does not pass the gateway's health check")

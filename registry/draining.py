@@ -1,0 +1,73 @@
+"""A runner as the service shows it, and what one that drains still waits for."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from registry import runners, waits
+from registry.tables import JobRow, RunnerRow, TargetRow
+from schemas.runner import Drain, Fingerprint, JobKind, JobState, Runner
+
+
+def wire(session: Session, row: RunnerRow) -> Runner:
+    """Return a runner as the service gives it out."""
+    held = session.scalars(
+        select(JobRow.id).where(JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED).order_by(JobRow.id)
+    )
+    return Runner(
+        id=row.id,
+        name=row.name,
+        runner_class=row.runner_class,
+        fingerprint=Fingerprint.model_validate(row.fingerprint),
+        engines=row.engines,
+        last_seen_at=row.last_seen_at,
+        is_alive=runners.is_alive(session, row),
+        slots=row.slots,
+        jobs=list(held),
+        environments=row.environments or {},
+        launcher=runners.launcher(row),
+        disk_free_bytes=row.disk_free_bytes,
+        drain=_drain(session, row),
+    )
+
+
+def _drain(session: Session, row: RunnerRow) -> Drain | None:
+    """Return that a runner drains, and what that waits for; None when it takes jobs."""
+    if row.drained_at is None:
+        return None
+    held = session.execute(
+        select(JobRow, TargetRow.name)
+        .join(TargetRow, TargetRow.id == JobRow.target_id, isouter=True)
+        .where(JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED)
+        .order_by(JobRow.id)
+    )
+    return Drain(
+        since=row.drained_at,
+        by=row.drained_by or "unknown",
+        reason=row.drain_reason or "",
+        waits_for=[_held(session, job, target) for job, target in held],
+    )
+
+
+def _held(session: Session, job: JobRow, target: str | None) -> str:
+    if job.kind != JobKind.SERVE:
+        return f"run {job.id}: it ends by itself"
+    serves = f"the replica of bundle {job.bundle[7:19]}" + (f" on {target}" if target else "")
+    return f"{serves}: {_until(session, job)}"
+
+
+def _until(session: Session, job: JobRow) -> str:
+    if not job.is_wanted:
+        return "its open requests end, then it stops"
+    other = session.scalar(
+        select(JobRow).where(JobRow.replaces == job.id, JobRow.state.in_([JobState.PENDING, JobState.CLAIMED]))
+    )
+    if other is None:
+        return "it serves until another has taken its place, or the runner is stopped"
+    if other.state == JobState.PENDING:
+        if other.problem:
+            return f"it serves until another has taken its place, which is tried again: {other.problem}"
+        return f"it serves until another has taken its place, which waits for {waits.for_whom(session, other)}"
+    runner = session.get(RunnerRow, other.runner_id) if other.runner_id else None
+    state = other.replica["state"] if other.replica else other.progress or "claimed"
+    where = f"on runner {runner.name}" if runner else "elsewhere"
+    return f"it serves until another has taken its place, {where}: {state}"

@@ -1,0 +1,136 @@
+"""A runner that drains hands over what serves: another boots first, traffic moves, and only then the old one ends."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from registry import draining, failures, releases, runners
+from registry.auth import Actor
+from registry.service import Service
+from schemas.failures import Cause
+from schemas.runner import RunnerRegistration
+from tests.support.gateway import ask_many
+from tests.support.streams import stream_engine
+from tests.support.world import FINGERPRINT, World, world
+
+
+@pytest.fixture
+def here(service: Service, actor: Actor, tmp_path: Path) -> Iterator[World]:
+    with world(service, actor, tmp_path) as made:
+        yield made
+
+
+def another(here: World, **changes: object) -> World:
+    """Return the world as a second runner sees it, which registers now."""
+    body = {"name": "r2", "runner_class": "cpu", "fingerprint": FINGERPRINT, "engines": ["llamacpp"], "boot_id": "b"}
+    with here.service.database.transaction() as session:
+        registration = RunnerRegistration.model_validate(body | changes)
+        return replace(here, runner=runners.register(session, here.actor.project_id, registration).id)
+
+
+def manager(here: World) -> Actor:
+    return replace(here.actor, role="manager")
+
+
+def drain(here: World, name: str = "r1") -> None:
+    with here.service.database.transaction() as session:
+        runners.drain(session, manager(here), name, "a new driver")
+
+
+def undrain(here: World, name: str = "r1") -> None:
+    with here.service.database.transaction() as session:
+        runners.undrain(session, manager(here), name)
+
+
+def waits_for(here: World, name: str = "r1") -> list[str]:
+    with here.service.database.transaction() as session:
+        shown = draining.wire(session, runners.named(session, here.actor.project_id, name)).drain
+    assert shown is not None
+    return shown.waits_for
+
+
+def test_traffic_moves_once_another_is_ready_and_then_the_old_one_ends_without_a_lost_request(here: World) -> None:
+    with stream_engine("one") as one, stream_engine("two") as two:
+        here.live(here.bundle("chat", b"weights"), here.policy(), one)
+        (old,) = here.serving_jobs()
+        other = another(here)
+        with here.traffic() as answers:
+            drain(here)
+            here.until(lambda: len(here.serving_jobs()) == 2)
+            taken = other.claim()
+            assert (taken.kind, taken.bundle) == ("serve", old.bundle)
+            other.replica(taken, "loading", two, pid=2000)
+            here.turn()
+            # Nothing ends and nothing moves before another can answer.
+            assert [job.is_wanted for job in here.serving_jobs()] == [True, True]
+            assert waits_for(here)[0].endswith("it serves until another has taken its place, on runner r2: loading")
+            assert set(ask_many(here.envoy.url(), 5).engines) == {"one"}
+            other.replica(taken, "ready", two, pid=2000)
+            here.until(lambda: [job.is_wanted for job in here.serving_jobs()] == [False, True])
+            assert set(ask_many(here.envoy.url(), 5).engines) == {"two"}
+            assert waits_for(here)[0].endswith("its open requests end, then it stops")
+        assert sum(each.broken for each in answers) == 0
+        assert {status for each in answers for status in each.statuses} == {200}
+        here.complete_by_token(old.id, old.fencing_token)
+        assert waits_for(here) == []
+        here.turn()
+        assert [job.id for job in here.serving_jobs()] == [taken.job]
+
+
+def test_where_no_other_runner_fits_the_replica_serves_on_and_what_is_missing_is_said(here: World) -> None:
+    with stream_engine("one") as one:
+        here.live(here.bundle("chat", b"weights"), here.policy(), one)
+        another(here, engines=["vllm"])
+        drain(here)
+        here.until(lambda: len(here.serving_jobs()) == 2)
+        for _ in range(3):
+            here.turn()
+        (line,) = waits_for(here)
+        assert "it serves until another has taken its place, which waits for a runner that has a processor" in line
+        assert line.endswith("r2: it has vllm, and not llamacpp")
+        assert set(ask_many(here.envoy.url(), 5).engines) == {"one"}
+        # The drain is over: what was to take its place is not wanted any more.
+        undrain(here)
+        here.until(lambda: len(here.serving_jobs()) == 1)
+        assert set(ask_many(here.envoy.url(), 5).engines) == {"one"}
+
+
+def test_a_replica_that_cannot_take_the_place_fails_beside_a_release_that_serves_on(here: World) -> None:
+    with stream_engine("one") as one, stream_engine("two") as two:
+        release = here.live(here.bundle("chat", b"weights"), here.policy(), one)
+        other = another(here)
+        drain(here)
+        here.until(lambda: len(here.serving_jobs()) == 2)
+        job = here.serving_jobs()[-1].id
+        for _ in range(4):
+            claim = other.claim()
+            other.complete(claim, "engine-failed", cause=Cause.UNSUPPORTED)
+            with here.service.database.transaction() as session:
+                row = session.get_one(type(here.serving_jobs()[0]), job)
+                assert row.state == "pending"
+                row.due_at = row.created_at
+            here.turn()
+        shown = here.show(release)
+        assert not shown.held
+        with here.service.database.transaction() as session:
+            seen = failures.history(releases.log(session, release))
+        assert (seen.failures, seen.is_over) == (0, False)
+        assert set(ask_many(here.envoy.url(), 5).engines) == {"one"}
+        other.serve(two, pid=2000)
+        here.until(lambda: set(ask_many(here.envoy.url(), 5).engines) == {"two"})
+
+
+def test_the_old_one_is_wanted_for_as_long_as_the_gateway_does_not_say_that_traffic_has_moved(here: World) -> None:
+    with stream_engine("one") as one, stream_engine("two") as two:
+        here.live(here.bundle("chat", b"weights"), here.policy(), one)
+        other = another(here)
+        drain(here)
+        here.until(lambda: len(here.serving_jobs()) == 2)
+        here.envoy.kill()
+        other.serve(two, pid=2000)
+        here.turn()
+        assert [job.is_wanted for job in here.serving_jobs()] == [True, True]
+        here.envoy.restart()
+        here.until(lambda: [job.is_wanted for job in here.serving_jobs()] == [False, True])

@@ -8,7 +8,6 @@ only, as it is started for each question. Messages and `inspect` are as podman 5
 """
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -265,6 +264,8 @@ def free_port() -> int:
 
 def leave_the_network() -> None:
     """Go where there is no network but a loopback of its own, where the kernel lets this account do so."""
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET) != 0 and libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
         return

@@ -12,10 +12,13 @@ from typing import Any
 from tests.support import container_program
 
 _PROGRAM = """#!{python} -IS
-import runpy, sys
+import sys
 from pathlib import Path
 
-runpy.run_path({module!r})["main"](Path({place!r}), {kind!r}, sys.argv[1:])
+sys.path.append({folder!r})
+from container_program import main
+
+main(Path({place!r}), {kind!r}, sys.argv[1:])
 """
 
 
@@ -27,7 +30,12 @@ class ScriptedContainers:
         self.place = place
         self.path = place / program
         self.path.write_text(
-            _PROGRAM.format(python=sys.executable, module=container_program.__file__, place=str(place), kind=program),
+            _PROGRAM.format(
+                python=sys.executable,
+                folder=str(Path(container_program.__file__).parent),
+                place=str(place),
+                kind=program,
+            ),
             encoding="utf-8",
         )
         self.path.chmod(0o755)

@@ -20,7 +20,7 @@ PACKAGES := schemas gates registry workers
 MYPY_TARGETS := $(addprefix -p ,$(PACKAGES)) $(if $(wildcard tests/support/*.py),-p tests.support)
 
 help: ## Say what each target does
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 28
 
 install: $(STAMP) ## Build .venv from the locked requirements; does nothing when it is current
 

@@ -5,7 +5,7 @@ blocks: nothing is served by such an engine. One that only changes how much fits
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from packaging.version import InvalidVersion, Version
@@ -139,6 +139,8 @@ def _row(name: str, seen: Said | None, should: Wanted | None, *, is_different: b
         outcome = Agreement.NOT_DECLARED
     else:
         outcome = Agreement.DIFFERS if is_different else Agreement.EQUAL
+    if should is not None and seen is not None and should.how == "tail" and not is_different:
+        should = replace(should, value=seen.value)  # without the words of a wrapper
     return Compared(
         item=name,
         outcome=outcome,

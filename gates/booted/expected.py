@@ -137,6 +137,8 @@ def _read(place: _Place) -> Mapping[str, Wanted]:
         if first is not None:
             found |= _of_gguf(first, paths[0], bundle)
             found["parameters"] = Wanted(str(sum(one.parameters for one in headers)), f"file {paths[0]}")
+    if names & {"bos_token", "eos_token"} and bundle.tokenizer.origin == "files":
+        found |= _of_tokenizer(bundle, root)
     if (template := _template(bundle, root, first)) is not None:
         text, source = template
         found["template"] = Wanted(sha256_digest(_rewritten(bundle.engine.name, text).encode()), source)
@@ -188,16 +190,35 @@ def _template(bundle: Bundle, root: Path, first: Header | None) -> tuple[str, st
 
 
 def _of_tokenizer_config(bundle: Bundle, root: Path) -> tuple[str, str] | None:
+    path = _tokenizer_config(bundle)
+    text: Any = None if path is None else load_object(root / path, path).get("chat_template")
+    return (text, f"file {path}") if isinstance(text, str) and text else None
+
+
+def _of_tokenizer(bundle: Bundle, root: Path) -> dict[str, Wanted]:
+    """Return the tokens that begin and end a text, where the tokenizer's configuration says them alone."""
+    path = _tokenizer_config(bundle)
+    names = {PurePosixPath(file.path).name for file in bundle.files}
+    if path is None or "special_tokens_map.json" in names:
+        return {}
+    told = load_object(root / path, path)
+    found = {}
+    for name in ("bos_token", "eos_token"):
+        value = told.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str) and text:
+            found[name] = Wanted(shown(text), f"file {path}")
+    return found
+
+
+def _tokenizer_config(bundle: Bundle) -> str | None:
+    """Return the path of the shallowest tokenizer_config.json; None when there is none."""
     paths = [
         file.path
         for file in bundle.files
         if file.role is Role.TOKENIZER and PurePosixPath(file.path).name == "tokenizer_config.json"
     ]
-    if not paths:
-        return None
-    path = min(paths, key=lambda one: (one.count("/"), one))
-    text: Any = load_object(root / path, path).get("chat_template")
-    return (text, f"file {path}") if isinstance(text, str) and text else None
+    return min(paths, key=lambda one: (one.count("/"), one), default=None)
 
 
 def _rewritten(engine: str, text: str) -> str:

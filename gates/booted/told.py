@@ -75,6 +75,8 @@ def pages(engine: str) -> list[str]:
 def read(engine: str, fetched: Mapping[str, bytes], arguments: Sequence[str] = ()) -> dict[str, Said]:
     """Return what an engine says, by item. What it does not say, or not in the form that it should have, is absent.
 
+    Of several rows for one item the first that says something counts.
+
     Args:
         engine: its kind.
         fetched: path → page, of those that it answered with 200.
@@ -83,7 +85,7 @@ def read(engine: str, fetched: Mapping[str, bytes], arguments: Sequence[str] = (
     parsed: dict[str, Any] = {}
     found = {}
     for row in reports(engine):
-        if row.page not in fetched or row.unless in arguments:
+        if row.item in found or row.page not in fetched or row.unless in arguments:
             continue
         if row.label:
             value = _labelled(fetched[row.page], row.label)
@@ -127,7 +129,7 @@ def _at(body: Any, path: Sequence[str]) -> Any:
 
 
 def _labelled(page: bytes, label: Sequence[str]) -> Any:
-    """Return the product of a metric's labels, or the text of a single one; of several lines the least."""
+    """Return the product of a metric's labels that are counts, or else the text of a single one; of lines the least."""
     metric, *names = label
     values: list[Any] = []
     for line in page.decode("utf-8", errors="replace").splitlines():
@@ -135,10 +137,10 @@ def _labelled(page: bytes, label: Sequence[str]) -> Any:
             continue
         told = {name: _unescaped(text) for name, text in _LABELS.findall(line)}
         texts = [told.get(name) for name in names]
-        if len(names) == 1 and texts[0] is not None:
-            values.append(texts[0])
-        elif texts and all(text is not None and text.isdecimal() for text in texts):
+        if all(text is not None and text.isdecimal() for text in texts):
             values.append(math.prod(int(text or 0) for text in texts))
+        elif len(names) == 1 and texts[0] is not None:
+            values.append(texts[0])
         else:
             return _ABSENT
     if len(set(values)) > 1 and not all(type(value) is int for value in values):

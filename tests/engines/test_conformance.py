@@ -14,6 +14,7 @@ from gates.leniency import LENIENCY
 from gates.questions import ask_all
 from schemas.policy import CompatibilityRule
 from schemas.result import Severity, Verdict
+from schemas.runner import Agreement
 from schemas.suite import GoldenSuite
 from tests.support.chain import ANSWER, ANSWER_IDS, PROMPT, PROMPT_TOKENS, token
 from tests.support.real_engines import CONTEXT_TOKENS
@@ -41,6 +42,10 @@ async def test_it_serves_under_its_name_with_the_context_of_the_bundle(engine):
         facts = await endpoint.facts()
     assert [(model.id, model.context_tokens) for model in models] == [("chain", CONTEXT_TOKENS)]
     assert engine.ready.identity.context_tokens == CONTEXT_TOKENS
+    assert engine.ready.findings == ()
+    agreed = {row.item for row in engine.ready.compared if row.outcome is Agreement.EQUAL}
+    assert agreed >= {"version", "environment", "arguments", "model", "model_path", "context_tokens", "kv_tokens"}
+    assert agreed >= {"template", "bos_token", "eos_token"}
     assert facts
     if engine.name == "vllm":
         assert facts == {"version": engine.bundle.engine.version}

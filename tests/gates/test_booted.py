@@ -52,7 +52,7 @@ def test_every_kind_of_engine_has_rows_with_a_source_for_things_that_are_compare
     assert len(table(engine)["source"]) > 20
     rows = reports(engine)
     assert {row.item for row in rows} <= set(ITEMS)
-    assert len({row.item for row in rows}) == len(rows)
+    assert len(set(rows)) == len(rows)
     assert all(bool(row.at) != bool(row.label) for row in rows)
     assert pages(engine) == sorted({row.page for row in rows})
     told = [*table(engine).get("defaults", ()), *table(engine).get("rewrites", ())]
@@ -141,8 +141,14 @@ def test_a_page_of_another_form_says_nothing(told):
 def test_vllms_cache_is_read_from_the_labels_of_its_metric():
     said = read("vllm", {"/metrics": CACHE.format(engine=0, blocks=100).encode()})
     assert (said["kv_tokens"].value, said["kv_cache"].value, said["prefix_caching"].value) == ("1600", "auto", "true")
+    newer = CACHE.replace("note=", 'kv_cache_size_tokens="900",note=')
+    assert read("vllm", {"/metrics": newer.format(engine=0, blocks=100).encode()})["kv_tokens"].value == "900"
     several = CACHE.format(engine=0, blocks=100) + CACHE.format(engine=1, blocks=7)
     assert read("vllm", {"/metrics": several.encode()})["kv_tokens"].value == "112"
+    assert (
+        read("vllm", {"/metrics": newer.replace("900", "None").format(engine=0, blocks=1).encode()})["kv_tokens"].value
+        == "16"
+    )
     for broken in (b"", b"vllm:cache_config_info 1.0\n", CACHE.format(engine=0, blocks="None").encode()):
         assert "kv_tokens" not in read("vllm", {"/metrics": broken})
 
@@ -248,6 +254,22 @@ def test_a_template_of_the_tokenizers_configuration_is_wanted_as_it_is_there(tmp
     one = Bundle.model_validate(body("sglang", files=files))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "hello\r\n"}))
     assert wanted(one, tmp_path, ())["template"].value == sha256_digest(b"hello\r\n")
+
+
+@pytest.mark.parametrize("eos", ["</s>", {"content": "</s>", "lstrip": False}])
+def test_the_tokens_that_begin_and_end_a_text_are_wanted_as_the_tokenizer_says_them(tmp_path, eos):
+    files = [{**TEMPLATE, "path": "tokenizer_config.json", "role": "tokenizer"}]
+    one = Bundle.model_validate(body("vllm", version="0.32.0", files=files))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": eos}))
+    should = wanted(one, tmp_path, ())
+    assert (should["eos_token"].value, "bos_token" in should) == ("</s>", False)
+    said = read("vllm", {"/tokenizer_info": page({"eos_token": "<|end|>", "chat_template": "x"})})
+    (found,) = compare(said, should).blocking
+    assert (found.code, found.found, found.expected) == ("tokenizer-differs", "<|end|>", "</s>")
+    overridden = [*files, {**TEMPLATE, "path": "special_tokens_map.json", "role": "tokenizer"}]
+    assert "eos_token" not in wanted(
+        Bundle.model_validate(body("vllm", version="0.32.0", files=overridden)), tmp_path, ()
+    )
 
 
 def test_files_that_cannot_be_read_say_nothing(tmp_path):

@@ -55,7 +55,8 @@ def test_the_command_line_is_complete_and_in_order(body, command):
     assert " ".join(made.argv[4:]) == (
         "77 /opt/vllm/bin/python -I -m vllm.entrypoints.openai.api_server --model /root/b --served-model-name chain"
         " --host 127.0.0.1 --port 4711 --shutdown-timeout 13 --enable-prompt-tokens-details"
-        " --disable-uvicorn-access-log --load-format safetensors --chat-template /root/b/chat_template.jinja"
+        " --enable-tokenizer-info-endpoint --disable-uvicorn-access-log --load-format safetensors"
+        " --chat-template /root/b/chat_template.jinja"
         ' --enforce-eager --max-model-len 512 --max-num-seqs 4 --structured-outputs-config {"backend": "guidance"}'
     )
     assert made.port_file is None

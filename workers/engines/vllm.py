@@ -174,7 +174,7 @@ def _managed(bundle: Bundle, launch: Launch) -> list[str]:
     words = ["--model", str(launch.root / folder), "--served-model-name", bundle.serving.served_name]
     words += ["--host", launch.host, "--port", str(launch.port)]
     words += ["--shutdown-timeout", str(math.ceil(launch.drain_seconds))]
-    words += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    words += ["--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint", "--disable-uvicorn-access-log"]
     if "--load-format" not in TABLE.given(bundle.engine.arguments):
         words += ["--load-format", "safetensors"]  # what it takes by itself may be a pickle
     for name, argument in _LAYOUT.items():

@@ -1,4 +1,4 @@
-"""Which of the accelerators that are reserved for a job each of its replicas gets."""
+"""Which accelerators each replica of a job gets, and for how long the files of what it boots are kept."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -8,7 +8,7 @@ import pytest
 from registry.client import Client
 from schemas.bundle import Bundle
 from schemas.runner import Claim, JobKind
-from tests.support import factories
+from tests.support import chain, factories
 from workers.fingerprint import fingerprint
 from workers.launchers.process import ProcessLauncher
 from workers.lease import Lease
@@ -23,18 +23,38 @@ def bundle(count: int) -> Bundle:
     return Bundle.model_validate(factories.bundle_body(hardware=row))
 
 
-def names(tmp_path: Path, devices: list[int], own: Bundle, accepted: Bundle | None = None) -> tuple[str, ...]:
-    claim = Claim(
+def claim(own: Bundle, devices: list[int]) -> Claim:
+    return Claim(
         job=uuid4(), kind=JobKind.EVALUATE, fencing_token=1, lease_seconds=30.0, release=None, target=None,
         bundle=own.digest, policy=None, suites=[], references={}, gates=[], attempt=1, replica=None, accepted=None,
         devices=devices, is_wanted=True,
     )  # fmt: skip
+
+
+def site(tmp_path: Path, client: Client, staging: Staging) -> Site:
+    return Site("r1", tmp_path, fingerprint(), "gpu", staging, ProcessLauncher(), client, identifiers=CARDS)
+
+
+def names(tmp_path: Path, devices: list[int], own: Bundle, accepted: Bundle | None = None) -> tuple[str, ...]:
     with Client("http://127.0.0.1:1", "none") as client:
-        site = Site(
-            "r1", tmp_path, fingerprint(), "gpu", Staging(tmp_path), ProcessLauncher(), client, identifiers=CARDS
-        )
-        lease = Lease(client, claim)
-        return site.devices(lease, own) if accepted is None else site.devices(lease, accepted, beside=own)
+        here, lease = site(tmp_path, client, Staging(tmp_path)), Lease(client, claim(own, devices))
+        return here.devices(lease, own) if accepted is None else here.devices(lease, accepted, beside=own)
+
+
+def test_the_files_of_what_a_job_boots_besides_its_own_bundle_are_kept_until_it_ends(tmp_path: Path) -> None:
+    staging = Staging(tmp_path, kept_bytes=1)
+    source = chain.write_bundle_directory(tmp_path / "source")
+    accepted = chain.describe(source, environment="sha256:" + "a" * 64)
+    contents = {file.sha256: (source / file.path).read_bytes() for file in accepted.files}
+    staging.stage(accepted, lambda digest: iter([contents[digest]]))
+    with Client("http://127.0.0.1:1", "none") as client:
+        lease = Lease(client, claim(bundle(0), []))
+        place = site(tmp_path, client, staging).stage(lease, accepted)
+        assert place.was_there
+        staging.release("another job, whose end makes room")
+        assert place.root.is_dir()
+        staging.release(str(lease.job))
+        assert not place.root.exists()
 
 
 def test_a_job_s_own_replica_has_the_first_and_the_accepted_bundle_the_next(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def free_port() -> int:
 
 def leave_the_network() -> None:
     """Go where there is no network but a loopback of its own, where the kernel lets this account do so."""
-    import ctypes
+    import ctypes  # it takes longer than most answers
 
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET) != 0 and libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:

@@ -32,7 +32,7 @@ COMMANDS = {
         "quarantine",
         "lift",
     },
-    "alias": {"set", "list", "show", "history", "delete", "protect"},
+    "alias": {"set", "list", "show", "history", "delete", "protect", "patterns"},
     "blob": {"check", "gc"},
     "policy": {"push", "show", "list"},
     "suite": {"push", "show", "list", "record"},

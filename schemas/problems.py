@@ -137,7 +137,7 @@ class Conflict(Problem):
 
 
 class NoRunnerFits(Problem):
-    """No runner of the class could ever run the bundle. `needs` says what it takes, `runners` what each lacks."""
+    """No runner of the class could run the bundle. It takes `needs`; `runners` says who lacks what, `fits` who can."""
 
     kind, title, status = "no-runner-fits", "No runner fits", 409
 

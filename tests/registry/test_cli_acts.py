@@ -4,8 +4,9 @@ from uuid import UUID
 
 from registry import db, jobs, targets
 from schemas.api import Complete
-from schemas.runner import JobKind, JobState, ReplicaState
+from schemas.runner import JobKind, JobState, ReplicaState, RunnerRegistration
 from tests.support.factories import registered_bundle
+from tests.support.scene import FINGERPRINT
 
 
 def test_taking_back_where_nothing_can_be_taken_back_says_so_and_changes_nothing(scene):  # C142
@@ -122,3 +123,23 @@ def test_what_no_runner_could_run_is_told_when_it_is_asked_for(scene):
         assert ran.status == 4
         assert "no runner of class cpu has 2 × nvidia-h100" in ran.err
         assert "runner-1: it has no accelerator, 8.6 GB" in ran.err
+
+
+def test_hardware_that_no_runner_of_the_class_has_is_said_at_once_with_who_has_it(scene):
+    scene.target()
+    hardware = {"accelerator": "nvidia-h100", "count": 4}
+    four = registered_bundle(scene.service, scene.api.actor("manager"), "four", hardware=hardware)
+    cards = [{"sku": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_520_809_984}] * 4
+    found = FINGERPRINT.model_dump(mode="json", exclude_none=True) | {"accelerators": cards}
+    large = {"name": "large", "runner_class": "h100", "fingerprint": found, "engines": ["llamacpp"], "boot_id": "b"}
+    scene.runner.runners.register(RunnerRegistration.model_validate(large))
+    for command in (
+        ("release", "create", "-t", "chat@prod", "-b", four.digest, "-p", scene.policy.digest),
+        ("gate", "run", four.digest, "--policy", scene.policy.digest, "--runner-class", "cpu"),
+    ):
+        refused = scene.command(*command)
+        assert refused.status == 4, refused
+        said = " ".join(refused.err.split())
+        assert "no runner of class cpu has 4 × nvidia-h100" in said
+        assert "runner-1: it has no accelerator" in said
+        assert "it fits large of class h100" in said

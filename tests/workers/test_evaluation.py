@@ -12,6 +12,7 @@ from tests.support.disk import small_disk
 from tests.support.family import FAMILY
 from tests.support.outage import door
 from tests.support.runners import QUICK_GATES, is_running, result, until
+from tests.support.split_engine import split
 from workers.agent import Agent
 from workers.engines.llamacpp import LLAMACPP
 from workers.engines.table import DRIVERS
@@ -247,6 +248,32 @@ def test_c069_what_boots_with_less_context_than_promised_fails_and_integrity_is_
     assert result(done, "integrity")["verdict"] == "passed"
     short = [one for one in result(done, "compatibility")["findings"] if one["severity"] == "block"]
     assert "context-differs" in {one["code"] for one in short}, short
+
+
+def test_b26_a_first_boot_with_a_smaller_cache_is_recorded_beside_the_next_and_gates_ask_what_was_warmed(
+    bench, monkeypatch
+):
+    bundle, policy = bench.bundle(runtime={"context_tokens": 512, "max_sequences": 20}), bench.policy()
+    bench.start()
+    told = []
+    for number, slots in enumerate((19, 20)):
+        # Until its cache is filled, what an engine needs to compile is missing from what it has for sequences.
+        props = {"default_generation_settings": {"n_ctx": 512}, "total_slots": slots}
+        compiled = (f"compiling took {2.5 if number == 0 else 0.1} s",)
+        monkeypatch.setitem(DRIVERS, LLAMACPP.name, split(props=props, lines=compiled))
+        run = bench.evaluate(bundle, policy)
+        told += until(lambda run=run: [one.body for one in bench.entries(run) if one.kind == "engine_booted"])
+        bench.unwant(run)
+        bench.done(run)
+    values = [next(row["found"] for row in body["compared"] if row["item"] == "kv_tokens") for body in told]
+    assert values == ["9728", "10240"]
+    assert [sorted(one["code"] for one in body.get("findings") or []) for body in told] == [
+        ["kv-tokens-below-plan", "slots-differ"],
+        [],
+    ]
+    assert [body["compile_ms"] for body in told] == [2500, 100]
+    assert {(body["warm_requests"], body["warm_failed"]) for body in told} == {(1, 0)}
+    assert sorted(boot.compile_ms for boot in bench.client().bundles.boots(bundle.digest)) == [100, 2500]
 
 
 def test_an_engine_killed_during_a_gate_never_passes_it(bench):

@@ -226,4 +226,6 @@ def _rewritten(engine: str, text: str) -> str:
     for rule in table(engine).get("rewrites", ()):
         if all(part in text for part in rule["has"]):
             text = text.replace(rule["from"], rule["to"])
+    if "trims" in table(engine):
+        text = text.replace("\r\n", "\n").removesuffix("\n")
     return text

@@ -195,6 +195,26 @@ def test_one_that_is_taken_up_serves_on_and_says_in_what_it_differs(booted):
     assert "the bundle says 1024" in cause
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n\r\n"])
+@pytest.mark.parametrize("place", ["file", "weights"])
+def test_a_template_agrees_however_its_lines_end(tmp_path, place, end):
+    template = chain.TEMPLATE.replace("\n", end) + end
+    root = chain.write_bundle_directory(tmp_path / "bundle", template=None)
+    if place == "weights":
+        chain.write_chain(root / "model.gguf", template=template)
+    else:
+        (root / "chat_template.jinja").write_bytes(template.encode())
+    bundle = chain.describe(root, environment=LLAMACPP.identity().digest)
+    launch = Launch(root=root, port_file=tmp_path / "run" / "port.json")
+    replica = Replica(bundle, launch, workdir=tmp_path / "run", launcher=ProcessLauncher())
+    replica.start()
+    try:
+        ready = replica.wait_ready(30)
+    finally:
+        replica.stop(grace_seconds=0.0)
+    assert [row.outcome for row in ready.compared if row.item == "template"] == [Agreement.EQUAL]
+
+
 def test_a_boot_that_differs_fails_with_its_findings_and_leaves_no_engine(tmp_path):
     root = chain.write_bundle_directory(tmp_path / "bundle")
     bundle = chain.describe(root, environment=LLAMACPP.identity().digest)

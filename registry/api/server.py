@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
             server_header=False,
             http=Protocol,
             ws="none",
-            loop="asyncio",
+            loop="uvloop",
             **options,
         )
         super().__init__(config)

@@ -32,7 +32,7 @@ def facts(session: Session, release: ReleaseRow) -> tuple[str | None, int | None
     found = session.execute(_FACTS, asked).one()
     if found.live is not None and release.phase in IN_PROGRESS:
         return found.live, found.doubt
-    before = targets.way_back(session, release)
+    before = targets.way_back_past_live(session, release)
     return before.bundle if before is not None else None, found.doubt
 
 

@@ -143,6 +143,11 @@ def way_back(session: Session, release: ReleaseRow) -> ReleaseRow | None:
     """
     if release.phase in IN_PROGRESS and (live := stable_release(session, release.target_id)) is not None:
         return live
+    return way_back_past_live(session, release)
+
+
+def way_back_past_live(session: Session, release: ReleaseRow) -> ReleaseRow | None:
+    """Return what `way_back` does where nothing is live, or the release is not under way."""
     nearest: ReleaseRow | None = None
     for before in accepted_before(session, release):
         if not documents.is_there(session, before.project_id, "bundle", before.bundle):

@@ -508,6 +508,17 @@ def test_an_engine_that_did_not_become_ready_fails_with_its_log(good):
         assert conclude(good, {"boot": kept}).verdict is Verdict.ERRORED
 
 
+def test_an_engine_that_is_not_what_its_bundle_says_fails_with_each_difference(good):
+    told = {"code": "context-differs", "severity": "block", "message": "Differs.", "found": "256", "expected": "512"}
+    records = compatibility.boot_failed("identity_differs", "identity_differs: Differs.", [], [told])
+    result = conclude(good, records)
+    assert result.verdict is Verdict.FAILED
+    assert [one.code for one in result.findings] == ["boot-identity-differs", "context-differs"]
+    assert (result.findings[1].found, result.findings[1].expected) == ("256", "512")
+    records["boot"]["findings"] = [{"code": "context-differs"}]
+    assert conclude(good, records).verdict is Verdict.ERRORED
+
+
 def test_no_cases_are_errored(good, passed):
     result = conclude(good, passed[1] | {"cases": []})
     assert (result.verdict, result.findings[0].code) == (Verdict.ERRORED, "case-missing")

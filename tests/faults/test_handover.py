@@ -26,9 +26,11 @@ def second_runner(ground: Ground, folder: Path) -> Iterator[str]:
         data_dir=folder / "second",
         store_dir=ground.home / "data" / "blobs",
     )
-    with started(settings, folder / "runner.log"):
-        yield settings.name
-    end_all(settings.data_dir)
+    try:
+        with started(settings, folder / "runner.log"):
+            yield settings.name
+    finally:
+        end_all(settings.data_dir)
 
 
 def ready(ground: Ground) -> list[tuple[Replica, str]]:

@@ -38,12 +38,15 @@ def begin(session: Session, target: UUID, now: datetime) -> list[JobRow]:
     if not going:
         return []
     targets.lock(session, target)  # none is asked for twice
-    serving = [job for job in jobs.serving(session, target) if job.is_wanted]
+    held = jobs.serving(session, target)
+    serving = [job for job in held if job.is_wanted]
+    # One at most takes a place, also while that one ends. Its end has the controller look again.
+    has_other = {job.replaces for job in held}
     staying = {job.bundle for job in serving if job.id not in going}
     made = []
     for job in serving:
         # What is not ready serves nobody. When it fails, its next try is no drained runner's.
-        if job.id in going and job.bundle not in staying and is_ready(job):
+        if job.id in going and job.id not in has_other and job.bundle not in staying and is_ready(job):
             staying.add(job.bundle)
             made.append(_beside(session, job, now))
     return made
@@ -66,14 +69,14 @@ def _beside(session: Session, job: JobRow, now: datetime) -> JobRow:
 
 
 def replaced(session: Session, target: UUID, kept: UUID) -> list[JobRow]:
-    """Return the other wanted replicas of a job's bundle, if that job's own stays where it is.
+    """Return the other wanted replicas of a job's bundle, if that job's own is ready and stays where it is.
 
     They were handed over; or they were to take its place, and the drain is over.
     """
     if kept in leaving(session, target):
         return []
     wanted = [job for job in jobs.serving(session, target) if job.is_wanted]
-    bundle = next((job.bundle for job in wanted if job.id == kept), None)
+    bundle = next((job.bundle for job in wanted if job.id == kept and is_ready(job)), None)
     return [job for job in wanted if job.bundle == bundle and job.id != kept]
 
 

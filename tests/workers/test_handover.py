@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from registry import draining, failures, releases, runners
+from registry import draining, failures, handover, releases, runners
 from registry.auth import Actor
 from registry.service import Service
 from schemas.failures import Cause
@@ -134,3 +134,55 @@ def test_the_old_one_is_wanted_for_as_long_as_the_gateway_does_not_say_that_traf
         assert [job.is_wanted for job in here.serving_jobs()] == [True, True]
         here.envoy.restart()
         here.until(lambda: [job.is_wanted for job in here.serving_jobs()] == [False, True])
+
+
+def test_where_every_runner_drains_in_turn_traffic_moves_to_one_that_does_not(here: World) -> None:
+    with stream_engine("one") as one, stream_engine("two") as two, stream_engine("three") as three:
+        here.live(here.bundle("chat", b"weights"), here.policy(), one)
+        (old,) = here.serving_jobs()
+        other = another(here)
+        drain(here)
+        here.until(lambda: len(here.serving_jobs()) == 2)
+        taken = other.claim()
+        other.replica(taken, "loading", two, pid=2000)
+        # The drain ends and begins again, while what was booted beside has not stopped yet.
+        undrain(here)
+        here.turn()
+        assert [job.is_wanted for job in here.serving_jobs()] == [True, False]
+        drain(here)
+        here.turn()
+        assert [job.is_wanted for job in here.serving_jobs()] == [True, False]
+        other.complete(taken)
+        here.until(lambda: [job.is_wanted for job in here.serving_jobs()] == [True, True])
+        taken = other.claim()
+        other.replica(taken, "loading", two, pid=2001)
+        # The runner where it boots drains as well, before there is anything that could take the traffic.
+        drain(here, "r2")
+        here.turn()
+        assert [job.id for job in here.serving_jobs()] == [old.id, taken.job]
+        other.replica(taken, "ready", two, pid=2001)
+        here.until(lambda: len(here.serving_jobs()) == 3)
+        assert [job.is_wanted for job in here.serving_jobs()] == [True, True, True]
+        third = another(here, name="r3").serve(three, pid=3000)
+        here.until(lambda: [job.is_wanted for job in here.serving_jobs()] == [False, False, True])
+        assert here.serving_jobs()[-1].id == third.job
+        assert set(ask_many(here.envoy.url(), 5).engines) == {"three"}
+
+
+def test_nothing_ends_for_a_replica_that_is_not_ready_any_more(here: World) -> None:
+    with stream_engine("one") as one, stream_engine("two") as two:
+        here.live(here.bundle("chat", b"weights"), here.policy(), one)
+        other = another(here)
+        drain(here)
+        here.until(lambda: len(here.serving_jobs()) == 2)
+        taken = other.serve(two, pid=2000)
+        old, _ = here.serving_jobs()
+        assert old.target_id is not None
+
+        def replaced() -> list[object]:
+            with here.service.database.transaction() as session:
+                return [job.id for job in handover.replaced(session, old.target_id, taken.job)]
+
+        assert replaced() == [old.id]
+        other.replica(taken, "failed", two, pid=2000)
+        assert replaced() == []

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from gates.answers import Outcome
 from gates.catalog import conclude, recompute
 from gates.gate import GateContext, JudgeInput
 from gates.rollback_judgement import CAUSES, COLD_START, CRASH, DURING_SHIFT, causes, judge, no_way_back
@@ -126,6 +127,27 @@ def test_a_drill_that_goes_back_for_every_cause_passes_and_says_how_fast():
     assert value(found, "lost_requests") == 0
     assert value(found, "open_at_trigger") == len(CAUSES)
     assert "0 of 120 requests were lost" in found.summary
+
+
+def test_a_result_tells_each_time_with_its_limit():
+    records = drill()
+    for place in range(10, 20):
+        change(records, CAUSES.index(DURING_SHIFT), place, revision=2)
+    change(records, CAUSES.index(DURING_SHIFT), 0, to="probes", done_us=34_950_000)
+    for place in range(10, 20):
+        change(records, CAUSES.index(COLD_START), place, revision=2)
+    found = judged(records)
+    assert found.verdict is Verdict.PASSED, found.summary
+    assert found.summary == (
+        f"Traffic went back to the accepted bundle {BUNDLE[:19]} after each of 6 causes, at most 4000 ms after it and"
+        " 3055 ms where its engine had to boot first; 0 of 120 requests were lost."
+    )
+    limits = {one.name: (one.value, one.limit) for one in found.measurements}
+    assert limits["recovery_during_shift"] == (4_000.0, 120_000.0)
+    assert limits["recovery_cold_start"] == (3_055.0, 600_000.0)
+    assert [name for name in limits if name.startswith("boot_")] == ["boot_cold_start"]
+    assert limits["lost_requests"] == (0.0, 0.0)
+    assert limits["told_no_traffic"] == limits["cut_by_crash"] == (0.0, None)
 
 
 def test_a_target_that_has_accepted_nothing_is_told_503_and_that_is_said():
@@ -277,6 +299,55 @@ def test_a_503_of_the_engine_is_lost_also_where_nothing_is_accepted():
     assert codes(judged(records)) == ["requests-lost"]
 
 
+@pytest.mark.parametrize("changes", [{"code": 502}, {"code": 504}, {"route": "hold"}, {"route": "split"}])
+def test_only_the_gateways_own_503_means_no_traffic(changes):
+    records = change(drill(has_accepted=False), 1, 15, **changes)
+    assert codes(judged(records)) == ["requests-lost"]
+
+
+@pytest.mark.parametrize("other", ["127.0.0.1:1000", "127.0.0.1:9999"])
+def test_the_answer_of_an_engine_that_is_neither_side_is_not_the_accepted_bundles(other):
+    records = change(drill(), 1, 0, to="probes", served=other)
+    assert codes(judged(records)) == ["not-answered-after"]
+    for place in range(10, 20):
+        change(records, 1, place, served=other)
+    assert codes(judged(records)) == ["not-recovered"]
+
+
+@pytest.mark.parametrize("output", ["0" * 64, "3" * 64])
+def test_an_answer_differs_in_either_direction(output):
+    assert codes(judged(change(drill(), 1, 0, to="probes", output=output))) == ["answers-differ"]
+
+
+def test_lost_requests_are_told_by_kind_by_engine_and_by_cause():
+    records = change(drill(), 1, 3, outcome="truncated")
+    for place in (14, 15):
+        change(records, 2, place, outcome="timeout")
+    found = judged(records)
+    assert found.summary == (
+        "3 requests got no whole answer (timeout, truncated; 1 of them on the candidate; gate_failed, slo_breach);"
+        " 0 are allowed"
+    )
+
+
+def test_a_cut_by_a_crash_and_a_503_for_no_traffic_are_counted_apart():
+    number = len(causes(has_accepted=False)) - 1
+    records = change(drill(has_accepted=False), number, 9, outcome="truncated")
+    found = judged(records)
+    assert found.verdict is Verdict.PASSED, found.summary
+    assert (value(found, "cut_by_crash"), value(found, "told_no_traffic")) == (1.0, 50.0)
+
+
+@pytest.mark.parametrize(("sent_us", "is_lost"), [(4_999, False), (5_000, False), (5_001, True)])
+def test_where_nothing_is_accepted_what_was_sent_up_to_the_acknowledgement_may_be_cut_by_a_crash(sent_us, is_lost):
+    number = len(causes(has_accepted=False)) - 1
+    records = drill(has_accepted=False)
+    trigger = records["exercises"][number]["trigger_us"]
+    changes = {"outcome": "truncated", "route": "split", "code": 200, "sent_us": trigger + sent_us}
+    found = judged(change(records, number, 10, **changes))
+    assert codes(found) == (["requests-lost"] if is_lost else [])
+
+
 def test_a_drill_whose_triggers_met_no_open_stream_says_so():
     records = drill()
     for number, cause in enumerate(CAUSES):
@@ -335,6 +406,14 @@ def test_an_answer_that_is_another_one_is_a_fault_however_busy_the_machine_is():
     assert codes(judged(silent))[0] == "machine-busy"
 
 
+@pytest.mark.parametrize("outcome", [one for one in Outcome if one not in {Outcome.OK, Outcome.TIMEOUT}])
+def test_no_other_end_than_a_timeout_is_excused_by_a_busy_machine(outcome):
+    lost = busy(change(drill(), 2, 15, outcome=outcome.value), 2)
+    assert (judged(lost).verdict, codes(judged(lost))) == (Verdict.FAILED, ["requests-lost"])
+    unanswered = busy(change(drill(), 3, 0, to="probes", outcome=outcome.value), 3)
+    assert codes(judged(unanswered)) == ["not-answered-after"]
+
+
 def without(records, *path):
     at = records
     for name in path[:-1]:
@@ -352,7 +431,12 @@ def without(records, *path):
         lambda records: records | {"exercises": records["exercises"][:-1]},
         lambda records: records | {"exercises": records["exercises"][::-1]},
         lambda records: records | {"answers": {}},
+        lambda records: records | {"columns": [*COLUMNS, "more"]},
+        lambda records: records | {"columns": ["a", *COLUMNS[1:]]},
         lambda records: records | {"answers": {"p0": [HI, HE]}},
+        lambda records: records | {"answers": {"p0": []}},
+        lambda records: records | {"answers": {"p0": [HI], "p9": [HI]}},
+        lambda records: records | {"answers": {"a": [HI]}},
         lambda records: records | {"answers": {"p0": [None, None]}},
         lambda records: without(records, "exercises", 0, "requests", 4),
         lambda records: without(records, "exercises", 0, "restored", "problem"),

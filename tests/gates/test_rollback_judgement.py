@@ -348,6 +348,107 @@ def test_where_nothing_is_accepted_what_was_sent_up_to_the_acknowledgement_may_b
     assert codes(found) == (["requests-lost"] if is_lost else [])
 
 
+@pytest.mark.parametrize(("done_us", "is_lost"), [(-1, True), (0, False), (1, False)])
+@pytest.mark.parametrize("has_accepted", [True, False])
+def test_only_what_was_open_when_the_engine_was_killed_may_be_cut(has_accepted, done_us, is_lost):
+    number = len(causes(has_accepted=has_accepted)) - 1
+    records = drill(has_accepted=has_accepted)
+    at = records["exercises"][number]["trigger_us"] + done_us
+    found = judged(change(records, number, 9, outcome="truncated", route="a", done_us=at))
+    assert codes(found) == (["requests-lost"] if is_lost else [])
+    assert value(found, "cut_by_crash") == (0 if is_lost else 1)
+
+
+@pytest.mark.parametrize(("sent_us", "is_lost"), [(2_000, False), (2_001, True)])
+def test_what_was_sent_when_the_killed_engine_was_gone_is_lost(sent_us, is_lost):
+    number = CAUSES.index(CRASH)
+    records = drill()
+    at = records["exercises"][number]["trigger_us"] + sent_us
+    found = judged(change(records, number, 10, outcome="truncated", served=None, sent_us=at))
+    assert codes(found) == (["requests-lost"] if is_lost else [])
+
+
+def test_fewer_lost_requests_than_the_rule_allows_are_no_fault():
+    records = change(drill(), 0, 3, outcome="truncated")
+    assert judged(records, RULE.model_copy(update={"lost_max": 2})).verdict is Verdict.PASSED
+
+
+def test_an_answer_at_the_limit_is_in_time_and_one_under_a_later_split_counts():
+    seconds = type(RULE.recovery_seconds)
+    exactly = {"recovery_seconds": seconds("0.055"), "cold_recovery_seconds": seconds("0.055")}
+    records = drill()
+    for place in range(10, 20):
+        change(records, 1, place, revision=4)
+    assert judged(records, RULE.model_copy(update=exactly)).verdict is Verdict.PASSED
+
+
+def test_an_answer_counts_when_its_request_came_with_the_trigger_or_later():
+    records = drill()
+    trigger = records["exercises"][1]["trigger_us"]
+    change(records, 1, 9, served=ACCEPTED, revision=3, output=HI, done_us=trigger + 1_000)
+    assert value(judged(records), "recovery_gate_failed") == 55.0
+    change(records, 1, 9, sent_us=trigger)
+    assert value(judged(records), "recovery_gate_failed") == 1.0
+
+
+def test_a_request_is_stale_only_later_than_a_router_takes_to_write():
+    records = drill()
+    at = records["exercises"][1]["restored"]["at_us"] + 1_000_000
+    change(records, 1, 19, served=CANDIDATE, sent_us=at, done_us=at)
+    assert judged(records).verdict is Verdict.PASSED
+    assert codes(judged(change(records, 1, 19, sent_us=at + 1, done_us=at + 1))) == ["back-on-candidate"]
+    assert codes(judged(busy(records, 1)))[0] == "machine-busy"
+
+
+def test_a_boot_that_was_waited_for_in_vain_on_a_busy_machine_is_nobodys_fault():
+    records = drill()
+    failed = {"revision": None, "at_us": None, "problem": "not ready in 600 s", "is_late": True}
+    number = CAUSES.index(COLD_START)
+    records["exercises"] = records["exercises"][: number + 1]
+    cold(records).update(ready_us=None, back=ACCEPTED, restored=failed, again=failed, probes=[])
+    cold(records)["pids"]["accepted"] = [22, None]
+    for place in range(10, 20):
+        change(records, number, place, served=CANDIDATE, revision=2, output=HE)
+    assert judged(records).verdict is Verdict.FAILED
+    assert judged(busy(records, number)).verdict is Verdict.ERRORED
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({}, 6),
+        ({"sent_us": 10_950_000}, 6),
+        ({"sent_us": 10_950_001}, 5),
+        ({"done_us": 10_950_000}, 6),
+        ({"done_us": 10_949_999}, 5),
+        ({"served": ACCEPTED}, 5),
+        ({"served": "127.0.0.1:1000"}, 5),
+    ],
+)
+def test_a_stream_was_open_when_the_candidate_had_it_at_the_trigger(changes, count):
+    assert value(judged(change(drill(), 1, 9, **changes)), "open_at_trigger") == count
+
+
+@pytest.mark.parametrize("cause", [each for each in CAUSES if each != CRASH])
+def test_one_open_stream_of_any_cause_but_the_crash_is_enough(cause):
+    records = drill()
+    for number, each in enumerate(CAUSES):
+        if each != cause:
+            at = records["exercises"][number]["requests"][9][COLUMNS.index("at_us")]
+            change(records, number, 9, done_us=at + 1_000)
+    assert not judged(records).findings
+
+
+def test_a_cause_that_came_with_the_end_of_the_last_request_met_it():
+    records = drill()
+    last = records["exercises"][0]["requests"][19][COLUMNS.index("done_us")]
+    records["exercises"][0].update(trigger_us=last)
+    records["exercises"][0]["restored"]["at_us"] = records["exercises"][0]["again"]["at_us"] = last + 1
+    assert judged(records).verdict is Verdict.PASSED
+    records["exercises"][0].update(trigger_us=last + 1)
+    assert judged(records).verdict is Verdict.ERRORED
+
+
 def test_a_drill_whose_triggers_met_no_open_stream_says_so():
     records = drill()
     for number, cause in enumerate(CAUSES):
@@ -414,6 +515,13 @@ def test_no_other_end_than_a_timeout_is_excused_by_a_busy_machine(outcome):
     assert codes(judged(unanswered)) == ["not-answered-after"]
 
 
+def relabelled(records, one, other):
+    """Exchange the causes of two exercises."""
+    first, second = records["exercises"][one], records["exercises"][other]
+    first["cause"], second["cause"] = second["cause"], first["cause"]
+    return records
+
+
 def without(records, *path):
     at = records
     for name in path[:-1]:
@@ -453,6 +561,9 @@ def without(records, *path):
         lambda records: records["exercises"][5]["pids"].update(accepted=[23, 24]) or records,
         lambda records: cold(records)["pids"].update(accepted=[22, 22]) or records,
         lambda records: cold(records)["pids"].update(accepted=[22]) or records,
+        lambda records: [each["pids"].update(accepted=[22, 22]) for each in records["exercises"]] and records,
+        lambda records: relabelled(records, 0, 1),
+        lambda records: relabelled(records, 1, 2),
         lambda records: cold(records)["pids"].update(accepted=[22, None]) or records,
         lambda records: cold(records).update(back=None) or records,
         lambda records: cold(records).update(ready_us=None) or records,

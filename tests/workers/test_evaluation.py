@@ -284,7 +284,8 @@ def test_an_engine_killed_during_a_gate_never_passes_it(bench):
     assert [one["verdict"] for one in bench.run(run).results if one["gate"] == "compatibility"] != ["passed"]
     # Nobody knows who killed it: the attempt is over, and says so.
     problem = bench.row(run).problem
-    assert problem is None or "during the gate compatibility: the engine was killed" in problem
+    assert problem is None or "during the gate compatibility: " in problem
+    assert problem is None or "killed" in problem or "signal 9" in problem
     assert problem is not None or bench.row(run).state == "done"
 
 

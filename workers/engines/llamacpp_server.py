@@ -51,7 +51,10 @@ class Argument(NamedTuple):
 
 def _integer(low: int, high: int) -> Callable[[str], object]:
     def read(text: str) -> object:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError("must be a whole number") from None
         if not low <= value <= high:
             raise ValueError(f"must be {low} to {high}")
         return value
@@ -61,7 +64,10 @@ def _integer(low: int, high: int) -> Callable[[str], object]:
 
 def _number(low: float, high: float) -> Callable[[str], object]:
     def read(text: str) -> object:
-        value = float(text)
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError("must be a number") from None
         if not low <= value <= high:
             raise ValueError(f"must be {low} to {high}")
         return value

@@ -267,9 +267,9 @@ CODES: Final[Mapping[str, Code]] = {
     **_codes(
         "template",
         template_missing=(
-            (BLOCK,),
-            "Chat is declared, and there is no template.",
-            "Add chat_template.jinja, or do not declare chat.",
+            (BLOCK, WARN),
+            "Chat is declared, without a template. Warns if no features are named, and llama.cpp would use ChatML.",
+            "Add chat_template.jinja, or declare features without chat.",
         ),
         template_fails=(
             (BLOCK,),

@@ -77,7 +77,9 @@ def _fails(seen: Renderings, refused: TemplateRefused) -> Flaw:
 
 
 def _absent(c: Composition) -> Iterator[Flaw]:
-    if not c.declared.has(Feature.CHAT) or c.rules.get("default_template"):
+    # Whoever creates a bundle without saying what it serves is given chat, so llama.cpp's silence is told before.
+    is_undeclared = c.declared.features is None and c.engine == "llamacpp"
+    if not c.declared.has(Feature.CHAT) and not is_undeclared:
         return
     if c.declared.arguments.has("--chat-template"):
         return  # it lies elsewhere, and cannot be looked at
@@ -85,11 +87,17 @@ def _absent(c: Composition) -> Iterator[Flaw]:
         return  # Mistral's own tokenizers hold the format of a conversation
     names = ", ".join(c.others)
     reason = f"the templates are called {names}, and none default" if names else "no file holds a chat template"
+    instead = c.rules.get("default_template")
+    silent = f"; {c.engine} would serve it with {instead}, and not say so" if isinstance(instead, str) else ""
+    lead = "Chat is served unless other features are declared" if is_undeclared else "The bundle declares chat"
     yield flaw(
         "template-missing",
-        f"The bundle declares chat, and {reason}.",
+        f"{lead}, and {reason}{silent}.",
+        severity=Severity.WARN if is_undeclared else Severity.BLOCK,
         pointer="/serving/features",
-        expected="chat_template.jinja, or chat_template in tokenizer_config.json",
+        expected="tokenizer.chat_template in the GGUF, or chat_template.jinja"
+        if c.model.gguf is not None
+        else "chat_template.jinja, or chat_template in tokenizer_config.json",
     )
 
 

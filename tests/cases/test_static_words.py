@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support import chain
 from tests.support.checkpoints import (
     T0,
     TOOL_CALL,
@@ -19,6 +20,7 @@ from tests.support.checkpoints import (
 )
 
 VLLM = {"name": "vllm", "version": "0.32.0"}
+LLAMACPP = {"name": "llamacpp", "version": "2026.10.11549"}
 BOS = "{{ bos_token }}" + T0
 CHATML = ("<pad>", "<s>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -358,6 +360,26 @@ def test_a_chat_without_a_template_blocks_where_chat_is_declared(tmp_path):
     root = speak(micro(tmp_path / "m"), template=None)
     assert "template-missing" in codes(validate(root, {"engine": VLLM, "serving": {"features": ["chat"]}}), "block")
     assert alarms(validate(root, {"engine": VLLM, "serving": {"features": ["completions"]}})) == set()
+
+
+@pytest.mark.parametrize("engine", [VLLM, LLAMACPP], ids=lambda one: one["name"])
+def test_a_gguf_file_without_a_template_blocks_where_chat_is_declared(tmp_path, engine):
+    chain.write_chain(tmp_path / "model.gguf", template=None)
+    flaw = only(validate(tmp_path, {"engine": engine, "serving": {"features": ["chat"]}}), "template-missing")
+    assert flaw.severity == "block"
+    assert ("would serve it with ChatML" in flaw.message) == (engine is LLAMACPP)
+    quiet = validate(tmp_path, {"engine": engine, "serving": {"features": ["completions"]}})
+    assert "template-missing" not in codes(quiet)
+    (tmp_path / "chat_template.jinja").write_text(T0)
+    assert "template-missing" not in codes(validate(tmp_path, {"engine": engine, "serving": {"features": ["chat"]}}))
+
+
+def test_a_gguf_file_without_a_template_warns_where_nobody_said_what_is_served(tmp_path):
+    chain.write_chain(tmp_path / "model.gguf", template=None)
+    for declared in ({}, {"engine": LLAMACPP}):
+        assert "template-missing" in codes(validate(tmp_path, declared), "warn")
+    chain.write_chain(tmp_path / "model.gguf")
+    assert "template-missing" not in codes(validate(tmp_path))
 
 
 def test_a_system_role_that_the_template_refuses_or_drops_blocks(tmp_path):

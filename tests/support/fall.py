@@ -55,7 +55,7 @@ def _said(job: str, kind: str, state: str | None = None) -> Test:
 
 def _entry(*kinds: str) -> Test:
     """An entry of one of these kinds."""
-    return lambda words, _named, _result: words[2].kind in kinds
+    return lambda words, _named, _result: words[1].kind in kinds
 
 
 def _something(_words: tuple[Any, ...], _named: dict[str, Any], result: Any) -> bool:
@@ -75,7 +75,7 @@ def _noted(kind: str) -> Test:
 _CLAIM, _REPORT = "registry.client.jobs:Runners.claim", "registry.client.jobs:Jobs.report"
 _COMPLETE, _TAKE = "registry.client.jobs:Jobs.complete", "workers.control:Control.claim"
 _APPLY, _RESTORE = "workers.traffic.envoy:EnvoyGateway.apply", "workers.traffic.envoy:EnvoyGateway.restore"
-_APPEND, _COMMIT = "registry.evidence:_write", "sqlalchemy.orm:Session.commit"
+_APPEND, _COMMIT = "registry.evidence:_put", "sqlalchemy.orm:Session.commit"
 
 POINTS: Final[dict[str, dict[str, Point]]] = {
     "runner": {
@@ -181,7 +181,7 @@ def _note(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def noting(*words: Any, **named: Any) -> Any:
-        _done.kinds = getattr(_done, "kinds", set()) | {str(words[2].kind)}
+        _done.kinds = getattr(_done, "kinds", set()) | {str(words[1].kind)}
         return function(*words, **named)
 
     return noting

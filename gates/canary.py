@@ -204,6 +204,19 @@ def judge_step(
     return StepJudgement(StepOutcome.INCONCLUSIVE, tuple(open_points), verdict.measurements)
 
 
+def progress(judgement: StepJudgement, steps: Sequence[Step], place: int, seconds: float) -> str:
+    """Return how far a step that waits is, in one line: what is still open, for how long it has gone on, and its limit.
+
+    Args:
+        judgement: of the last look.
+        steps: of the policy.
+        place: of the step among them, from 0.
+        seconds: since it began.
+    """
+    waits = "; ".join(judgement.reasons)
+    return f"step {place + 1} of {len(steps)}: {waits}; begun {seconds:.0f} s ago, limit {steps[place].max_seconds} s"
+
+
 def judge_stop(tally: Tally, *, conditions: Sequence[StopCondition], now: datetime) -> StepJudgement:
     """Tell whether traffic must be taken back now: for pauses, waits and the soak, where nothing can pass.
 

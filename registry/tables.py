@@ -376,6 +376,8 @@ class ReleaseRow(Base):
     """When reconcile should look again; null when nothing can change by itself."""
     lease_token: Mapped[int] = mapped_column(BigInteger)
     lease_until: Mapped[datetime | None]
+    progress: Mapped[str | None]
+    """What the present canary step waits for, as its controller said at its last look; no fold of the log."""
     __table_args__ = (
         CheckConstraint(_one_of("phase", tuple(Phase)), "phase"),
         Index(

@@ -36,10 +36,12 @@ def _since(session: Session, job: JobRow) -> str:
 
 
 def doing(session: Session, release: ReleaseRow) -> str | None:
-    """Return what a runner does for a release before it has traffic, in one line; None while none holds a job of it.
+    """Return what a runner does for a release, or what the step of its canary waits for, in one line; None for neither.
 
-    A runner says so every few seconds with its lease. It is no evidence.
+    A runner says so every few seconds with its lease, a controller at each look. It is no evidence.
     """
+    if release.phase == Phase.CANARY:
+        return None if release.is_paused or release.held else release.progress
     if release.phase not in BEFORE_TRAFFIC:
         return None
     job = session.scalar(

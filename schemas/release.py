@@ -66,7 +66,7 @@ class ReleaseDetail(Release):
     """A release with its log."""
 
     doing: str | None = Field(
-        description="What a runner does for it now, before it has traffic; null while none does. No evidence."
+        description="What a runner does for it now, or what its canary step waits for; null for neither. No evidence."
     )
     log: list[Entry] = Field(description="Its entries, oldest first.")
 

@@ -43,6 +43,8 @@ class Held:
     id: UUID
     token: int
     until: float
+    progress: str | None = None
+    """What the last look at a canary step found; kept with the lease."""
 
     def require(self) -> None:
         """Return while nobody else can hold the release. Raises LeaseLost."""
@@ -146,12 +148,13 @@ class Control:
         asked = time.monotonic()
         with self.transaction(held) as (session, release):
             release.lease_until = db.now(session) + timedelta(seconds=self._lease)
+            release.progress = held.progress
         held.until = asked + self._lease
 
     def let_go(self, held: Held, *, due_in_seconds: float | None) -> None:
         """Give a release back, due again in so many seconds, or when something happens to it."""
         with self.service.database.transaction() as session:
-            values: dict[str, object] = {"lease_until": None}
+            values: dict[str, object] = {"lease_until": None, "progress": held.progress}
             if due_in_seconds is not None:
                 due = db.now(session) + timedelta(seconds=due_in_seconds)
                 # What became due meanwhile stays due.

@@ -60,6 +60,7 @@ def reconcile(control: Control, release_id: UUID, *, turn_seconds: float = TURN_
 def _step(control: Control, held: Held) -> float | None:
     with control.transaction(held) as (_, release):
         phase = Phase(release.phase)
+    held.progress = None
     return STEPS[phase](control, held)
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
-from gates.canary import StepJudgement, StepOutcome
+from gates.canary import StepJudgement, StepOutcome, progress
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Split
 from registry import db, documents, evidence, failures, jobs, quarantine, releases, targets
 from registry.tables import ReleaseRow, TargetRow
@@ -153,6 +153,9 @@ def _judge(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, sp
         control.perform(held, lambda session, release: _look_at_hold(control, session, release, judgement))
     if facts.is_paused or facts.is_held:
         return TICK_SECONDS
+    if judgement.outcome is StepOutcome.WAITING:
+        seconds = (facts.now - (facts.step_since or facts.phase_since)).total_seconds()
+        held.progress = progress(judgement, facts.policy.canary.steps, step, seconds)
     match judgement.outcome:
         case StepOutcome.PASSED:
             if step == last:

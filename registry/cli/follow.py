@@ -20,6 +20,8 @@ from schemas.stories import TONES, tell
 INTERVAL_SECONDS = 0.5
 LOOK_SECONDS = 5.0
 """Longest time without a look at what no entry tells, such as that every slot of the runners is taken."""
+STEP_SECONDS = 15.0
+"""Shortest time between two lines about one canary step."""
 
 _AT_LEAST_GATED = {Phase.GATED, Phase.APPROVED, Phase.CANARY, Phase.PROMOTED, Phase.SUPERSEDED}
 _REACHED: dict[Until, set[Phase]] = {
@@ -84,6 +86,8 @@ class _Watch:
     has_told_who: bool = False
     has_told_waits: bool = False
     doing: str | None = None
+    counted: tuple[Phase, int | None] | None = None
+    told_at: float = 0.0
     is_away: bool = False
 
     def follow(self) -> tuple[ReleaseDetail, Decided | None]:
@@ -120,11 +124,18 @@ class _Watch:
             self.has_told_who = True
             if (needed := _approvals_needed(self.client, found.policy)) > 0:
                 self.output.note(waits_for(found, needed))
-        if verdict is None and found.doing is not None and found.doing != self.doing:
-            self.doing = found.doing
+        if verdict is None and found.doing is not None and self._is_news(found):
+            self.doing, self.counted = found.doing, (found.phase, found.step)
+            self.told_at = self.clock.seconds
             self.output.note(f"  {found.doing}")
         self.has_told_waits = _has_told_waits(self.output, found.waits, self.clock, has_told=self.has_told_waits)
         return found, verdict
+
+    def _is_news(self, found: ReleaseDetail) -> bool:
+        """Tell whether what is done is worth a line: a canary step counts on at every look."""
+        if found.phase is Phase.CANARY and (found.phase, found.step) == self.counted:
+            return found.doing != self.doing and self.clock.seconds - self.told_at >= STEP_SECONDS
+        return found.doing != self.doing
 
     def _patiently(self) -> tuple[ReleaseDetail, Decided | None]:
         """Look, and again when the service went away in between. Raises Unavailable when time is up."""

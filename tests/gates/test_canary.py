@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gates import canary, stats
-from gates.canary import StepOutcome, is_silence, judge_step, judge_stop
+from gates.canary import StepOutcome, is_silence, judge_step, judge_stop, progress
 from gates.router import Split
 from gates.tally import Tally
 from schemas.policy import ErrorRatioCondition, Step
@@ -60,6 +60,14 @@ def test_a_step_waits_for_its_least_requests_and_says_so():
     judgement = judge(tally((GOOD, 59), (ON_STABLE, 180)), 60)
     assert judgement.outcome is StepOutcome.WAITING
     assert "59 of 60 requests" in judgement.reasons[0]
+
+
+def test_how_far_a_waiting_step_is_is_told_in_one_line():
+    judgement = judge(tally((GOOD, 59), (ON_STABLE, 180)), 20)
+    assert progress(judgement, [STEP, STEP], 1, 19.6) == (
+        "step 2 of 2: 59 of 60 requests, 0 refused, 0 in flight; held 20.0 of 30 s; begun 20 s ago, limit "
+        f"{STEP.max_seconds} s"
+    )
 
 
 def test_enough_requests_that_prove_too_little_still_wait_and_end_inconclusive():

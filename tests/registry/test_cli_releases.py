@@ -12,6 +12,7 @@ import pytest
 from registry import db, jobs
 from registry.cli.failures import Exit
 from registry.client import Client
+from registry.tables import ReleaseRow
 from schemas.api import Complete, Progress
 from schemas.evidence import (
     Decision,
@@ -140,6 +141,19 @@ def test_a_release_shows_and_follows_what_a_runner_does_for_it(scene):
     watched = scene.command("release", "watch", release, "--timeout", "0.1")
     assert watched.status == 3
     assert watched.err.count("evaluate: load 12/64") == 1
+
+
+def test_what_the_step_of_a_canary_waits_for_is_shown_and_followed_until_it_holds(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    scene.to_canary(identity)
+    told = "step 1 of 1: 12 of 60 requests, 0 refused, 1 in flight; begun 40 s ago, limit 240 s"
+    with scene.service.database.transaction() as session:
+        session.get_one(ReleaseRow, UUID(identity)).progress = told
+    assert scene.command.ok("release", "show", identity, "--json").json["doing"] == told
+    assert told in scene.command("release", "watch", identity, "--timeout", "0.1").err
+    scene.act(identity, "held", Kind.HELD, Reasoned(reasons=["too few requests"], cause="step_inconclusive"))
+    assert scene.command.ok("release", "show", identity, "--json").json["doing"] is None
 
 
 def test_a_release_is_started_shown_and_listed(scene):

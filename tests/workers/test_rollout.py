@@ -1,3 +1,4 @@
+import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -335,6 +336,7 @@ def test_no_traffic_holds_and_says_so_and_a_resumed_step_begins_anew(here: World
         here.serve(one)
         here.until(lambda: bool(here.show(release).held))
         assert "no traffic" in here.show(release).held[0]
+        assert here.show(release).doing is None
         assert here.show(release).phase is Phase.CANARY
         with here.traffic():
             with here.service.database.transaction() as session:
@@ -514,10 +516,17 @@ def test_a_manager_may_skip_the_remaining_steps(here: World) -> None:
         here.evaluate()
         here.serve(two, pid=2000)
         here.until_phase(second, Phase.CANARY)
+        here.until(lambda: here.show(second).doing is not None)
+        length = len(here.show(second).log)
+        told = here.show(second).doing or ""
+        assert re.match(r"step 1 of 2: 0 of 29 requests, 0 refused, .* of 600 s; begun \d+ s ago, limit 6000 s$", told)
+        here.until(lambda: here.show(second).doing != told)
+        assert len(here.show(second).log) == length
         with here.service.database.transaction() as session:
             kim = Actor(here.actor.project_id, "default", "kim", "manager")
             releases.promote(session, here.service, kim, second, Act(reason="hotfix"))
         here.until_phase(second, Phase.PROMOTED)
+        assert here.show(second).doing is None
         assert set(ask_many(here.envoy.url(), 5).engines) == {"two"}
 
 

@@ -1,5 +1,6 @@
 """The split over time, drawn as an SVG step line from a release's log. Pure."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,6 +9,19 @@ from schemas.evidence import Entry, Kind
 
 WIDTH, HEIGHT = 860, 190
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 14, 26
+HALF_LABEL = 24
+"""Room that half a label of the time axis takes."""
+MOST_TICKS = 6
+"""The time axis has fewer steps than this."""
+MINUTE, HOUR, DAY = 60, 3600, 86400
+STEPS = (
+    *(0.2, 0.5, 1, 2, 5, 10, 20, 30),
+    *(MINUTE * count for count in (1, 2, 5, 10, 20, 30)),
+    *(HOUR * count for count in (1, 2, 4, 6, 12)),
+    *(DAY * count for count in (1, 2, 7, 14, 28)),
+)
+"""Seconds between two labels of the time axis: the first that leaves few enough of them."""
+UNITS = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"))
 MARKS = {
     Kind.STEP_PASSED: ("good", "step passed"),
     Kind.STOP_CONDITION_FIRED: ("bad", "stop condition fired"),
@@ -122,11 +136,18 @@ def _marks(
 
 
 def _ticks(start: datetime, span: float) -> list[Tick]:
-    ticks = []
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        seconds = span * share
-        label = f"+{seconds:.1f} s" if span < 20 else f"+{seconds:.0f} s" if span < 180 else f"+{seconds / 60:.1f} min"
-        anchor = "start" if share == 0 else "end" if share == 1 else "middle"
-        x = round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
-        ticks.append(Tick(x, start.strftime("%H:%M:%S UTC") if share == 0 else label, anchor))
+    ticks = [Tick(LEFT, start.strftime("%H:%M:%S UTC"), "start")]
+    step = next(
+        (step for step in STEPS if span / step < MOST_TICKS), STEPS[-1] * math.ceil(span / STEPS[-1] / MOST_TICKS)
+    )
+    for number in range(1, math.floor(span / step) + 1):
+        x = round(LEFT + number * step / span * (WIDTH - LEFT - RIGHT), 1)
+        anchor = "end" if x > WIDTH - RIGHT - HALF_LABEL else "middle"
+        ticks.append(Tick(x, _distance(number * step, step), anchor))
     return ticks
+
+
+def _distance(seconds: float, step: float) -> str:
+    """Return a time since the start, in the largest unit that each step is a whole number of."""
+    size, unit = next(((size, unit) for size, unit in UNITS if step % size == 0), (1, "s"))
+    return f"+{seconds / size:g} {unit}"

@@ -14,13 +14,14 @@ from registry import aliases, boots, db, documents, draining, evidence, jobs, qu
 from registry.api.deps import ServiceDep, SessionDep
 from registry.api.pages import Cursor, page
 from registry.tables import TargetRow
+from registry.web.colours import colours
 from registry.web.comparison import choices
 from registry.web.notices import Notice
 from registry.web.releases import PAGE_SIZE, event_source
 from registry.web.rendering import PageRoute, render
 from registry.web.visitors import VisitorDep
 from schemas.api import TargetName
-from schemas.common import MAX_INTEGER
+from schemas.common import MAX_INTEGER, Name
 from schemas.evidence import Kind, SplitEntry, Traffic
 from schemas.runner import RUNNING
 from schemas.stories import TONES
@@ -134,6 +135,7 @@ def targets_page(actor: VisitorDep, session: SessionDep, service: ServiceDep, af
         actor=actor,
         section="targets",
         targets=found.items,
+        colours=colours([one.applied for one in reversed(found.items)]),
         names=documents.names(session, actor.project_id, [arm.bundle for one in found.items for arm in one.applied]),
         is_first=after is None,
         following=f"/targets?{urlencode({'cursor': found.next})}" if found.next else None,
@@ -173,6 +175,7 @@ def target_page(
         stable=stable,
         candidate=candidate,
         served=served,
+        colours=colours([*(one.arms for one in reversed(served)), target.applied]),
         names=documents.names(
             session, actor.project_id, [*digests, *(one.bundle for one in (stable, candidate) if one)]
         ),
@@ -190,6 +193,8 @@ class Served:
     since: datetime
     until: datetime | None
     arms: list[SplitEntry]
+    actor: str
+    """Who moved the traffic: a person, or a part of the service."""
     release: str
     sequence: int
     reasons: list[str]
@@ -208,7 +213,7 @@ def _served(session: Session, target: TargetRow, after: int | None) -> tuple[lis
         if (number or after is None) and len(served) < PAGE_SIZE:
             release = entry.stream.removeprefix("release/")
             reasons = (body.reasons or []) if entry.kind is Kind.TRAFFIC_RESTORED else []
-            served.append(Served(body.applied_at, until, body.desired, release, row.sequence, reasons))
+            served.append(Served(body.applied_at, until, body.desired, entry.actor, release, row.sequence, reasons))
         until = body.applied_at
     return served, served[-1].sequence if len(rows) > len(served) + (after is not None) else None
 
@@ -234,10 +239,15 @@ def runners_page(actor: VisitorDep, session: SessionDep, after: Cursor) -> Respo
 
 
 @router.get("/runners/{runner}")
-def runner_page(runner: UUID, actor: VisitorDep, session: SessionDep, after: Cursor) -> Response:
+def runner_page(
+    runner: Annotated[Name, Path(description="Name or identity.")],
+    actor: VisitorDep,
+    session: SessionDep,
+    after: Cursor,
+) -> Response:
     """Show a machine that runs models: what it is, what it does now, and what it did."""
     source = event_source(session)
-    row = runners.get(session, actor.project_id, runner)
+    row = runners.named(session, actor.project_id, runner)
     rows = jobs.of_runner(session, row.id, after=after, limit=PAGE_SIZE + 1)
     found = page(rows, PAGE_SIZE, lambda one: one[0].id, lambda one: one[0].id)
     return render(
@@ -249,7 +259,7 @@ def runner_page(runner: UUID, actor: VisitorDep, session: SessionDep, after: Cur
         jobs=rows[:PAGE_SIZE],
         names=documents.names(session, actor.project_id, [job.bundle for job, _ in rows]),
         is_first=after is None,
-        following=f"/runners/{runner}?{urlencode({'cursor': found.next})}" if found.next else None,
+        following=f"/runners/{row.id}?{urlencode({'cursor': found.next})}" if found.next else None,
         events=source if after is None else None,
         now=db.now(session),
     )

@@ -50,8 +50,8 @@ def amount(size: float) -> str:
 
 
 def percent(weight_bp: int | None) -> str:
-    """Return basis points as a percentage."""
-    return f"{(weight_bp or 0) / 100:g} %"
+    """Return basis points as a percentage; a dash where there never were any."""
+    return "—" if weight_bp is None else f"{weight_bp / 100:g} %"
 
 
 def instant(at: datetime) -> str:

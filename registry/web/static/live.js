@@ -3,8 +3,23 @@
 // where `data-seconds` says that time alone changes the page.
 const live = document.getElementById("live");
 const status = document.getElementById("status");
+const lost = document.getElementById("lost");
+let lostAt = null;
 let isBusy = false;
 let isAsked = false;
+
+function upToDate() {
+  lostAt = null;
+  lost.hidden = true;
+  live.classList.remove("stale");
+}
+
+function outOfDate() {
+  lostAt ??= new Date();
+  lost.textContent = `Not up to date: no connection since ${lostAt.toISOString().slice(11, 19)} UTC.`;
+  lost.hidden = false;
+  live.classList.add("stale");
+}
 
 async function refresh() {
   if (isBusy) { isAsked = true; return; }
@@ -23,9 +38,9 @@ async function refresh() {
       live.dataset.status = made.dataset.status;
       status.textContent = made.dataset.status;
     }
-    live.classList.remove("stale");
+    upToDate();
   } catch {
-    live.classList.add("stale");
+    outOfDate();
     setTimeout(refresh, 2000);
   } finally {
     isBusy = false;
@@ -36,13 +51,13 @@ async function refresh() {
 function listen(address) {
   const events = new EventSource(address);
   let last = address;
-  events.onopen = () => live.classList.remove("stale");
+  events.onopen = upToDate;
   events.onmessage = (event) => {
     last = address.replace(/after=[^&]*/, `after=${encodeURIComponent(event.lastEventId)}`);
     refresh();
   };
   events.onerror = () => {
-    live.classList.add("stale");
+    outOfDate();
     // A browser gives up for good when the answer is not a stream: when it is not let in, or nobody is there.
     if (events.readyState === EventSource.CLOSED) { setTimeout(() => { refresh(); listen(last); }, 2000); }
   };

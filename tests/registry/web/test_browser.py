@@ -115,6 +115,22 @@ def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed,
         assert browser.run("document.querySelectorAll('nav a').length") == 4
 
 
+def test_a_name_is_never_broken_within_a_word_and_the_state_stands_where_it_stood(committed, release, browser):
+    with Api(committed) as api:
+        browser.look(width=1280)
+        log_in(browser, api.url, api.tokens["engineer"])
+        browser.open(f"{api.url}/releases/{release}")
+        longer = "document.querySelectorAll('{}').forEach((one) => {{ one.append(' some more words'.repeat({})) }})"
+        browser.run(longer.format("td[data-label=Why]", 30))
+        lines = browser.run("[...document.querySelectorAll('td.name b')].map((one) => one.getClientRects().length)")
+        assert lines, "the policy asks for gates"
+        assert set(lines) == {1}
+        state = "(() => {{ const at = document.querySelector('.state').getBoundingClientRect(); return [at.{}] }})()"
+        before = browser.run(state.format("top, at.right"))
+        browser.run(longer.format(".head p:last-child", 9))
+        assert browser.run(state.format("top, at.right")) == before
+
+
 def test_a_page_follows_what_happens_and_is_itself_again_after_an_outage(committed, release, browser):
     with Api(committed) as api:
         door = Door(api.url)
@@ -130,10 +146,12 @@ def test_a_page_follows_what_happens_and_is_itself_again_after_an_outage(committ
 
         door.shut()
         browser.wait("document.getElementById('live').classList.contains('stale')")
+        assert "Not up to date: no connection since " in browser.run("document.body.innerText")
         record_act(committed, release, Kind.HELD, Reasoned(reasons=["while nobody saw"], cause="x"), "later")
         door.open()
         browser.wait("document.body.innerText.includes('while nobody saw')")
         browser.wait("!document.getElementById('live').classList.contains('stale')")
+        assert "Not up to date" not in browser.run("document.body.innerText")
         # In place: the page was never loaded anew.
         assert browser.run("window.stayed")
         door.close()

@@ -64,7 +64,7 @@ def test_a_runner_s_page_has_its_machine_and_what_it_did(scene, visit):
     scene.evaluate()
     page = visit.get(address).text
     said = text_of(page)
-    for expected in ("runner-1", "class cpu", "Test CPU, 4 cores", "evaluate a run", "done"):
+    for expected in ("runner-1", "runner class cpu", "Test CPU, 4 cores", "evaluate a run", "done"):
         assert expected in said
     assert f'href="/bundles/{scene.bundle.digest}"' in page
     assert "data-events=" in page

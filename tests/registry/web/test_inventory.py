@@ -180,6 +180,8 @@ def test_a_target_s_page_says_who_served_when(committed, actor, visit, monkeypat
     assert "no traffic (503)" in first
     assert "too slow &lt;img src=x onerror=alert(1)&gt;&#39;&#34;" in first
     assert "10 %" in second
+    by = re.findall(r'data-label="By">(\w+) .*?href="/releases/([^"]+)"', first)
+    assert by == [("test", str(release))] * 2
     assert "Nothing is live." in first
     assert EVIL not in first
 
@@ -200,6 +202,8 @@ def test_targets_and_runners_are_listed_with_what_they_are_and_do(committed, act
             {"runner": runner, "progress": f"gate load {EVIL}"},
         )
     page = visit.get("/runners").text
+    assert "runner class cpu" in page
+    assert visit.get("/runners/node-17").text == visit.get(f"/runners/{runner}").text
     for expected in (
         "node-17",
         "alive",

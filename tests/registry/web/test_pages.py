@@ -1,3 +1,4 @@
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,8 +11,10 @@ from registry import releases
 from registry.auth import Actor
 from registry.service import Service
 from registry.web.chart import split_over_time
+from registry.web.colours import colours
+from registry.web.rendering import percent
 from schemas.api import Act
-from schemas.evidence import BODIES, Entry, Kind
+from schemas.evidence import BODIES, Entry, Kind, SplitEntry
 from schemas.release import Phase
 from schemas.stories import STORIES, tell
 from tests.support.api import Api
@@ -55,8 +58,47 @@ def test_the_chart_is_a_step_line_that_ends_where_traffic_went_back() -> None:
     assert f"V{levels['0 %']}" in chart.line
 
 
+@pytest.mark.parametrize(
+    ("seconds", "labels"),
+    [
+        (0.5, ["+0.2 s", "+0.4 s", "+0.6 s", "+0.8 s", "+1 s"]),
+        (27, ["+5 s", "+10 s", "+15 s", "+20 s", "+25 s"]),
+        (109, ["+20 s", "+40 s", "+60 s", "+80 s", "+100 s"]),
+        (300, ["+1 min", "+2 min", "+3 min", "+4 min", "+5 min"]),
+        (9000, ["+30 min", "+60 min", "+90 min", "+120 min", "+150 min"]),
+        (86400 * 3, ["+1 d", "+2 d", "+3 d"]),
+        (86400 * 500, ["+84 d", "+168 d", "+252 d", "+336 d", "+420 d"]),
+    ],
+)
+def test_the_time_axis_is_labelled_in_round_steps(seconds: float, labels: list[str]) -> None:
+    log = [entry(Kind.CREATED, {}, 0), shifted(1000, seconds)]
+    chart = split_over_time(log, now=START, is_over=True)
+    assert chart is not None
+    assert [tick.label for tick in chart.ticks] == ["14:03:00 UTC", *labels]
+    places = [tick.x for tick in chart.ticks]
+    assert places == sorted(places)
+    assert places[-1] <= chart.right
+
+
 def test_there_is_no_chart_before_traffic_has_moved() -> None:
     assert split_over_time([entry(Kind.CREATED, {}, 0)], now=START, is_over=False) is None
+
+
+def split(*names: str) -> list[SplitEntry]:
+    return [SplitEntry(bundle="sha256:" + name * 64, weight_bp=10_000 // len(names)) for name in names]
+
+
+def test_a_bundle_keeps_its_colour_in_whatever_place_of_a_split_it_stands() -> None:
+    assert list(colours([split("a"), split("a", "b"), [], split("b"), split("b", "c")]).values()) == [0, 1, 2]
+    following = [split("a"), *(split("a", one) for one in "bcdef0123")]
+    found = colours(following)
+    assert len(found) == 10
+    for one in following:
+        assert len({found[arm.bundle] for arm in one}) == len(one), "the one that is live shares with none beside it"
+
+
+def test_what_never_had_a_weight_has_a_dash() -> None:
+    assert [percent(weight) for weight in (None, 0, 250)] == ["—", "0 %", "2.5 %"]
 
 
 def test_every_kind_of_entry_has_a_story() -> None:
@@ -112,8 +154,12 @@ def test_a_person_logs_in_and_sees_why_a_release_went_back(here: World) -> None:
         assert browser.get(f"/releases/{uuid4()}").status_code == 404
         for path in ("/static/sluicegate.css", "/static/live.js", "/static/mark.svg"):
             assert browser.get(path).status_code == 200
-        for expected in ("ttft above 300 ms", "50 %", "100 %", "now"):
-            assert expected in browser.get("/targets/chat@prod").text
+        target = browser.get("/targets/chat@prod").text
+        for expected in ("ttft above 300 ms", "50 %", "100 %", "now", "<h2>Live</h2>", "127.0.0.1<wbr>:"):
+            assert expected in target
+        # Each bundle has one colour on the whole page, and no other bundle has it.
+        coloured = set(re.findall(r'class="key arm(\d)".*?href="/bundles/([^"]+)"', target))
+        assert len(coloured) == len({colour for colour, _ in coloured}) == len({bundle for _, bundle in coloured}) == 2
 
 
 @pytest.mark.parametrize("onward", ["//elsewhere.test/", "https://elsewhere.test/", "/\\elsewhere.test"])

@@ -133,9 +133,24 @@ def canary(control: Control, held: Held) -> float | None:
     if is_taken_back(gateway, facts, split):
         return record_taken_back(control, held, facts, gateway)
     if split is None or not _is_as_wanted(split, facts, step):
-        return _shift(control, held, step)
+        # What is in force is judged first: it serves on for as long as another replica is not reached.
+        due_in = _stop(control, held, facts, gateway, split)
+        return _shift(control, held, step) if due_in is None else due_in
     hand_over(control, held, facts, gateway)
     return _judge(control, held, facts, gateway, split)
+
+
+def _stop(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, split: Split | None) -> float | None:
+    """Take traffic back when a stop condition has fired under the split in force; None when none has."""
+    if split is None or split.arm(CANDIDATE) is None:
+        return None
+    judgement, breach_at = look(control, facts, gateway, split)
+    if judgement.outcome is not StepOutcome.FAILED:
+        return None
+    return restore(
+        control, held, facts, cause="stop_condition", reasons=list(judgement.reasons),
+        judgement=judgement, breach_at=breach_at,
+    )  # fmt: skip
 
 
 def _judge(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, split: Split) -> float | None:
@@ -221,6 +236,8 @@ def soak(control: Control, held: Held) -> float | None:
     if (back := _why_back(facts)) is not None:
         return restore(control, held, facts, cause=back[0], reasons=back[1])
     assert split is not None  # noqa: S101 - is_soaking
+    if (due_in := _stop(control, held, facts, gateway, split)) is not None:
+        return due_in
     if facts.candidate is None:
         # There is no other version: it boots again.
         control.perform(held, lambda session, release: _serve_again(control, session, release))
@@ -228,12 +245,6 @@ def soak(control: Control, held: Held) -> float | None:
         return _republish(control, held, facts, gateway)
     else:
         hand_over(control, held, facts, gateway)
-    judgement, breach_at = look(control, facts, gateway, split)
-    if judgement.outcome is StepOutcome.FAILED:
-        return restore(
-            control, held, facts, cause="stop_condition", reasons=list(judgement.reasons),
-            judgement=judgement, breach_at=breach_at,
-        )  # fmt: skip
     return TICK_SECONDS
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -10,10 +11,11 @@ from registry import draining, failures, handover, releases, runners
 from registry.auth import Actor
 from registry.service import Service
 from schemas.failures import Cause
+from schemas.release import Phase
 from schemas.runner import RunnerRegistration
 from tests.support.gateway import ask_many
-from tests.support.streams import stream_engine
-from tests.support.world import FINGERPRINT, World, world
+from tests.support.streams import Script, StreamEngine, stream_engine
+from tests.support.world import FINGERPRINT, QUICK_CANARY, World, world
 
 
 @pytest.fixture
@@ -177,12 +179,41 @@ def test_nothing_ends_for_a_replica_that_is_not_ready_any_more(here: World) -> N
         here.until(lambda: len(here.serving_jobs()) == 2)
         taken = other.serve(two, pid=2000)
         old, _ = here.serving_jobs()
-        assert old.target_id is not None
+        target = old.target_id
+        assert target is not None
 
-        def replaced() -> list[object]:
+        def replaced() -> list[UUID]:
             with here.service.database.transaction() as session:
-                return [job.id for job in handover.replaced(session, old.target_id, taken.job)]
+                return [job.id for job in handover.replaced(session, target, taken.job)]
 
         assert replaced() == [old.id]
         other.replica(taken, "failed", two, pid=2000)
         assert replaced() == []
+
+
+def test_a_canary_is_judged_and_goes_back_to_what_serves_while_the_successor_of_that_is_not_reached(
+    here: World,
+) -> None:
+    steps = [QUICK_CANARY["steps"][0] | {"hold_seconds": "60"}, QUICK_CANARY["steps"][1]]
+    with stream_engine("one") as one, stream_engine("two") as two:
+        here.live(here.bundle("chat", b"weights"), here.policy(), one)
+        policy = here.policy("slow", canary=QUICK_CANARY | {"steps": steps})
+        release = here.release(here.bundle("next", b"other"), policy)
+        here.evaluate()
+        here.serve(two, pid=2000)
+        here.until_phase(release, Phase.CANARY)
+        here.control.gateways["local"].deadline_seconds = 1.0
+        drain(here)
+        here.until(lambda: len(here.serving_jobs()) == 4)
+        other = another(here)
+        taken = other.claim()
+        assert taken.bundle == here.serving_jobs()[0].bundle
+        other.replica(taken, "ready", StreamEngine("nobody", port=1), pid=3000)
+        here.turn()
+        assert [job.is_wanted for job in here.serving_jobs()] == [True] * 4
+        assert set(ask_many(here.envoy.url(), 20).engines) == {"one", "two"}
+        two.script = Script(fault="503")
+        with here.traffic():
+            shown = here.until_phase(release, Phase.ROLLED_BACK)
+        assert "stop_condition_fired" in [entry.kind for entry in shown.log]
+        assert ask_many(here.envoy.url(), 10).engines == {"one": 10}

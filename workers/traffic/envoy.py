@@ -17,7 +17,7 @@ import copy
 import http.client
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -164,6 +164,7 @@ class EnvoyGateway:
             silence_seconds: of the controller, after which the dead-man switch restores.
 
         Raises:
+            ArmNotHealthy: an arm that is none of the present split is not reached; what was prepared stays.
             ClusterRepointed, GatewayHeld, NotAcknowledged, Rejected, GatewayDown, GatewayBusy.
         """
         with locked(self.lock):
@@ -177,6 +178,14 @@ class EnvoyGateway:
             after = before.changed(version=before.version, rollbacks={**before.rollbacks, target: rollback})
             _refuse_repointing(before, after)
             self._add_clusters(before, after)
+            current = before.splits.get(target)
+            known = {arm.cluster for arm in current.arms} if current else set()
+            try:
+                # A way back is never pointed away from what serves to what nobody reaches.
+                self._await_reached([arm for arm in arms if known and arm.weight_bp and arm.cluster not in known])
+            except ArmNotHealthy:
+                self._retire_clusters(before)
+                raise
             self._write_desired(after)
 
     def discard_rollback(self, target: str) -> None:
@@ -439,8 +448,10 @@ class EnvoyGateway:
     def _await_health(self, split: Split, current: Split | None) -> None:
         """Wait until every arm that gains weight, or is another replica's now, passes Envoy's health check."""
         had = {arm.cluster: arm.weight_bp for arm in current.arms} if current else {}
-        gaining = [arm for arm in split.arms if arm.weight_bp > had.get(arm.cluster, 0)]
-        for arm in gaining:
+        self._await_reached([arm for arm in split.arms if arm.weight_bp > had.get(arm.cluster, 0)])
+
+    def _await_reached(self, arms: Sequence[Arm]) -> None:
+        for arm in arms:
             if not any(self._looks(partial(self.admin.is_healthy, arm.cluster))):
                 raise ArmNotHealthy(f"{arm.name} at {arm.address} does not pass the gateway's health check")
 

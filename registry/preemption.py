@@ -66,7 +66,7 @@ def _urgent(session: Session, job: JobRow, at: datetime) -> Sequence[JobRow]:
             JobRow.kind == JobKind.SERVE,
             JobRow.is_wanted,
             JobRow.due_at <= at - timedelta(seconds=WAIT_SECONDS),
-            ReleaseRow.phase.in_([Phase.PROMOTED, Phase.SUPERSEDED]),
+            scheduling.is_accepted(),
         )
         .order_by(ReleaseRow.phase == Phase.SUPERSEDED, JobRow.due_at)
         .limit(MOST_URGENT)

@@ -264,9 +264,23 @@ def _may_take(session: Session, runner: RunnerRow, at: datetime) -> ColumnElemen
     """
     reached = quotas.exhausted(session, runner.project_id, at, is_claiming=True)
     if reached.jobs or runners.has_only_kept_slots(session, runner) or _is_making_room(session, runner, at):
-        accepted = select(ReleaseRow.id).where(ReleaseRow.phase.in_([Phase.PROMOTED, Phase.SUPERSEDED]))
-        return and_(JobRow.kind == JobKind.SERVE, JobRow.release_id.in_(accepted))
+        # What nobody wants any more is taken to be ended, which frees what it holds.
+        return and_(JobRow.kind == JobKind.SERVE, or_(is_accepted(), JobRow.is_wanted.is_(False)))
     return JobRow.kind == JobKind.SERVE if reached.runner_seconds else true()
+
+
+def is_accepted() -> ColumnElement[bool]:
+    """Tell of a serve job whether its bundle is live on its target or was, whichever release it was made for."""
+    accepted = aliased(ReleaseRow)
+    return (
+        select(accepted.id)
+        .where(
+            accepted.target_id == JobRow.target_id,
+            accepted.bundle == JobRow.bundle,
+            accepted.phase.in_([Phase.PROMOTED, Phase.SUPERSEDED]),
+        )
+        .exists()
+    )
 
 
 def _is_making_room(session: Session, runner: RunnerRow, at: datetime) -> bool:

@@ -88,6 +88,7 @@ def _quota(session: Session, job: JobRow) -> str | None:
     reached = quotas.exhausted(session, job.project_id, db.now(session))
     if job.kind != JobKind.SERVE:
         return reached.runner_seconds or reached.jobs
-    release = session.get(ReleaseRow, job.release_id) if job.release_id else None
-    is_accepted = release is not None and release.phase in {Phase.PROMOTED, Phase.SUPERSEDED}
+    if reached.jobs is None or not job.is_wanted:
+        return None
+    is_accepted = session.scalar(select(JobRow.id).where(JobRow.id == job.id, scheduling.is_accepted()))
     return None if is_accepted else reached.jobs

@@ -528,6 +528,23 @@ def test_what_is_above_a_projects_jobs_waits_and_says_why_and_traffic_goes_on(se
     assert claimed(service, actor, runner, 2) == [third]
 
 
+def test_no_quota_holds_back_what_is_live_whoever_asked_for_it_or_is_to_end(service: Service, actor: Actor) -> None:
+    runner = register(service, actor, "r1")
+    allow(service, actor, jobs=1)
+    ask(service, actor, bundle(service, actor))
+    assert len(claimed(service, actor, runner, 2)) == 1
+    # A later release of the same bundle had it booted, and was rejected when traffic went back to the earlier one.
+    replica, other = live(service, actor, 0.0), factories.started_release(service, actor)
+    change(service, replica, release_id=other)
+    assert str(shown(service, actor, replica).waits).endswith("to take it")
+    assert claimed(service, actor, runner, 2) == [replica]
+    left = ask(service, actor, bundle(service, actor, "left"), JobKind.SERVE, created_by="controller")
+    assert claim(service, actor, runner) is None
+    running = {"state": "ready", "cause": "it is ready", "pid": 7, "address": "127.0.0.1:1"}
+    change(service, left, is_wanted=False, replica=running)
+    assert claimed(service, actor, runner, 2) == [left]
+
+
 def test_runners_that_claim_at_once_do_not_exceed_a_quota_together(service: Service, actor: Actor) -> None:
     one = bundle(service, actor)
     allow(service, actor, jobs=3)

@@ -59,8 +59,8 @@ def hold(one: Booted, base_url: str, identity: EngineIdentity) -> tuple[EngineId
     if identity.model_ids:
         said["model"] = Said(", ".join(identity.model_ids), "its model list")
     words = () if one.pid is None else tuple(arguments(one.pid))
-    # A single word is a title that the process gave itself.
-    if len(words) > 1:
+    # A single word is a title that the process gave itself, with nothing in the place of the others.
+    if any(words[1:]):
         said["arguments"] = Said("\n".join(words), "its process")
     if one.installed is not None and not one.is_elsewhere:
         said["environment"] = Said(one.installed.digest, "what is installed")

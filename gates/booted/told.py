@@ -16,6 +16,8 @@ from schemas.common import sha256_digest
 
 MAX_VALUE = 1000
 """Characters of a value that are kept; a longer one is known by its digest alone."""
+_LARGEST, _MOST_DIGITS = 10**18, 18
+"""Numbers from which on, and digits beyond which, something is no count or setting of an engine."""
 _LABELS = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
 _TRUTH = {True: "true", False: "false", "True": "true", "False": "false", "true": "true", "false": "false"}
@@ -137,7 +139,7 @@ def _labelled(page: bytes, label: Sequence[str]) -> Any:
             continue
         told = {name: _unescaped(text) for name, text in _LABELS.findall(line)}
         texts = [told.get(name) for name in names]
-        if all(text is not None and text.isdecimal() for text in texts):
+        if all(text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS for text in texts):
             values.append(math.prod(int(text or 0) for text in texts))
         elif len(names) == 1 and texts[0] is not None:
             values.append(texts[0])
@@ -155,16 +157,16 @@ def _unescaped(text: str) -> str:
 def _text(value: Any, form: str) -> str | None:
     """Return a value as it is compared; None when it has not the form that it should."""
     match form:
-        case "word" if value is None or value in {"", "None"}:
+        case "word" if value in (None, "", "None"):  # a tuple: what is no text may not be hashable
             return "none"
         case "text" | "word":
             return shown(value) if isinstance(value, str) and value else None
         case "digest":
             return sha256_digest(value.encode("utf-8", "surrogatepass")) if isinstance(value, str) and value else None
         case "count":
-            return str(value) if type(value) is int and value >= 0 else None
+            return str(value) if type(value) is int and 0 <= value < _LARGEST else None
         case "number":
-            return number(value) if type(value) in {int, float} and math.isfinite(value) else None
+            return number(value) if type(value) in {int, float} and abs(value) < _LARGEST else None
         case "truth" | "untruth":
             told = _TRUTH.get(value) if isinstance(value, bool | str) else None
             return _OPPOSITE.get(told or "") if form == "untruth" else told

@@ -63,6 +63,24 @@ def test_an_engine_of_no_table_says_nothing():
     assert (reports("unknown"), read("unknown", {"/version": b"{}"})) == ((), {})
 
 
+@pytest.mark.parametrize("odd", [[], {}, ["awq"], True, 7, 10**400], ids=lambda odd: str(odd)[:9])
+def test_what_is_no_text_is_taken_for_none(odd):
+    for engine in DIALECTS:
+        for row in (row for row in reports(engine) if row.form in {"word", "text", "digest"} and row.at):
+            told = odd
+            for step in reversed(row.at):
+                told = [told] if step == "0" else {step: told}
+            assert row.item not in read(engine, {row.page: page(told)})
+
+
+def test_numbers_that_no_engine_has_are_not_taken():
+    params = {"temperature": 10**400, "top_p": float("inf"), "top_k": float("nan")}
+    told = page({"default_generation_settings": {"n_ctx": 10**400, "params": params}, "total_slots": 10**400})
+    assert read("llamacpp", {"/props": told}) == {}
+    metric = f'vllm:cache_config_info{{kv_cache_size_tokens="{"9" * 5000}"}} 1.0\n'
+    assert read("vllm", {"/metrics": metric.encode()}) == {}
+
+
 # ------------------------------------------------------------------------------------------- scripted engines
 
 SAY = {"sglang": ("context_length", "context_tokens"), "tgi": ("max_total_tokens", "context_tokens")}

@@ -115,18 +115,34 @@ def test_other_arguments_are_found_in_the_process_itself(booted):
     assert one.expected.startswith("--threads 2")
 
 
+# Writes a title where its command line was, and zeros over the rest, as setproctitle does.
+TITLED = """
+import ctypes, time
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+begin, end = int(fields[45]), int(fields[46])
+ctypes.memset(begin, 0, end - begin)
+ctypes.memmove(begin, b"engine::server", 14)
+print("titled", flush=True)
+time.sleep(60)
+"""
+
+
 def test_a_process_that_gave_itself_a_title_reports_no_arguments(booted):
-    titled = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     single = subprocess.Popen(["sleep"], executable=sys.executable, stdin=subprocess.PIPE)
+    titled = subprocess.Popen([sys.executable, "-c", TITLED, "--threads", "1"], stdout=subprocess.PIPE)
     try:
-        rows = {row.item: row.outcome for row in held(booted, pid=single.pid).rows}
-        assert rows["arguments"] is Agreement.NOT_REPORTED
-        assert [one.code for one in held(booted, pid=titled.pid).blocking] == ["arguments-differ"]
+        assert titled.stdout.readline() == b"titled\n"
+        for process in (single, titled):
+            rows = {row.item: row.outcome for row in held(booted, pid=process.pid).rows}
+            assert rows["arguments"] is Agreement.NOT_REPORTED
+        assert [one.code for one in held(booted, pid=other.pid).blocking] == ["arguments-differ"]
     finally:
-        for process in (titled, single):
+        for process in (other, single, titled):
             process.kill()
             process.wait()
         single.stdin.close()
+        titled.stdout.close()
 
 
 @pytest.mark.parametrize(

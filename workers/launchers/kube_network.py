@@ -38,6 +38,11 @@ def policy(pods: Pods, made: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
 
 
+def _kept(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return what a cluster keeps of a policy: an empty list is left out, and `policyTypes` closes that direction."""
+    return {key: value for key, value in spec.items() if value != []}
+
+
 class Policies:
     """The policies of one runner's pods."""
 
@@ -64,7 +69,7 @@ class Policies:
                 continue
             except ClusterRefused as refused:
                 found = self._client.get(self.path(wanted["metadata"]["name"]))
-                is_it = found is not None and found.get("spec") == wanted["spec"]
+                is_it = found is not None and _kept(found.get("spec") or {}) == _kept(wanted["spec"])
                 if refused.reason != "AlreadyExists" or not is_it:
                     raise
             return

@@ -149,6 +149,19 @@ def test_a_policy_whose_answer_was_lost_is_taken_and_one_that_says_something_els
     assert kinds(kube) == ["networkpolicies"]
 
 
+def test_a_policy_that_is_there_is_taken_as_clusters_keep_it_and_none_that_closes_less(kube, launcher, start):
+    launcher.kill(start())
+    spec = next(body for method, path, _, body in kube.asked if path.endswith("networkpolicies"))["spec"]
+    kept = {key: value for key, value in spec.items() if value != []}
+    kube.add("networkpolicies", {"metadata": {"name": NAME}, "spec": {**kept, "policyTypes": ["Ingress"]}})
+    with pytest.raises(LaunchFailed, match="AlreadyExists"):
+        start()
+    kube.remove(NAME)
+    kube.add("networkpolicies", {"metadata": {"name": NAME}, "spec": kept})
+    start()
+    assert kinds(kube) == ["networkpolicies", "pods"]
+
+
 def test_somebody_else_s_policy_is_left_alone(kube, launcher, start):
     launched = start(is_live=True)
     made = kube.objects["networkpolicies", NAME]["metadata"]

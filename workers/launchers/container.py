@@ -13,7 +13,7 @@ from typing import Any
 
 from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
-from workers.launchers import container_command
+from workers.launchers import container_command, passages
 from workers.launchers.base import Condition, Launched, LaunchFailed, Order, ProcessState
 from workers.launchers.container_command import ALONE, HOME, LABEL, PORT, Containers
 from workers.launchers.logs import LOG_CAP_BYTES, cleaned, tail
@@ -132,18 +132,19 @@ class ContainerLauncher:
             found = self._inspect(launched.handle)
         except EngineUnreachable:
             return launched
-        if self._is_alone:
-            return self._through_passage(launched, found)
+        # As it was made, which may have been by a runner that was set otherwise.
         published = ((found or {}).get("NetworkSettings") or {}).get("Ports") or {}
         for binding in published.get(f"{PORT}/tcp") or []:
             if binding.get("HostIp") == "127.0.0.1" and str(binding.get("HostPort", "")).isdigit():
                 return replace(launched, port=int(binding["HostPort"]), host="127.0.0.1")
-        return launched
+        return self._through_passage(launched, found)
 
     def _through_passage(self, launched: Launched, found: dict[str, Any] | None) -> Launched:
         if launched.handle is None or found is None or not found["State"].get("Running"):
             return launched
         workdir = Path(_label(found, "folder"))
+        if not passages.folder(workdir).is_dir():
+            return launched
         with self._lock:
             parent_pid = os.getpid() if workdir in self._tied else None
         port = self._passages.port(launched.handle, workdir, parent_pid=parent_pid)

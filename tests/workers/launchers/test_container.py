@@ -9,6 +9,7 @@ import pytest
 
 from schemas.bundle import Bundle
 from tests.support.factories import bundle_body
+from tests.support.runners import until
 from tests.support.scripted_containers import ScriptedContainers
 from workers.agent import end_left_engines
 from workers.engines.base import Command
@@ -358,6 +359,26 @@ def test_a_container_is_adopted_by_another_worker_and_stopped(launcher, engine, 
     assert other.adopt(launched.pid, launched.start_time, launched.boot_id, launched.handle) == launched
     other.stop(launched, grace_seconds=1)
     assert other.adopt(launched.pid, launched.start_time, launched.boot_id, launched.handle) is None
+
+
+@pytest.mark.parametrize("made_in", ["engines", "none"])
+def test_a_container_is_reached_as_it_was_made_whatever_the_next_runner_is_set_to(
+    engine, containers, tmp_path, made_in
+):
+    networks = {"engines": "none", "none": "engines"}
+    first, second = (
+        ContainerLauncher(str(engine.path), replace(containers, network=each)) for each in (made_in, networks[made_in])
+    )
+    workdir = tmp_path / "engines" / JOB
+    workdir.mkdir(parents=True)
+    launched = first.start(COMMAND, workdir=workdir, log_path=workdir / "engine.log", order=order(tmp_path))
+    ports = []
+    for launcher in (first, second):
+        found = launcher.adopt(launched.pid, launched.start_time, launched.boot_id, launched.handle)
+        until(lambda one=launcher, seen=found: one.listening(seen, None).port is not None, what="a way in")
+        ports.append(launcher.listening(found, None).port)
+    assert ports[0] == ports[1]
+    second.kill(launched)
 
 
 def test_nothing_is_adopted_that_is_not_provably_that_start_of_that_runner_s_container(

@@ -145,7 +145,10 @@ def positions(needs: Needs, fingerprint: Fingerprint, taken: Collection[int] = (
     if own is None or needs.beside is None:
         return own
     other = positions(needs.beside, fingerprint, {*taken, *own})
-    return None if other is None else own + other
+    if other is None and (other := positions(needs.beside, fingerprint, taken)) is not None:
+        # It fits fewer of them, so it chooses first.
+        own = _own_positions(needs, fingerprint, {*taken, *other})
+    return None if own is None or other is None else own + other
 
 
 def _own_positions(needs: Needs, fingerprint: Fingerprint, taken: Collection[int]) -> list[int] | None:

@@ -193,6 +193,21 @@ def test_a_machine_that_never_holds_both_bundles_says_so(accepted: Needs, cards:
     assert said in found
 
 
+@pytest.mark.parametrize("first", ["candidate", "accepted"])
+def test_who_fits_fewer_accelerators_of_a_drill_chooses_first(first: str) -> None:
+    large = H100 | {"memory_bytes": 96_000_000_000}
+    demanding = {"memory_bytes": 90_000_000_000}
+    candidate, accepted = (needs(demanding), needs()) if first == "candidate" else (needs(), needs(demanding))
+    both = candidate.model_copy(update={"beside": accepted})
+    for cards in ([large, H100], [H100, large]):
+        place = cards.index(large)
+        assert positions(both, machine(*cards)) == ([place, 1 - place] if first == "candidate" else [1 - place, place])
+        assert obstacles(both, offer(*cards)) == []
+    assert positions(both, machine(H100, H100)) is None
+    assert positions(both, machine(large)) is None
+    assert positions(both, machine(large, H100), {1}) is None
+
+
 def test_on_a_processor_the_weights_of_both_bundles_have_to_fit() -> None:
     one = needs({"accelerator": "cpu", "count": 0}).model_copy(update={"held_bytes": 6 * 10**9})
     both = one.model_copy(update={"beside": one})

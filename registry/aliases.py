@@ -20,6 +20,7 @@ from schemas.alias import Alias, AliasAt, AliasChange, AliasDelete, AliasProtect
 from schemas.evidence import AliasChanged, Kind
 from schemas.problems import Conflict, InvalidDocument, NotFound, NotPermitted
 
+MAKE = "sluicegate alias set {} BUNDLE --reason …"
 KINDS = (Kind.ALIAS_SET, Kind.ALIAS_DELETED, Kind.ALIAS_PROTECTED)
 
 
@@ -94,7 +95,7 @@ def get(session: Session, project: UUID, name: str, *, or_deleted: bool = False)
     """Return an alias; with `or_deleted`, also one that names nothing any more. Raises NotFound."""
     row = session.scalar(select(AliasRow).where(AliasRow.project_id == project, AliasRow.name == name))
     if row is None or (row.bundle is None and not or_deleted):
-        raise NotFound(f"there is no alias {name}; make one with `sluicegate alias set {name} BUNDLE`", alias=name)
+        raise NotFound(f"there is no alias {name}; make one with `{MAKE.format(name)}`", alias=name)
     return row
 
 
@@ -186,7 +187,7 @@ def _taken(session: Session, actor: Actor, name: str, *, make: bool = False) -> 
         .execution_options(populate_existing=True)
     )
     if row is None or (row.bundle is None and not make):
-        raise NotFound(f"there is no alias {name}; make one with `sluicegate alias set {name} BUNDLE`", alias=name)
+        raise NotFound(f"there is no alias {name}; make one with `{MAKE.format(name)}`", alias=name)
     return row
 
 
@@ -230,8 +231,10 @@ def _require_seen(session: Session, row: AliasRow, if_match: str | None, expecte
     last = evidence.latest(session, stream(row.project_id, row.name))
     is_now = f"names {row.bundle} (generation {row.generation})" if row.bundle else "names nothing"
     wanted = f"expected to name {expected}" if expected else "expected to be new"
+    said = "say what you saw with `--expect BUNDLE` or `--if-match GENERATION`"
+    say = said if row.bundle else "make it without `--expect`"
     raise Conflict(
-        f"alias {row.name} {is_now}, and was {wanted}; look again, and say what you saw",
+        f"alias {row.name} {is_now}, and was {wanted}; look again, and {say}",
         bundle=row.bundle,
         version=str(row.generation),
         **conditions.changed_by(last),

@@ -140,7 +140,7 @@ def frozen_references(policy: Policy, in_force: dict[str, str], target: str) -> 
             if rule.suite not in in_force:
                 raise ReferenceMissing(
                     f"target {target} has no reference for golden suite {rule.suite}; record one with "
-                    f"`sluicegate suite record {rule.suite[7:19]} --target {target} --bundle BUNDLE`",
+                    f"`sluicegate suite record {rule.suite[7:19]} --target {target} --bundle BUNDLE --reason …`",
                     suite=rule.suite,
                 )
             frozen[rule.suite] = in_force[rule.suite]

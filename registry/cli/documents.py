@@ -1,6 +1,7 @@
 """Documents on the command line: files in JSON, TOML or YAML, and digests in full or in short."""
 
 import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Iterable
@@ -19,10 +20,15 @@ from schemas.api import Registered
 from schemas.bundle import Bundle
 from schemas.common import MAX_DOCUMENT_BYTES, NAME_PATTERN, Document, canonical_json, strict_json
 from schemas.policy import Policy
-from schemas.problems import Conflict, InvalidDocument
+from schemas.problems import Conflict, InvalidDocument, NotFound
 
 LISTED = {"release": "release", "run": "gate", "token": "token"}
 """Noun → the group of commands whose `list` shows all of them."""
+REGISTERED_BY = {
+    "policy": "register it with `sluicegate policy push {file}`",
+    "suite": "register it with `sluicegate suite push {file}`",
+}
+"""Noun → how a file with such a document gets to the service."""
 MOST_SHOWN = 4
 _DIGEST = re.compile(r"(sha256:)?([0-9a-f]{8,64})")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -115,8 +121,18 @@ def resolve(text: str, registry: Registry, read: Callable[[Path], Document], wha
             digests = ", ".join(str(one) for one in error.members.get("digests") or ())
             raise Usage(f"{what} {text}: {error.detail}" + (f": {digests}" if digests else "")) from None
     if Path(text).is_file():
-        return read(Path(text)).digest
+        return _registered(text, read(Path(text)).digest, registry, what)
     raise Usage(f"{what} {text!r} is neither a digest, nor 8 or more of its hexadecimal digits, nor a file")
+
+
+def _registered(file: str, digest: str, registry: Registry, what: str) -> str:
+    try:
+        return registry.get(digest).digest
+    except NotFound:
+        advice = REGISTERED_BY.get(what, "`sluicegate bundle create` registers one from its files")
+        raise NotFound(
+            f"{file} is {what} {digest}, which is not registered; {advice.format(file=shlex.quote(file))}"
+        ) from None
 
 
 def resolve_release(text: str, client: Client) -> UUID:

@@ -14,7 +14,7 @@ from schemas.api import Run
 from schemas.evidence import Entry
 from schemas.policy import Policy
 from schemas.problems import Unavailable
-from schemas.release import Phase, ReleaseDetail
+from schemas.release import TERMINAL, Phase, ReleaseDetail
 from schemas.stories import TONES, tell
 
 INTERVAL_SECONDS = 0.5
@@ -29,6 +29,7 @@ _REACHED: dict[Until, set[Phase]] = {
     Until.APPROVED: _AT_LEAST_GATED - {Phase.GATED},
     Until.PROMOTED: {Phase.PROMOTED, Phase.SUPERSEDED},
     Until.ENDED: {Phase.SUPERSEDED},
+    Until.ROLLED_BACK: {Phase.ROLLED_BACK},
 }
 _BEFORE_TRAFFIC = {Phase.CANDIDATE, Phase.STAGED, Phase.BOOTED, Phase.GATED, Phase.APPROVED}
 
@@ -181,10 +182,10 @@ def _patiently(look: Callable[[], SeenT], note: Callable[[Unavailable], None], l
 def decided(release: ReleaseDetail, until: Until) -> Decided | None:
     """Return what became of a release, or None while it is under way. Pure."""
     reason = release.reason or ""
-    if release.phase is Phase.REJECTED or release.phase is Phase.ROLLED_BACK:
-        return Decided(Exit.FAILED, str(release.phase), reason or f"the release was {release.phase}")
     if release.phase in _REACHED[until]:
         return Decided(Exit.DONE, str(release.phase), reason or f"the release is {release.phase}")
+    if release.phase in TERMINAL:
+        return Decided(Exit.FAILED, str(release.phase), reason or f"the release was {release.phase}")
     if release.held and release.phase in _BEFORE_TRAFFIC and not release.is_paused:
         advice = f"look into it, then: sluicegate release resume {release.id} --reason …"
         return Decided(Exit.UNDECIDED, "held", f"{'; '.join(release.held)}; {advice}")
@@ -260,7 +261,13 @@ def follow_run(client: Client, output: Output, run: Run, *, timeout_seconds: flo
     verdict = verdict or Decided(Exit.UNDECIDED, "time-out", f"it is {found.state} after {timeout_seconds:g} s")
     outcome = {**plain(found), "outcome": found.outcome or verdict.outcome, "why": verdict.why}
     output.result(outcome, lambda out: out.say(f"{verdict.outcome}: {verdict.why}", _tone(verdict)))
+    _say_reference(output, found)
     return verdict.exit_status
+
+
+def _say_reference(output: Output, run: Run) -> None:
+    if run.reference is not None:
+        output.note(f"what it answered: sluicegate suite reference {run.reference[7:19]}")
 
 
 def run_result(output: Output, run: Run) -> int:

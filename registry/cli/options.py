@@ -33,6 +33,7 @@ class Until(StrEnum):
     APPROVED = "approved"
     PROMOTED = "promoted"
     ENDED = "ended"
+    ROLLED_BACK = "rolled_back"
 
 
 def examples(*lines: str) -> str:

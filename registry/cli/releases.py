@@ -77,7 +77,12 @@ def create(
 def watch(
     release: ReleaseId,
     until: Annotated[
-        Until, typer.Option("--until", help="How far to follow it; `ended` goes on until another release replaces it.")
+        Until,
+        typer.Option(
+            "--until",
+            help="How far to follow it; `ended` goes on until another release replaces it. Taken back, it is status 1, "
+            "but with `rolled_back` 0.",
+        ),
     ] = Until.PROMOTED,
     timeout: Timeout = 3600.0,
     as_json: Json = False,
@@ -242,12 +247,13 @@ def _act(
     act: Callable[[Client, UUID], Release],
     *,
     asked: str | None = None,
+    until: Until = Until.PROMOTED,
     alone: str | None = None,
 ) -> int:
     """Do an act.
 
-    `asked` says what the controller has still to do, for acts that only ask for it; `alone` what that means where no
-    release was live before.
+    `asked` says what the controller has still to do, for acts that only ask for it, and `until` when that is done;
+    `alone` what that means where no release was live before.
     """
     output = Output(as_json=as_json)
     with connect() as client:
@@ -259,7 +265,7 @@ def _act(
     if alone is not None and found.phase not in TERMINAL and found.predecessor is None:
         output.note(alone.format(target=found.target), "warn")
     if asked is not None and found.phase not in TERMINAL:
-        output.note(f"{asked}; follow it: sluicegate release watch {found.id} --until ended")
+        output.note(f"{asked}; follow it: sluicegate release watch {found.id} --until {until}")
     return Exit.DONE
 
 
@@ -355,13 +361,14 @@ def rollback(
     """Take all traffic back from a release, to the last accepted bundle.
 
     Exit status: 0 asked for, or done already; 4 there is nothing to take back, no earlier version to go back to, or
-    another release has to be taken back first. `release watch RELEASE --until ended` then ends with 1 when the traffic
-    is back.
+    another release has to be taken back first. `release watch RELEASE --until rolled_back` then ends with 0 when the
+    traffic is back.
     """
     return _act(
         release,
         as_json,
         lambda client, identity: client.releases.roll_back(identity, reason, to_nothing=to_nothing, if_match=if_match),
         asked="asked for: the controller takes the traffic back next",
+        until=Until.ROLLED_BACK,
         alone="there is no earlier release to go back to: {target} will answer 503 until another release serves it",
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from registry.cli.documents import read_bundle, read_file, resolve
+from registry.cli.documents import read_bundle, read_document, read_file, resolve
 from registry.cli.failures import Exit, invalid, made
 from registry.cli.follow import follow_run, run_result
 from registry.cli.options import Json, Key, Limit, Reason, Timeout, Wait, examples, group
@@ -15,6 +15,7 @@ from registry.cli.policies import say_pushed, show_list
 from registry.cli.profile import connect
 from schemas.api import RecordCreate, Registered
 from schemas.problems import InvalidDocument
+from schemas.reference import Reference
 from schemas.suite import SUITE, AnySuite, LoadSpec, LoadSuite, StructuredSuite
 
 app = group("Suites: prompts and arrival plans that gates run.")
@@ -90,6 +91,51 @@ def show(
         found = client.suites.get(resolve(suite, client.suites, read_suite, "suite"))
     output.result(found, lambda out: _show(out, found))
     return Exit.DONE
+
+
+@app.command(
+    epilog=examples("sluicegate suite reference 7be1c0d2", "sluicegate suite reference 7be1c0d2 --json"),
+)
+def reference(
+    reference: Annotated[
+        str,
+        typer.Argument(metavar="REFERENCE", help="Digest, or 8 or more of its digits; `target show` lists them."),
+    ],
+    as_json: Json = False,
+) -> int:
+    """Show a golden reference: what the accepted bundle answered to each prompt of the suite."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = client.references.get(resolve(reference, client.references, _read_reference, "reference"))
+    output.result(found, lambda out: _show_reference(out, found))
+    return Exit.DONE
+
+
+def _read_reference(file: Path) -> Reference:
+    return read_document(file, Reference)
+
+
+def _show_reference(out: Output, found: Registered) -> None:
+    said = Reference.model_validate(found.document)
+    noise = said.noise
+    out.fields(
+        [
+            ("reference", found.digest),
+            ("suite", said.suite),
+            ("bundle", said.bundle),
+            ("engine", said.engine),
+            ("hardware", said.hardware),
+            ("noise", f"{noise.diverging_prompts} of {len(said.recordings)} prompts differ in {noise.repeats} repeats"),
+        ]
+    )
+    out.say("")
+    out.table(
+        ["PROMPT", "TOKENS", "ENDS", "ANSWER"],
+        (
+            [one.prompt, len(one.output), one.finish_reason, "".join(token.text for token in one.output)]
+            for one in said.recordings
+        ),
+    )
 
 
 @app.command("list", epilog=examples("sluicegate suite list", "sluicegate suite list --json"))

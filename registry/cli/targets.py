@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
+from uuid import UUID
 
 import typer
 
@@ -13,7 +14,7 @@ from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import TargetCreate
 from schemas.evidence import SplitEntry
-from schemas.release import ServedAt, Target
+from schemas.release import Phase, ServedAt, Target
 from schemas.runner import RUNNING
 
 app = group("Targets: one served name in one environment, such as chat@prod.")
@@ -86,7 +87,9 @@ def show(
             output.result(served, lambda out: _show_served(out, served))
             return Exit.DONE
         found = client.targets.get(target)
-    output.result(found, lambda out: _show(out, found, everything=everything))
+        live = found.stable_release
+        is_alone = bool(found.quarantined) and live is not None and _is_alone(client, live)
+    output.result(found, lambda out: _show(out, found, everything=everything, is_alone=is_alone))
     return Exit.DONE
 
 
@@ -118,6 +121,17 @@ def history(target: TargetArgument, limit: Limit = 50, as_json: Json = False) ->
 
     output.result({"items": found}, human)
     return Exit.DONE
+
+
+def _is_alone(client: Client, release: UUID) -> bool:
+    """Tell whether no release was live before this one, or each of those was taken back."""
+    before = client.releases.get(release).predecessor
+    while before is not None:
+        found = client.releases.get(before)
+        if found.phase is not Phase.ROLLED_BACK:
+            return False
+        before = found.predecessor
+    return True
 
 
 def _require_environment(target: str) -> None:
@@ -160,7 +174,7 @@ def _show_served(out: Output, served: ServedAt) -> None:
     )
 
 
-def _show(out: Output, target: Target, *, everything: bool = False) -> None:
+def _show(out: Output, target: Target, *, everything: bool = False, is_alone: bool = False) -> None:
     out.fields(
         [
             ("target", target.name),
@@ -175,7 +189,12 @@ def _show(out: Output, target: Target, *, everything: bool = False) -> None:
     for why in target.quarantined:
         out.say(f"the live bundle is QUARANTINED: {why}", "bad")
     if target.quarantined:
-        out.say(f"it serves on: `sluicegate release rollback {target.stable_release} --reason …` takes it back", "bad")
+        back = f"release rollback {target.stable_release} --reason …"
+        if is_alone:
+            back = back.replace(" --reason", " --to-nothing --reason")
+        out.say(f"it serves on: `sluicegate {back}` takes it back", "bad")
+        if is_alone:
+            out.say("there is no earlier version to go back to: the target then serves nothing", "bad")
     out.say("")
     out.table(
         ["SPLIT", "BUNDLE"],
@@ -199,6 +218,7 @@ def _show(out: Output, target: Target, *, everything: bool = False) -> None:
     if target.references:
         out.say("")
         out.table(["GOLDEN SUITE", "REFERENCE"], target.references.items())
+        out.note("what was answered: sluicegate suite reference REFERENCE")
 
 
 @app.command("list", epilog=examples("sluicegate target list", "sluicegate target list --json"))

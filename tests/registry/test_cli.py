@@ -35,7 +35,7 @@ COMMANDS = {
     "alias": {"set", "list", "show", "history", "delete", "protect", "patterns"},
     "blob": {"check", "gc"},
     "policy": {"push", "show", "list"},
-    "suite": {"push", "show", "list", "record"},
+    "suite": {"push", "show", "list", "record", "reference"},
     "target": {"create", "show", "history", "list"},
     "release": {
         "create",

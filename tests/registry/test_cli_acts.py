@@ -4,9 +4,11 @@ from uuid import UUID
 
 from registry import db, jobs, targets
 from schemas.api import Complete
+from schemas.evidence import Kind, Note, Restored
+from schemas.policy import Policy
 from schemas.runner import JobKind, JobState, ReplicaState, RunnerRegistration
-from tests.support.factories import registered_bundle
-from tests.support.scene import FINGERPRINT
+from tests.support.factories import policy_body, registered_bundle, registered_golden
+from tests.support.scene import FINGERPRINT, traffic
 
 
 def test_taking_back_where_nothing_can_be_taken_back_says_so_and_changes_nothing(scene):  # C142
@@ -143,3 +145,52 @@ def test_hardware_that_no_runner_of_the_class_has_is_said_at_once_with_who_has_i
         assert "no runner of class cpu has 4 × nvidia-h100" in said
         assert "runner-1: it has no accelerator" in said
         assert "it fits large of class h100" in said
+
+
+def test_the_commands_that_a_refusal_names_have_all_that_they_need(scene, tmp_path):
+    scene.target()
+    missing = scene.command("alias", "show", "nobody")
+    assert "`sluicegate alias set nobody BUNDLE --reason …`" in missing.err
+    other = registered_bundle(scene.service, scene.api.actor("manager"), "other", b"other").digest
+    scene.command.ok("alias", "set", "champion", other, "-r", "the first")
+    blind = scene.command("alias", "set", "champion", scene.bundle.digest, "-r", "better")
+    assert blind.status == 4
+    assert "say what you saw with `--expect BUNDLE` or `--if-match GENERATION`" in blind.err
+    fresh = scene.command("alias", "set", "fresh", other, "--expect", other, "-r", "none is there")
+    assert fresh.status == 4
+    assert "make it without `--expect`" in fresh.err
+
+    suite = registered_golden(scene.service, scene.api.actor("manager"))
+    rule = {"gate": "golden", "suite": suite.digest, "margin_nat": "0.5", "min_prompts": 1}
+    body = policy_body("exact")
+    policy = Policy.model_validate(body | {"gates": [*body["gates"], rule]})
+    file = tmp_path / "exact.json"
+    file.write_bytes(policy.canonical())
+    create = ("release", "create", "-t", "chat@prod", "-b", scene.bundle.digest, "-p", file)
+    unknown = scene.command(*create)
+    assert unknown.status == 2
+    assert f"{file} is policy {policy.digest}, which is not registered" in unknown.err
+    assert f"`sluicegate policy push {file}`" in unknown.err
+    scene.command.ok("policy", "push", file)
+    unrecorded = scene.command(*create)
+    assert unrecorded.status == 4
+    assert f"record {suite.digest[7:19]} --target chat@prod --bundle BUNDLE --reason …`" in unrecorded.err
+
+
+def test_who_takes_a_release_back_may_wait_for_that_and_is_told_when_nothing_else_would_serve(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    scene.to_canary(identity)
+    scene.shift(identity, 10_000)
+    scene.act(identity, "promoted", Kind.PROMOTED, Note(reason="every step passed"))
+    scene.command.ok("bundle", "quarantine", scene.bundle.digest, "-r", "it leaks names")
+    shown = scene.command.ok("target", "show", "chat@prod").out
+    assert f"sluicegate release rollback {identity} --to-nothing --reason …" in " ".join(shown.split())
+    asked = scene.command.ok("release", "rollback", identity, "--to-nothing", "-r", "it leaks names")
+    watch = ["release", "watch", identity, "--until", "rolled_back"]
+    assert f"follow it: sluicegate {' '.join(watch)}" in asked.err
+    assert scene.command(*watch, "--timeout", "0").status == 3
+    scene.act(identity, "restored", Kind.TRAFFIC_RESTORED, traffic(scene.bundle.digest, 0, reasons=["it leaks names"]))
+    scene.act(identity, "observed", Kind.RESTORE_OBSERVED, Restored(observed=12, seconds=0.8))
+    assert scene.command.ok(*watch, "--json").json["outcome"] == "rolled_back"
+    assert scene.command("release", "watch", identity, "--until", "ended").status == 1

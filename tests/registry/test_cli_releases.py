@@ -477,6 +477,16 @@ def test_a_reference_is_recorded_and_set_on_the_target(scene, tmp_path):
     player.join()
 
     assert ran.json["outcome"] == "recorded"
+    short = ran.json["reference"][7:19]
+    assert f"what it answered: sluicegate suite reference {short}" in ran.err
+    answered = Reference.model_validate(scene.command.ok("suite", "reference", short, "--json").json["document"])
+    assert answered.suite == suite.digest
+    shown = scene.command.ok("suite", "reference", ran.json["reference"]).out
+    for one in answered.recordings:
+        row = [one.prompt, str(len(one.output)), one.finish_reason, "".join(token.text for token in one.output)]
+        assert " ".join(row).split() in [line.split() for line in shown.splitlines()]
+    assert scene.command("suite", "reference", suite.digest).status == 2
+    assert "sluicegate suite reference" in scene.command.ok("target", "show", "chat@prod").err
     stream = ("--stream", f"run/{ran.json['id']}")
     assert "run_ended: recorded" in scene.command.ok("evidence", "list", *stream).out
     references = scene.command.ok("target", "show", "chat@prod", "--json").json["references"]

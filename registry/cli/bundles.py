@@ -16,7 +16,7 @@ from registry.cli.comparison import DIFF_EXAMPLES, IMPACT_EXAMPLES, diff, impact
 from registry.cli.declarations import as_patch
 from registry.cli.documents import read_bundle, read_file, resolve
 from registry.cli.failures import Exit, Usage, invalid, invalid_act
-from registry.cli.inferred import infer, say
+from registry.cli.inferred import infer, say, warn
 from registry.cli.memory import HashMemory
 from registry.cli.options import BundleName, Json, Limit, Reason, examples, group
 from registry.cli.output import Clock, Output, plain, size
@@ -146,11 +146,12 @@ def create(
     gathered = _read(asked, output)
     contents = gathered.contents
     bundle = _describe(asked, gathered)
+    inferred, findings = _inferred(asked, bundle, contents)
+    warn(output, findings)
     if dry_run:
         document = bundle.model_dump(mode="json", by_alias=True, exclude_none=True)
-        output.result(document, lambda out: _show_local(out, bundle, _inferred(asked, bundle, contents)))
+        output.result(document, lambda out: _show_local(out, bundle, inferred))
         return Exit.DONE
-    inferred = _inferred(asked, bundle, contents)
     # A document whose sources a person wrote says itself where its files come from.
     locks = None if "sources" in overlay else gathered.locks()
     with connect() as client:
@@ -162,7 +163,7 @@ def create(
             sent += _send(client, contents, output)
             registered, is_new = client.bundles.register(bundle, locks)
     _note_licence(bundle, output)
-    told = _created(registered, contents, is_new=is_new, sent=sent) | {"inferred": inferred}
+    told = _created(registered, contents, is_new=is_new, sent=sent) | {"inferred": inferred, "findings": findings}
     output.result(told, lambda out: _say_created(out, registered, told))
     return Exit.DONE
 
@@ -182,7 +183,7 @@ def _created(registered: Registered, contents: Contents, *, is_new: bool, sent: 
     }
 
 
-def _inferred(asked: _Asked, bundle: Bundle, contents: Contents) -> dict[str, Any]:
+def _inferred(asked: _Asked, bundle: Bundle, contents: Contents) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     try:
         with HashMemory(folder("cache") / "hashes.sqlite") as memory:
             return infer(bundle, contents, asked.overlay, memory, name=asked.name)

@@ -1,4 +1,4 @@
-"""What was inferred for a bundle, and where each value came from: the same report as that of `bundle validate`."""
+"""What a bundle's files tell, where each value came from, and what the gate static will find: as `bundle validate`."""
 
 import json
 from collections.abc import Mapping
@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 from gates.directory import Contents, Memory
 from gates.inference import limit_arguments
 from registry.cli.output import Output
+from schemas import VERSION as PRODUCT
 from schemas.bundle import Bundle
 
 if TYPE_CHECKING:
     from gates.static.origins import Origin
 
-VERSION = 1
+VERSION = 2
 """Changes whenever more or other things are inferred, so that nothing remembered is taken for it."""
+_LISTED = 10
 _DECLARED = {
     "name": ("name",),
     "served_name": ("serving", "served_name"),
@@ -28,8 +30,8 @@ _FACTS = {"name": ("name", "general.name"), "licence": ("licence", "general.lice
 
 def infer(
     bundle: Bundle, contents: Contents, overlay: Mapping[str, Any], memory: Memory, *, name: str | None
-) -> dict[str, Any]:
-    """Return what the files of a bundle tell, and under `bundle` what was decided from it.
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return what the files of a bundle tell, under `bundle` what was decided from it, and what the checks find.
 
     Args:
         bundle: as it will be registered.
@@ -41,11 +43,13 @@ def infer(
     Raises:
         OSError: a file cannot be read any more.
     """
-    key = f"inferred:{VERSION}:{bundle.digest}"
+    # The checks are those of this version. What blocks is looked at each time: the reason may have passed.
+    key = f"examined:{VERSION}:{PRODUCT}:{bundle.digest}"
     kept = memory.get(key)
-    told: dict[str, Any] = _read(bundle, contents) if kept is None else json.loads(kept)
-    if kept is None:
-        memory.put(key, json.dumps(told))
+    seen: dict[str, Any] = _read(bundle, contents) if kept is None else json.loads(kept)
+    if kept is None and seen["verdict"] == "passed":
+        memory.put(key, json.dumps(seen))
+    told: dict[str, Any] = seen["inferred"]
     told["left_out"] = [one.path for one in contents.left_out]
     if told["left_out"]:
         told["from"]["/left_out"] = {"by": "derived"}
@@ -60,14 +64,29 @@ def infer(
     }
     for key in told["bundle"]:
         told["from"][f"/bundle/{key}"] = _origin(key, bundle, contents, overlay, name)
-    return told
+    return told, seen["findings"]
+
+
+def warn(output: Output, findings: list[dict[str, Any]]) -> None:
+    """Say on standard error what blocks a bundle, and how much else there is to know."""
+    blocking = [one for one in findings if one["severity"] == "block"]
+    others = sorted({one["code"] for one in findings if one["severity"] == "warn"})
+    for one in blocking[:_LISTED]:
+        output.note(f"{one['code']}: {one['message']}", "warn")
+        output.note(f"      → {one['advice']}")
+    if blocking:
+        codes = ", ".join(sorted({one["code"] for one in blocking}))
+        output.note(f"the gate static will fail: {len(blocking)} block ({codes}); bundle validate tells more", "warn")
+    if others:
+        output.note(f"the gate static will warn: {', '.join(others)}; bundle validate tells more")
 
 
 def _read(bundle: Bundle, contents: Contents) -> dict[str, Any]:
     # Only where it is asked for: it brings in what reads tensors, and takes a moment.
-    from gates.static import composition, examine
+    from gates.static import composition, examine, report
 
-    return examine.infer(composition.of_files(bundle, {found.path: found.place for found in contents.files}))
+    places = {found.path: found.place for found in contents.files}
+    return report.as_json(examine.examine(composition.of_files(bundle, places)))
 
 
 def _origin(key: str, bundle: Bundle, contents: Contents, overlay: Mapping[str, Any], name: str | None) -> "Origin":

@@ -9,7 +9,7 @@ import pytest
 from gates.environment import environment
 from schemas.bundle import Bundle
 from schemas.common import sha256_digest
-from tests.support.chain import TEMPLATE, write_bundle_directory
+from tests.support.chain import TEMPLATE, write_bundle_directory, write_chain
 from tests.support.headers import safetensors, tensor
 from tests.support.opened import opened_under
 from tests.support.scripted_http import ScriptedHttp, answer
@@ -91,6 +91,31 @@ def test_the_same_directory_twice_is_one_bundle_and_no_byte_is_read_or_sent_agai
     shutil.rmtree(engineer.home / "cache")
     there = engineer.ok("bundle", "create", elsewhere, *IDENTIFIED, "--json").json
     assert there == first | {"is_new": False, "bytes_sent": 0}
+
+
+def test_what_will_block_at_the_gate_static_is_said_and_the_bundle_is_registered(engineer, directory):
+    sound = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--json")
+    assert "the gate static" not in sound.err
+    assert [one for one in sound.json["findings"] if one["severity"] != "info"] == []
+    (directory / "chat_template.jinja").write_text("{% for %}")
+    for again in range(2):  # nothing that blocks is remembered
+        made = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--json")
+        assert made.json["is_new"] == (not again)
+        assert [one["code"] for one in made.json["findings"] if one["severity"] == "block"] == ["template-fails"]
+        assert "the gate static will fail: 1 block (template-fails); bundle validate tells more" in made.err
+    tried = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--dry-run", "--json")
+    assert "template-fails: chat_template.jinja cannot render a question" in tried.err
+    assert "findings" not in tried.json  # it is the document
+
+
+def test_chat_without_a_template_is_said_at_once(command, tmp_path):
+    (tmp_path / "m").mkdir()
+    write_chain(tmp_path / "m" / "model.gguf", template=None)
+    create = ("bundle", "create", tmp_path / "m", *IDENTIFIED, "--dry-run")
+    assert "1 block (template-missing)" in command.ok(*create).err
+    told = tmp_path / "bundle.json"
+    told.write_text('{"serving": {"features": ["completions"]}}')
+    assert "the gate static" not in command.ok(*create, "-f", told).err
 
 
 def test_a_command_that_was_cut_goes_on_where_it_stopped(engineer, directory, stack):

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import typer
 
+from gates.router import WHOLE_BP
 from registry.cli.failures import Exit, Usage, made
 from registry.cli.options import Json, Key, Limit, examples, group
 from registry.cli.output import Output, percent
@@ -156,20 +157,36 @@ def _split(split: Sequence[SplitEntry] | None) -> str:
     return ", ".join(f"{percent(arm.weight_bp)} {arm.bundle[7:19]}" for arm in split) or "nothing"
 
 
+def _accepted(served: ServedAt) -> str:
+    """Return which bundle was live, that is accepted, and how much of the traffic it had where that was not all."""
+    if served.live_bundle is None:
+        return "none"
+    weight = sum(arm.weight_bp for arm in served.split if arm.bundle == served.live_bundle)
+    return served.live_bundle + ("" if weight == WHOLE_BP else f" (accepted; {percent(weight)} of the traffic)")
+
+
+def _live(target: Target) -> str:
+    """Return the live bundle of a target in a column; while none is, what serves all the same."""
+    if target.stable_bundle is not None:
+        return target.stable_bundle[7:19] + (" (quarantined)" if target.quarantined else "")
+    serving = [arm for arm in target.applied if arm.weight_bp]
+    return f"none yet ({_split(serving)} in canary)" if serving and target.candidate_release else "none"
+
+
 def _show_served(out: Output, served: ServedAt) -> None:
     out.fields(
         [
             ("target", served.target),
             ("at", f"{served.at:%Y-%m-%d %H:%M:%S.%f}Z"),
-            ("live bundle", served.live_bundle or "none"),
+            ("served", _split(served.split)),
+            ("split since", served.split_since and f"{served.split_since:%Y-%m-%d %H:%M:%S}Z"),
+            ("split entry", served.split_entry),
+            ("live bundle", _accepted(served)),
             ("live release", served.live_release),
             ("since", served.live_since and f"{served.live_since:%Y-%m-%d %H:%M:%S}Z"),
             ("by", served.live_by),
             ("reason", served.live_reason),
             ("entry", served.live_entry),
-            ("split", _split(served.split)),
-            ("split since", served.split_since and f"{served.split_since:%Y-%m-%d %H:%M:%S}Z"),
-            ("split entry", served.split_entry),
         ]
     )
 
@@ -235,7 +252,7 @@ def list_(limit: Limit = 50, as_json: Json = False) -> int:
                 [
                     one.name,
                     one.runner_class,
-                    (one.stable_bundle or "")[7:19] + (" (quarantined)" if one.quarantined else ""),
+                    _live(one),
                     one.candidate_release,
                     one.url,
                 ]

@@ -11,8 +11,6 @@ import pytest
 
 from registry import db, jobs
 from registry.cli.failures import Exit
-from registry.cli.output import Output
-from registry.cli.targets import _show_served
 from registry.client import Client
 from registry.tables import ReleaseRow, TargetRow
 from schemas.api import Complete, Progress
@@ -22,10 +20,8 @@ from schemas.evidence import (
     Note,
     Reasoned,
     Restored,
-    SplitEntry,
 )
 from schemas.reference import Reference
-from schemas.release import ServedAt
 from schemas.result import Finding, Severity, Verdict
 from schemas.suite import GoldenSuite
 from tests.support.factories import golden_body, reference_body, registered_policy
@@ -92,25 +88,6 @@ def test_what_a_target_serves_is_told_for_now_for_any_instant_before_and_as_a_li
     assert f"none yet (10 % {scene.bundle.digest[7:19]} in canary)" in scene.command.ok("target", "list").out
     for wrong in ("yesterday", "2020-01-01T00:00:00", "2999-01-01T00:00:00Z"):
         assert scene.command("target", "show", "chat@prod", "--at", wrong).status == 2
-
-
-@pytest.mark.parametrize(
-    ("weights", "said"),
-    [((0, 10_000), " (accepted; 0 % of the traffic) since"), ((10_000, 0), " since")],
-    ids=["none", "all"],
-)
-def test_what_was_accepted_and_had_no_traffic_is_said_below_what_had_it(weights, said, capsys):
-    live, other = (f"sha256:{digit * 64}" for digit in "ab")
-    at = datetime(2026, 11, 29, 10, tzinfo=UTC)
-    split = [SplitEntry(bundle=bundle, weight_bp=weight) for bundle, weight in zip((live, other), weights, strict=True)]
-    served = ServedAt(
-        target="chat@prod", at=at, live_release=None, live_bundle=live, live_since=at, live_by="kim", live_reason=None,
-        live_entry=None, split=split, split_since=at, split_entry=None,
-    )  # fmt: skip
-    _show_served(Output(as_json=False), served)
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"live bundle {live}{said}" in told
-    assert told.index("served") < told.index("live bundle")
 
 
 def test_a_name_that_is_taken_is_status_4_and_one_that_is_not_there_status_2(scene):

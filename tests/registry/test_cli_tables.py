@@ -7,12 +7,16 @@ import struct
 import subprocess
 import sys
 import termios
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from registry.cli.output import lasted
+from registry.cli.output import Output, lasted
 from registry.cli.tables import abbreviated, fitted
+from registry.cli.targets import _show_served
+from schemas.evidence import SplitEntry
+from schemas.release import ServedAt
 
 ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "3c3aff2a" * 8
@@ -91,3 +95,22 @@ def test_lists_fit_eighty_columns_and_what_they_show_can_be_used(scene):
     assert release in shown
     assert "AFTER" in shown
     assert scene.bundle.digest in bundle.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [((0, 10_000), " (accepted; 0 % of the traffic) since"), ((10_000, 0), " since")],
+    ids=["none", "all"],
+)
+def test_what_was_accepted_and_had_no_traffic_is_said_below_what_had_it(weights, said, capsys):
+    live, other = (f"sha256:{digit * 64}" for digit in "ab")
+    at = datetime(2026, 11, 29, 10, tzinfo=UTC)
+    split = [SplitEntry(bundle=bundle, weight_bp=weight) for bundle, weight in zip((live, other), weights, strict=True)]
+    served = ServedAt(
+        target="chat@prod", at=at, live_release=None, live_bundle=live, live_since=at, live_by="kim", live_reason=None,
+        live_entry=None, split=split, split_since=at, split_entry=None,
+    )  # fmt: skip
+    _show_served(Output(as_json=False), served)
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"live bundle {live}{said}" in told
+    assert told.index("served") < told.index("live bundle")

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from registry import db, evidence
@@ -17,6 +18,8 @@ from schemas.release import ServedAt, TargetChange
 BECOMES_LIVE = (Kind.PROMOTED, Kind.REINSTATED)
 CHANGES = (*MOVES_TRAFFIC, *BECOMES_LIVE, Kind.REPLACED)
 PAGE = 50
+_ASKED = dict.fromkeys((Kind.REINSTATED, Kind.TRAFFIC_RESTORED), (Kind.ROLLBACK_REQUESTED,))
+"""Change that takes traffic back → what people said before it. Before every other one they promoted, or approved."""
 LATE = 8
 """A change of weights is recorded after the gateway has acknowledged it: so many entries behind an instant are looked
 at for what was in force before it."""
@@ -99,6 +102,7 @@ def wire(session: Session, row: EntryRow) -> TargetChange:
         release=release.id,
         bundle=release.bundle,
         split=split,
+        by=_who(session, row),
         actor=row.actor,
         reason=_reason(row),
         entry=row.entry_digest,
@@ -106,18 +110,20 @@ def wire(session: Session, row: EntryRow) -> TargetChange:
     )
 
 
-def _who(session: Session, live: EntryRow) -> str:
+def _who(session: Session, row: EntryRow) -> str:
     """Return who is answerable: who asked for the promotion or the rollback, else who approved, else the recorder."""
-    of = live.stream
-    if live.kind == Kind.REINSTATED:
-        of = evidence.release_stream(UUID(str(_body(live)["release"])))
-    log = [row for row in evidence.read(session, of) if row.sequence <= live.sequence]
-    asked = Kind.ROLLBACK_REQUESTED if live.kind == Kind.REINSTATED else Kind.PROMOTION_REQUESTED
-    for kind in (asked,) if live.kind == Kind.REINSTATED else (asked, Kind.APPROVAL_GRANTED):
-        people = sorted({row.actor for row in log if row.kind == kind})
+    of, asked = row.stream, _ASKED.get(Kind(row.kind), (Kind.PROMOTION_REQUESTED, Kind.APPROVAL_GRANTED))
+    if row.kind in (Kind.REINSTATED, Kind.REPLACED):
+        of = evidence.release_stream(UUID(str(_body(row)["release"])))
+    before = select(EntryRow.kind, EntryRow.actor).where(
+        EntryRow.stream == of, EntryRow.kind.in_(asked), EntryRow.sequence <= row.sequence
+    )
+    found = session.execute(before).all()
+    for kind in asked:
+        people = sorted({actor for said, actor in found if said == kind})
         if people:
             return ", ".join(people)
-    return live.actor
+    return row.actor
 
 
 def _reason(row: EntryRow) -> str | None:

@@ -72,6 +72,8 @@ Patterns = Annotated[
 ]
 HardLinks = Annotated[bool, typer.Option("--hard-links", help="Take files that have another name elsewhere.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the document; send nothing.")]
+# Engines whose environment the repository's Makefile builds.
+_MADE = frozenset({"transformers", "vllm"})
 # Distribution whose files are the engine, where it runs from a Python environment on this machine.
 _DISTRIBUTIONS = {"llamacpp": "xllamacpp"}
 _ELSEWHERE = "external"
@@ -312,6 +314,8 @@ def _installed(engine: EngineChoice) -> EngineChoice:
         found = engine_environment(engine.name) if distribution is None else environment(distribution)
     except (NotInstalled, EnvironmentAltered) as error:
         advice = "name what shall serve with --engine-image, or with --engine-environment and --engine-version"
+        if isinstance(error, NotInstalled) and engine.name in _MADE:
+            advice = f"install it with `make engine-{engine.name}`, or {advice}"
         raise Usage(f"the engine {engine.name} here cannot be named: {error}; {advice}") from None
     return replace(engine, version=engine.version or found.version, environment=found.digest)
 

@@ -104,13 +104,14 @@ def history(target: TargetArgument, limit: Limit = 50, as_json: Json = False) ->
 
     def human(out: Output) -> None:
         out.table(
-            ["AT", "WHAT", "SPLIT", "RELEASE", "BY", "WHY", "ENTRY"],
+            ["AT", "WHAT", "SPLIT", "RELEASE", "BY", "DONE BY", "WHY", "ENTRY"],
             (
                 [
                     f"{one.at:%Y-%m-%d %H:%M:%S}Z",
                     one.kind,
                     _split(one.split),
                     one.release,
+                    one.by,
                     one.actor,
                     one.reason,
                     one.entry[7:19],

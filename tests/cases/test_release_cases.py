@@ -93,6 +93,11 @@ def test_c133_what_was_live_at_an_instant_is_told_from_the_log_with_who_and_why(
         assert (found["third"].live_release, found["third"].live_by) == (first, "kim")
         assert str(second) in str(found["third"].live_reason)
         told = changes(here)
+        by = {change.entry: change.by for change in told}
+        assert all(by[then.live_entry] == then.live_by for then in found.values() if then.live_entry is not None)
+        newest = {change.kind: change for change in told[::-1]}
+        assert {newest[kind].by for kind in ("reinstated", "traffic_restored")} == {"kim"}
+        assert newest["reinstated"].actor != "kim"
         assert {found["second"].live_entry, found["second"].split_entry} <= {one.entry for one in told}
         assert [one.kind for one in told if one.split is None][::-1] == [
             "promoted",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gates.environment import environment
+from gates.environment import environment, place_engines
 from schemas.bundle import Bundle
 from schemas.common import sha256_digest
 from tests.support.chain import TEMPLATE, write_bundle_directory, write_chain
@@ -321,8 +321,16 @@ def test_bundles_are_listed_and_found_by_a_beginning(engineer, directory):
     assert engineer("bundle", "show", "sha256:" + "0" * 64).status == 2
 
 
-def test_an_engine_that_is_not_installed_here_must_be_named(engineer, directory):
-    assert "--engine-image" in refused(engineer, "bundle", "create", directory, "--engine", "sglang")[""]
+def test_an_engine_that_is_not_installed_here_must_be_named(engineer, directory, monkeypatch, tmp_path):
+    monkeypatch.setattr("gates.environment._places", {})
+    place_engines(dict.fromkeys(("sglang", "vllm", "transformers"), tmp_path / "nowhere"))
+    for name in ("vllm", "transformers"):
+        said = refused(engineer, "bundle", "create", directory, "--engine", name)[""]
+        assert f"install it with `make engine-{name}`" in said
+        assert "--engine-image" in said
+    said = refused(engineer, "bundle", "create", directory, "--engine", "sglang")[""]
+    assert "--engine-image" in said
+    assert "make engine" not in said
     image = "example.test/vllm@sha256:" + "a" * 64
     document = engineer.ok(
         "bundle", "create", directory, "--engine", "vllm", "--engine-image", image, "--engine-version", "0.32.0",

@@ -72,7 +72,10 @@ def test_what_a_target_serves_is_told_for_now_for_any_instant_before_and_as_a_li
     (change,) = scene.command.ok("target", "history", "chat@prod", "--json").json["items"]
     assert (change["kind"], change["release"], change["actor"]) == ("traffic_shifted", release, "controller")
     assert change["split"] == [{"bundle": scene.bundle.digest, "weight_bp": 1000}]
-    assert "10 % " in scene.command.ok("target", "history", "chat@prod").out
+    assert change["by"] == "controller"
+    listed = scene.command.ok("target", "history", "chat@prod").out
+    assert "10 % " in listed
+    assert "DONE BY" in listed
 
     now = datetime.now(UTC).isoformat()
     served = scene.command.ok("target", "show", "chat@prod", "--at", now, "--json").json

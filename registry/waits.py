@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 from registry import db, quotas, runners, scheduling
 from registry.lifecycle import BEFORE_TRAFFIC
 from registry.tables import JobRow, ReleaseRow, RunnerRow
-from schemas.release import Phase
-from schemas.runner import JobKind, JobState
+from schemas.release import SERVES_ON, Phase
+from schemas.runner import JobKind, JobState, ReplicaState
 
 
 def why(session: Session, waiting: UUID) -> str | None:
@@ -20,7 +20,19 @@ def why(session: Session, waiting: UUID) -> str | None:
     job = session.get(JobRow, waiting)
     if job is None:
         return None
+    if (draining := _drains(session, job)) is not None:
+        return f"{SERVES_ON} and runner {draining} drains: the replica that is to take its place {_since(session, job)}"
     return f"its {job.kind} job {_since(session, job)}"
+
+
+def _drains(session: Session, job: JobRow) -> str | None:
+    """Return the runner that drains whose ready replica a job is to take the place of; None where there is none."""
+    old = session.get(JobRow, job.replaces) if job.replaces is not None else None
+    if old is None or old.state != JobState.CLAIMED or old.replica is None or old.runner_id is None:
+        return None
+    runner = session.get_one(RunnerRow, old.runner_id)
+    is_ready = old.replica["state"] == ReplicaState.READY
+    return runner.name if is_ready and runner.drained_at is not None else None
 
 
 def of_job(session: Session, job: JobRow) -> str | None:

@@ -26,6 +26,8 @@ class Phase(StrEnum):
 
 TERMINAL = frozenset({Phase.SUPERSEDED, Phase.REJECTED, Phase.ROLLED_BACK})
 LIVE = frozenset({Phase.CANARY, Phase.PROMOTED})
+SERVES_ON = "it serves on,"
+"""How a release says that what it waits for keeps no request from it."""
 
 
 class GateStatus(Wire):

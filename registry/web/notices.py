@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.evidence import Entry, Kind
-from schemas.release import Phase, ReleaseDetail
+from schemas.release import SERVES_ON, Phase, ReleaseDetail
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ def notices(release: ReleaseDetail, *, required: int) -> list[Notice]:
     if release.held:
         found.append(Notice("warn", "Held.", list(release.held)))
     if release.waits is not None:
-        found.append(Notice("warn", "Waits.", [release.waits]))
+        keeps_on = release.waits.startswith(SERVES_ON)
+        found.append(Notice("plain" if keeps_on else "warn", "Moves." if keeps_on else "Waits.", [release.waits]))
     if release.doing is not None:
         found.append(Notice("plain", "Under way.", [release.doing]))
     for kind, what in ((Kind.ROLLBACK_REQUESTED, "to take it back"), (Kind.PROMOTION_REQUESTED, "to skip the rest")):

@@ -1,5 +1,6 @@
 """A runner that drains hands over what serves: another boots first, traffic moves, and only then the old one ends."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_traffic_moves_once_another_is_ready_and_then_the_old_one_ends_without_a
 
 def test_where_no_other_runner_fits_the_replica_serves_on_and_what_is_missing_is_said(here: World) -> None:
     with stream_engine("one") as one:
-        here.live(here.bundle("chat", b"weights"), here.policy(), one)
+        release = here.live(here.bundle("chat", b"weights"), here.policy(), one)
         another(here, engines=["vllm"])
         drain(here)
         here.until(lambda: len(here.serving_jobs()) == 2)
@@ -92,6 +93,8 @@ def test_where_no_other_runner_fits_the_replica_serves_on_and_what_is_missing_is
         (line,) = waits_for(here)
         assert "it serves until another has taken its place, which waits for a runner that has a processor" in line
         assert line.endswith("r2: it has vllm, and not llamacpp")
+        waits = here.show(release).waits or ""
+        assert re.match(r"it serves on, and runner .* drains: the replica that is to take its place has waited ", waits)
         assert set(ask_many(here.envoy.url(), 5).engines) == {"one"}
         # The drain is over: what was to take its place is not wanted any more.
         undrain(here)

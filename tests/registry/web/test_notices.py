@@ -48,6 +48,12 @@ def test_what_a_runner_does_for_a_release_is_said_beside_what_else_there_is():
     assert told(found) == [("plain", "Under way.", ["evaluate: load 12/64"])]
 
 
+def test_a_replacement_that_waits_while_a_release_serves_on_is_no_warning():
+    waits = "it serves on, and runner r1 drains: the replica that is to take its place has waited 51 s for a slot"
+    assert told(release(Phase.PROMOTED, waits=waits)) == [("plain", "Moves.", [waits])]
+    assert told(release(Phase.PROMOTED, waits="its serve job has waited"))[0][:2] == ("warn", "Waits.")
+
+
 def test_a_release_that_is_paused_and_held_and_waits_for_people_says_all_three():
     paused = (Kind.PAUSED, {"reason": "freeze until Monday"})
     found = release(Phase.GATED, paused, is_paused=True, held=["load: 3 of 60", "golden: a warning"], reason="last")

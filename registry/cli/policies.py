@@ -139,7 +139,7 @@ def _show(out: Output, found: Registered) -> None:
     out.table(["GATE", "LIMITS"], ([rule.gate, _limits(rule)] for rule in policy.gates))
     out.say("")
     out.table(
-        ["STEP", "WEIGHT", "AT LEAST", "REQUESTS", "AT MOST"],
+        ["STEP", "TRAFFIC", "AT LEAST", "REQUESTS", "AT MOST"],
         (
             [place, percent(step.weight_bp), f"{step.hold_seconds} s", step.min_requests, f"{step.max_seconds} s"]
             for place, step in enumerate(policy.canary.steps, start=1)

@@ -218,7 +218,7 @@ def list_(
 
     def human(out: Output) -> None:
         out.table(
-            ["RELEASE", "TARGET", "BUNDLE", "PHASE", "WEIGHT", "CREATED", "REASON"],
+            ["RELEASE", "TARGET", "BUNDLE", "PHASE", "TRAFFIC", "CREATED", "REASON"],
             (
                 [
                     one.id,
@@ -231,7 +231,7 @@ def list_(
                 ]
                 for one in found
             ),
-            spare=("CREATED", "WEIGHT"),
+            spare=("CREATED", "TRAFFIC"),
         )
 
     output.result({"items": found}, human)

@@ -11,7 +11,7 @@ from schemas.runner import RunnerRegistration
 from tests.registry.web.test_inventory import EVIL, FINGERPRINT
 from tests.support.api import Api
 from tests.support.browser import CHROMIUM, MISSING, Browser
-from tests.support.factories import record_act, registered_bundle, started_release
+from tests.support.factories import record_act, registered_bundle, registered_policy, started_release
 from tests.support.outage import Door
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
@@ -80,8 +80,10 @@ def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed,
     later = registered_bundle(committed, actor, content=b"later weights", runtime=wider, description="Wider.").digest
     with committed.database.transaction() as session:
         (runner,) = (row.id for row in runners.browse(session, actor.project_id, after=None, limit=1))
+    policy = registered_policy(committed, actor).digest
     paths = [
         "/",
+        f"/policies/{policy}",
         f"/releases/{release}",
         "/bundles",
         f"/bundles/{bundle}",

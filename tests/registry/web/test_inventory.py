@@ -94,6 +94,7 @@ def test_nothing_is_shown_to_who_has_not_logged_in(committed, actor):
             "/bundles",
             "/targets",
             "/targets/chat@prod",
+            "/policies/" + "0" * 64,
             "/runners",
             f"/runners/{release}",
             "/events",
@@ -146,6 +147,28 @@ def test_a_bundle_s_page_has_everything_that_decides_what_is_served(committed, a
     assert linked(visit.get("/bundles").text, "/bundles/") == [labelled.digest, bundle.digest]
     assert visit.get("/bundles/sha256:" + "0" * 64).status_code == 404
     assert visit.get("/bundles/zzz").status_code == 404
+
+
+def test_a_release_leads_to_its_policy_which_says_what_it_asks_for(committed, actor, visit):
+    release = started_release(committed, actor)
+    (digest,) = linked(visit.get(f"/releases/{release}").text, "/policies/")
+    page = visit.get(f"/policies/{digest}").text
+    policy = registered_policy(committed, actor)
+    assert policy.digest == digest
+    assert policy.description in page
+    assert digest in page
+    for rule in policy.gates:
+        assert f"<b>{rule.gate}</b>" in page
+    for step in policy.canary.steps:
+        assert f'data-label="Traffic" class="number">{step.weight_bp / 100:g} %<' in page
+    assert page.count('data-label="Step"') == len(policy.canary.steps)
+    said = "error ratio above " + str(
+        next(one.max_ratio for one in policy.canary.stop_conditions if one.metric == "error_ratio")
+    )
+    assert said in page
+    assert visit.get(f"/policies/{digest[7:17]}").text == page
+    for wrong in ("sha256:" + "0" * 64, "zzz", registered_bundle(committed, actor).digest):
+        assert visit.get(f"/policies/{wrong}").status_code == 404
 
 
 def moved(service: Service, release: UUID, kind: Kind, weights: dict[str, int], at, act: str, **more) -> None:

@@ -20,10 +20,15 @@ def _split(body: Body) -> str:
     return " + ".join(f"{_percent(arm['weight_bp'])} {arm['bundle'][7:19]}" for arm in body["desired"])
 
 
+def file_count(count: int) -> str:
+    """Return a number of files in words, such as `1 file`."""
+    return f"{count} file{'' if count == 1 else 's'}"
+
+
 def _files(body: Body) -> str:
     count, size = body["files"], body["size"]
     amount = f"{size} bytes" if size < 100_000 else f"{size / 1e6:,.1f} MB"
-    return f"{count} file{'' if count == 1 else 's'}, {amount}"
+    return f"{file_count(count)}, {amount}"
 
 
 def _booted(body: Body) -> str:

@@ -30,6 +30,7 @@ from registry.client import Client
 from schemas.api import LockedSource, Registered
 from schemas.bundle import Bundle, Role
 from schemas.problems import BlobsMissing, DigestMismatch, InvalidDocument
+from schemas.stories import file_count
 
 app = group("Bundles: everything that decides what is served, named by one digest.")
 app.command("validate", epilog=EXAMPLES)(validate)
@@ -270,7 +271,7 @@ def _read(asked: _Asked, output: Output) -> Gathered:
     read = sum(found.size for found in contents.files if found.was_read)
     total = sum(found.size for found in contents.files)
     output.note(
-        f"{len(contents.files)} files, {size(total)}: {size(read)} read in {clock.seconds:.1f} s, "
+        f"{file_count(len(contents.files))}, {size(total)}: {size(read)} read in {clock.seconds:.1f} s, "
         f"{size(total - read)} known and unchanged"
     )
     for one in contents.left_out[:_LISTED]:

@@ -176,6 +176,7 @@ def test_a_release_is_started_shown_and_listed(scene):
     for expected in (identity, "candidate since", "integrity", "not run", "no traffic has moved", "created (manager)"):
         assert expected in human
     assert [one["id"] for one in scene.command.ok("release", "list", "--json").json["items"]] == [identity]
+    assert "TRAFFIC" in scene.command.ok("release", "list").out
     assert scene.command.ok("release", "list", "--phase", "canary", "--json").json == {"items": []}
     assert identity in scene.command.ok("release", "list", "-t", "chat@prod", "--phase", "candidate").out
 

@@ -16,7 +16,7 @@ from registry.web.rendering import percent
 from schemas.api import Act
 from schemas.evidence import BODIES, Entry, Kind, SplitEntry
 from schemas.release import Phase
-from schemas.stories import STORIES, tell
+from schemas.stories import STORIES, file_count, tell
 from tests.support.api import Api
 from tests.support.streams import Script, stream_engine
 from tests.support.world import World, world
@@ -82,6 +82,10 @@ def test_the_time_axis_is_labelled_in_round_steps(seconds: float, labels: list[s
 
 def test_there_is_no_chart_before_traffic_has_moved() -> None:
     assert split_over_time([entry(Kind.CREATED, {}, 0)], now=START, is_over=False) is None
+
+
+def test_one_file_is_no_files() -> None:
+    assert [file_count(count) for count in (0, 1, 2)] == ["0 files", "1 file", "2 files"]
 
 
 def split(*names: str) -> list[SplitEntry]:

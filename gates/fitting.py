@@ -75,15 +75,17 @@ class Needs(Closed):
         return other + (self.held_bytes if self.count == 0 else 0)
 
     def __str__(self) -> str:
-        return self._alone() if self.beside is None else f"{self._alone()}, and beside it {self.beside}"
+        alone = f"{self.hardware()}, {self.served_by()}"
+        return alone if self.beside is None else f"{alone}, and beside it {self.beside}"
 
-    def _alone(self) -> str:
+    def hardware(self) -> str:
+        """Return the machine that it takes, in words."""
         parts = [self._devices()]
         parts += [f"driver {self.driver}"] if self.driver else []
         parts += [f"CUDA {self.cuda}"] if self.cuda else []
         parts += [f"links by {self.interconnect}"] if self.interconnect and self.count > 1 else []
         parts += [f"{self.nodes} machines"] if self.nodes > 1 else []
-        return ", ".join([*parts, self.served_by()])
+        return ", ".join(parts)
 
     def _devices(self) -> str:
         if self.count == 0:
@@ -111,7 +113,16 @@ class Offer:
             name = f"{one.sku}{f' as {one.mig}' if one.mig else ''} of {_size(one.memory_bytes)}"
             groups[name] = groups.get(name, 0) + 1
         cards = [f"{count} × {name}" for name, count in groups.items()]
-        return ", ".join(cards) or f"no accelerator, {_size(self.fingerprint.memory_bytes)}"
+        return (
+            ", ".join(cards)
+            or f"no accelerator, only a processor with {_size(self.fingerprint.memory_bytes)} of memory"
+        )
+
+
+def asked(needs: Needs, among: Iterable[Offer]) -> str:
+    """Return in words what machines should have, without an engine that each of them has."""
+    is_whole = needs.beside is not None or any(list(_engine(needs, one)) for one in among)
+    return str(needs) if is_whole else needs.hardware()
 
 
 def obstacles(needs: Needs, offer: Offer) -> list[str]:

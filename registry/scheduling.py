@@ -84,18 +84,18 @@ def require_fit(session: Session, project: UUID, runner_class: str, needs: Needs
     """
     known = _of_class(session, project, runner_class)
     lacks = {} if needs is None else {one.name: fitting.obstacles(needs, offer(one)) for one in known}
-    if not lacks or not all(lacks.values()):
+    if needs is None or not lacks or not all(lacks.values()):
         return
     others = select(RunnerRow).where(RunnerRow.project_id == project, RunnerRow.runner_class != runner_class)
     fits = [
         {"runner": one.name, "runner_class": one.runner_class}
         for one in session.scalars(others.order_by(RunnerRow.runner_class, RunnerRow.name))
-        if needs is not None and not fitting.obstacles(needs, offer(one))
+        if not fitting.obstacles(needs, offer(one))
     ]
     named = ", ".join(f"{one['runner']} of class {one['runner_class']}" for one in fits[:MOST_NAMED])
     elsewhere = f"it fits {named}" if fits else "nor does it fit a runner of another class"
     raise NoRunnerFits(
-        f"no runner of class {runner_class} has {needs}: {_told(lacks)}; {elsewhere}",
+        f"no runner of class {runner_class} has {fitting.asked(needs, map(offer, known))}: {_told(lacks)}; {elsewhere}",
         needs=str(needs),
         runners=[{"runner": name, "lacks": why} for name, why in sorted(lacks.items())],
         fits=fits,
@@ -108,7 +108,8 @@ def lacking(job: JobRow, among: Sequence[RunnerRow]) -> str | None:
         return None
     needs = Needs.model_validate(job.needs)
     lacks = {one.name: fitting.obstacles(needs, offer(one)) for one in among}
-    return f"a runner that has {needs}: {_told(lacks)}" if all(lacks.values()) else None
+    asked = fitting.asked(needs, map(offer, among))
+    return f"a runner that has {asked}: {_told(lacks)}" if all(lacks.values()) else None
 
 
 def occupied(session: Session, job: JobRow, among: Sequence[RunnerRow]) -> str | None:

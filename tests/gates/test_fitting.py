@@ -56,7 +56,7 @@ def test_a_model_is_not_taken_for_another_with_a_like_name(name: str, sku: str) 
     ("hardware", "cards", "changes", "said"),
     [
         ({"count": 4}, [H100], {}, "it has 1 × NVIDIA H100 80GB HBM3 of 85.5 GB"),
-        ({}, [], {}, "it has no accelerator, 1,099.5 GB"),
+        ({}, [], {}, "it has no accelerator, only a processor with 1,099.5 GB of memory"),
         ({"memory_bytes": 90_000_000_000}, [H100], {}, "it has 1 × NVIDIA H100 80GB HBM3 of 85.5 GB"),
         ({"mig": "1g.10gb"}, [H100], {}, "it has 1 × NVIDIA H100 80GB HBM3 of 85.5 GB"),
         ({}, [MIG], {}, "it has 1 × NVIDIA H100 80GB HBM3 as 1g.10gb of 10.7 GB"),

@@ -189,16 +189,17 @@ def test_nothing_begins_that_no_runner_of_the_class_could_ever_run(service: Serv
         lambda session: releases.create(session, service, actor, release),
     ):
         problem = told(call)
-        assert problem.detail.startswith("no runner of class cpu has 4 × nvidia-h100, llamacpp test in sha256:")
+        assert problem.detail.startswith("no runner of class cpu has 4 × nvidia-h100: a: it has 1 × NVIDIA")
         assert problem.detail.endswith(
-            "a: it has 1 × NVIDIA H100 80GB HBM3 of 85.5 GB. b: it has no accelerator, 1.1 GB; "
+            "a: it has 1 × NVIDIA H100 80GB HBM3 of 85.5 GB. b: it has no accelerator, only a processor with "
+            "1.1 GB of memory; "
             "nor does it fit a runner of another class"
         )
         assert [one["runner"] for one in problem.members["runners"]] == ["a", "b"]
         assert problem.members["fits"] == []
     register(service, actor, "large", *[H100] * 4, runner_class="h100")
     problem = told(lambda session: runs.create(session, actor, run))
-    assert problem.detail.endswith("1.1 GB; it fits large of class h100")
+    assert problem.detail.endswith("1.1 GB of memory; it fits large of class h100")
     assert problem.members["fits"] == [{"runner": "large", "runner_class": "h100"}]
     assert "a: it has 1 × NVIDIA H100 80GB HBM3 of 85.5 GB. b: it has no" in str(shown(service, actor, made).waits)
     with service.database.transaction() as session:

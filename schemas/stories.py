@@ -119,6 +119,14 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
 REPLACES = {Phase.PROMOTED: "replaces", Phase.SUPERSEDED: "replaced", Phase.REJECTED: None, Phase.ROLLED_BACK: None}
 
 
+def way_out(release: Release) -> str | None:
+    """Return what a person can do about a canary that holds; None for a release that is not one."""
+    if release.phase is not Phase.CANARY or not release.held:
+        return None
+    resume, back = (f"`sluicegate release {deed} {release.id} --reason …`" for deed in ("resume", "rollback"))
+    return f"{resume} lets it go on, {back} takes its traffic back"
+
+
 def replaces(release: Release) -> str | None:
     """Return what a release is to the one that was live before it, as a verb; None when it took nothing's place."""
     return None if release.predecessor is None else REPLACES.get(release.phase, "is to replace")

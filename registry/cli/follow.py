@@ -15,7 +15,7 @@ from schemas.evidence import Entry
 from schemas.policy import Policy
 from schemas.problems import Unavailable
 from schemas.release import TERMINAL, Phase, ReleaseDetail
-from schemas.stories import TONES, tell
+from schemas.stories import TONES, tell, way_out
 
 INTERVAL_SECONDS = 0.5
 LOOK_SECONDS = 5.0
@@ -86,6 +86,7 @@ class _Watch:
     seen: int = 0
     has_told_who: bool = False
     has_told_waits: bool = False
+    has_told_way_out: bool = False
     doing: str | None = None
     counted: tuple[Phase, int | None] | None = None
     told_at: float = 0.0
@@ -129,6 +130,10 @@ class _Watch:
             self.doing, self.counted = found.doing, (found.phase, found.step)
             self.told_at = self.clock.seconds
             self.output.note(f"  {found.doing}")
+        out = way_out(found) if verdict is None else None
+        if out is not None and not self.has_told_way_out:
+            self.output.note(out, "warn")
+        self.has_told_way_out = out is not None
         self.has_told_waits = _has_told_waits(self.output, found.waits, self.clock, has_told=self.has_told_waits)
         return found, verdict
 

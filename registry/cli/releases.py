@@ -19,7 +19,7 @@ from schemas.api import ReleaseCreate
 from schemas.evidence import Kind
 from schemas.release import TERMINAL, Phase, Release, ReleaseDetail
 from schemas.runner import ReplicaState
-from schemas.stories import TONES, replaces
+from schemas.stories import TONES, replaces, way_out
 
 app = group("Releases: one attempt to take a bundle live on a target under a policy.")
 
@@ -114,6 +114,7 @@ def _head(out: Output, release: Release, doing: str | None = None) -> None:
             ("phase", f"{release.phase} since {release.phase_since:%Y-%m-%d %H:%M:%S}Z"),
             ("paused", "yes" if release.is_paused else None),
             ("holds", "; ".join(release.held)),
+            ("what to do", way_out(release)),
             ("quarantined", "; ".join(release.quarantined)),
             ("waits", release.waits),
             ("doing", doing),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from schemas.evidence import Entry, Kind
 from schemas.release import SERVES_ON, Phase, ReleaseDetail
+from schemas.stories import way_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def notices(release: ReleaseDetail, *, required: int) -> list[Notice]:
         serves = ", and serves on" if release.phase is Phase.PROMOTED else ""
         found.append(Notice("bad", f"The bundle is quarantined{serves}.", list(release.quarantined)))
     if release.held:
-        found.append(Notice("warn", "Held.", list(release.held)))
+        found.append(Notice("warn", "Held.", [*release.held, *filter(None, [way_out(release)])]))
     if release.waits is not None:
         keeps_on = release.waits.startswith(SERVES_ON)
         found.append(Notice("plain" if keeps_on else "warn", "Moves." if keeps_on else "Waits.", [release.waits]))

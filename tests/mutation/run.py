@@ -49,7 +49,6 @@ TESTS: Final = {
     "gates/load_judgement.py": tuple(
         f"tests/gates/test_load_{name}.py" for name in ("thresholds", "judgement", "machine")
     ),
-    "gates/rollback_judgement.py": ("tests/gates/test_rollback_judgement.py",),
     "gates/tally.py": ("tests/gates/test_tally.py", "tests/gates/test_canary.py"),
 }
 """What decides, and the tests that must notice."""

@@ -198,8 +198,9 @@ def test_a_candidate_that_fails_every_request_is_left_after_five(running, stable
     running.gateway.apply(split(1, *shares(stable, candidate, 5_000)))
     candidate.script = Script(fault="503")
     answers = ask_many(running.url(), 100, concurrency=1)
-    assert answers.statuses[503] == 5
-    assert answers.statuses[200] == 95
+    # The thread that counts tells the others, one of which may have the next request by then.
+    assert answers.statuses[503] in {5, 6}
+    assert answers.statuses[200] == 100 - answers.statuses[503]
 
 
 def test_stable_alone_is_tried_even_when_its_health_check_fails(running, stable):

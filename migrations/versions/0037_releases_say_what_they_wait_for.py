@@ -8,7 +8,7 @@ down_revision = "0036"
 
 
 def upgrade() -> None:
-    op.add_column("releases", sa.Column("progress", sa.String(), nullable=True))
+    op.add_column("releases", sa.Column("progress", sa.Text(), nullable=True))
 
 
 def downgrade() -> None:

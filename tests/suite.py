@@ -18,13 +18,13 @@ from typing import IO, Final
 
 FAULTS: Final = ("tests/faults", "tests/workers/embedded", "tests/workers/test_rollout.py")
 RUNNER: Final = (
-    *("tests/gates/files", "tests/gates/placement", "tests/gates/sources"),
+    *("tests/engines", "tests/gates/files", "tests/gates/placement", "tests/gates/sources", "tests/workers/launchers"),
     *(
         f"tests/workers/test_{part}.py"
         for part in ("agent", "evaluation", "holds", "launcher", "live", "pauses", "quarantines", "runner", "staging")
     ),
 )
-BESIDE: Final = {"what is killed and comes back": FAULTS, "runners and files": RUNNER}
+BESIDE: Final = {"what is killed and comes back": FAULTS, "runners, engines and files": RUNNER}
 """Sessions that run beside the others, by what they are about."""
 TIMED: Final = ("tests/gates", "tests/workers", "tests/journeys")
 MOST_AGAIN: Final = 3

@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 
 from packaging.version import InvalidVersion, Version
 
-from gates.booted.expected import Wanted
+from gates.booted.expected import UNREAD, Wanted
 from gates.booted.told import Said
 from gates.gate import clip, finding
 from schemas.common import sha256_digest
@@ -76,7 +76,7 @@ ALWAYS = ("version", "arguments", "model", "context_tokens", "kv_tokens", "templ
 """What is told of every engine, also when it says nothing of it."""
 _PARTS = {"tokenizer": ("vocabulary", "bos_token", "eos_token"), "sampling": ("sampling.",)}
 """Item → how the items begin that it is told by where the engine says these."""
-BELOW_PLAN, MORE_MODELS = "kv-tokens-below-plan", "models-beyond"
+BELOW_PLAN, MORE_MODELS, FILES_UNREAD = "kv-tokens-below-plan", "models-beyond", "files-unread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,21 @@ def compare(
             found = [one.model_copy(update={"severity": Severity.WARN}) for one in found]
         rows.append(_row(name, seen, should, is_different=any(one.code == ITEMS[name].code for one in found)))
         findings += found
+    if (unread := wanted.get(UNREAD)) is not None:
+        findings.append(_unread(unread))
     return Comparison(tuple(rows), tuple(findings))
+
+
+def _unread(should: Wanted) -> Finding:
+    """Tell what the engine was not held against, since nobody could read it."""
+    return finding(
+        FILES_UNREAD,
+        f"What the engine says was not held against files of the bundle that could not be read ({should.value}).",
+        severity=Severity.WARN,
+        pointer=should.source,
+        found=should.value,
+        advice="Look at what `bundle validate` says of these files.",
+    )
 
 
 def _is_told(name: str, said: Mapping[str, Said], should: Wanted | None) -> bool:

@@ -8,13 +8,16 @@ from typing import Any, Literal
 
 from gates.booted.told import Report, number, reports, shown, table
 from gates.files.header import Array, Header
+from gates.files.refusal import FileRefused
 from gates.files.strict_json import load_object
 from gates.files.weights import header
 from gates.static.rules import is_within
-from schemas.bundle import Bundle, Role
+from schemas.bundle import Bundle, File, Role
 from schemas.common import sha256_digest
 
 _TOKENS = "tokenizer.ggml.tokens"
+UNREAD = "files"
+"""Item under which it is told which of the bundle's files could not be read."""
 _MAX_TEMPLATE_BYTES = 8 * 1024 * 1024
 _GGUF_SAMPLING = {
     "temperature": "temp",
@@ -30,13 +33,14 @@ class Wanted:
     """What one thing should be, as text, and what says so.
 
     `how` it is held against what the engine says: equal; least, a count that may be larger; version, which may have a
-    local part; names, of which none may be missing; tail, words before which a wrapper's may have stood. `step` is what
-    the engine rounds a count up to. `enough` is the count under which not all fits at once that should.
+    local part; names, of which none may be missing; tail, words before which a wrapper's may have stood; unread, files
+    of which nothing is known. `step` is what the engine rounds a count up to. `enough` is the count under which not all
+    fits at once that should.
     """
 
     value: str
     source: str
-    how: Literal["equal", "least", "version", "names", "tail"] = "equal"
+    how: Literal["equal", "least", "version", "names", "tail", "unread"] = "equal"
     step: int = 1
     enough: int | None = None
 
@@ -104,11 +108,19 @@ def _argument(row: Report, arguments: Sequence[str]) -> Wanted | None:
 
 
 def _of_files(bundle: Bundle, root: Path) -> dict[str, Wanted]:
-    """Return what the bundle's files say. A file that cannot be read says nothing: the engine will say that."""
-    try:
-        return dict(_read(_Place(bundle, root)))
-    except (OSError, ValueError):
-        return {}
+    """Return what the bundle's files say. What cannot be read is told as that, and takes nothing else with it."""
+    place, unread = _Place(bundle, root), list[str]()
+    found: dict[str, Wanted] = {}
+    for part in _PARTS:
+        try:
+            found |= _read(place, part)
+        except FileRefused as error:
+            unread.append(f"{part}: {error}")
+        except (OSError, ValueError) as error:
+            unread.append(f"{part}: {type(error).__name__}")
+    if unread:
+        found[UNREAD] = Wanted("; ".join(unread), "files", "unread")
+    return found
 
 
 class _Place:
@@ -117,6 +129,11 @@ class _Place:
     def __init__(self, bundle: Bundle, root: Path) -> None:
         self.bundle, self.root = bundle, root
 
+    @property
+    def weights(self) -> Sequence[File]:
+        """Weights with a header that says more than tensors."""
+        return self.bundle.weights() if self.bundle.model.format == "gguf" else ()
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Place) and other.bundle.digest == self.bundle.digest
 
@@ -124,25 +141,50 @@ class _Place:
         return hash(self.bundle.digest)
 
 
+@lru_cache(maxsize=256)
+def _read(place: _Place, part: str) -> Mapping[str, Wanted]:
+    return _PARTS[part](place)
+
+
 @lru_cache(maxsize=64)
-def _read(place: _Place) -> Mapping[str, Wanted]:
-    bundle, root = place.bundle, place.root
-    first: Header | None = None
-    found: dict[str, Wanted] = {}
-    names = {row.item for row in reports(bundle.engine.name)}
-    if bundle.model.format == "gguf" and names & {"vocabulary", "parameters", "bos_token", "eos_token", "template"}:
-        paths = [file.path for file in bundle.weights()]
-        headers = [header(root / path, path, keep=(_TOKENS,)) for path in paths]
-        first = next(iter(headers), None)
-        if first is not None:
-            found |= _of_gguf(first, paths[0], bundle)
-            found["parameters"] = Wanted(str(sum(one.parameters for one in headers)), f"file {paths[0]}")
-    if names & {"bos_token", "eos_token"} and bundle.tokenizer.origin == "files":
-        found |= _of_tokenizer(bundle, root)
-    if (template := _template(bundle, root, first)) is not None:
-        text, source = template
-        found["template"] = Wanted(sha256_digest(_rewritten(bundle.engine.name, text).encode()), source)
-    return found
+def _headers(place: _Place) -> tuple[tuple[str, Header], ...]:
+    return tuple((file.path, header(place.root / file.path, file.path, keep=(_TOKENS,))) for file in place.weights)
+
+
+def _said_of(place: _Place) -> set[str]:
+    """Return what engines of the bundle's kind say of themselves."""
+    return {row.item for row in reports(place.bundle.engine.name)}
+
+
+def _of_weights(place: _Place) -> dict[str, Wanted]:
+    if not _said_of(place) & {"vocabulary", "parameters", "bos_token", "eos_token"}:
+        return {}
+    headers = _headers(place)
+    if not headers:
+        return {}
+    path, first = headers[0]
+    parameters = Wanted(str(sum(one.parameters for _, one in headers)), f"file {path}")
+    return _of_gguf(first, path, place.bundle) | {"parameters": parameters}
+
+
+def _of_special_tokens(place: _Place) -> dict[str, Wanted]:
+    is_asked = _said_of(place) & {"bos_token", "eos_token"} and place.bundle.tokenizer.origin == "files"
+    return _of_tokenizer(place.bundle, place.root) if is_asked else {}
+
+
+def _of_template(place: _Place) -> dict[str, Wanted]:
+    if (template := _template(place)) is None:
+        return {}
+    text, source = template
+    return {"template": Wanted(sha256_digest(_rewritten(place.bundle.engine.name, text).encode()), source)}
+
+
+_PARTS: Mapping[str, Callable[[_Place], Mapping[str, Wanted]]] = {
+    "weights": _of_weights,
+    "tokenizer": _of_special_tokens,
+    "template": _of_template,
+}
+"""Kind of file → what it says; a later one has the last word."""
 
 
 def _of_gguf(first: Header, path: str, bundle: Bundle) -> dict[str, Wanted]:
@@ -175,15 +217,16 @@ def _of_gguf(first: Header, path: str, bundle: Bundle) -> dict[str, Wanted]:
     return found
 
 
-def _template(bundle: Bundle, root: Path, first: Header | None) -> tuple[str, str] | None:
+def _template(place: _Place) -> tuple[str, str] | None:
     """Return the chat template in force and where it is from; None where the bundle names none."""
-    template = bundle.template
+    bundle, root, template = place.bundle, place.root, place.bundle.template
     if template.file is not None:
         with (root / template.file).open(encoding="utf-8") as file:  # line ends as the engine reads them
             return file.read(_MAX_TEMPLATE_BYTES), f"file {template.file}"
-    if template.origin == "weights" and first is not None:
+    if template.origin == "weights" and (headers := _headers(place)):
+        path, first = headers[0]
         text = first.metadata.get("tokenizer.chat_template")
-        return (text, f"file {bundle.weights()[0].path}") if isinstance(text, str) and text else None
+        return (text, f"file {path}") if isinstance(text, str) and text else None
     if template.origin == "tokenizer_config":
         return _of_tokenizer_config(bundle, root)
     return None

@@ -298,3 +298,16 @@ def test_files_that_cannot_be_read_say_nothing(tmp_path):
     other = one.model_copy(update={"name": "other"})
     assert "vocabulary" not in wanted(other, tmp_path, ())
     assert wanted(other, tmp_path, ())["context_tokens"].value == "512"
+
+
+def test_a_file_that_cannot_be_read_is_told_and_what_others_say_is_held_all_the_same(tmp_path):
+    one = described(tmp_path, "x")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    should = wanted(one.model_copy(update={"name": "unread"}), tmp_path, ())
+    assert should["template"].value == sha256_digest(b"x")
+    found = compare({"template": Said(sha256_digest(b"y"), "/props")}, should).findings
+    assert [(each.code, each.severity) for each in found] == [
+        ("template-differs", Severity.BLOCK),
+        ("files-unread", Severity.WARN),
+    ]
+    assert found[1].found.startswith("weights: ")

@@ -189,10 +189,13 @@ _WORKED = text(
     """
     SELECT
         (SELECT count(*) FROM jobs WHERE project_id = :project AND state = 'claimed' AND lease_until >= :at) AS jobs,
-        (SELECT coalesce(sum(coalesce(spent_ms, 0) / 1000.0 + CASE state WHEN 'claimed'
-                THEN greatest(0, extract(epoch FROM least(lease_until, :at) - claimed_at)) ELSE 0 END), 0)
+        (SELECT coalesce(sum(CASE WHEN claimed_at >= :at - interval '24 hours'
+                THEN coalesce(spent_ms, 0) / 1000.0 ELSE 0 END + CASE state WHEN 'claimed'
+                THEN greatest(0, extract(epoch FROM
+                    least(lease_until, :at) - greatest(claimed_at, :at - interval '24 hours'))) ELSE 0 END), 0)
             FROM jobs
-            WHERE project_id = :project AND kind <> 'serve' AND claimed_at >= :at - interval '24 hours') AS seconds
+            WHERE project_id = :project AND kind <> 'serve'
+                AND (claimed_at >= :at - interval '24 hours' OR state = 'claimed')) AS seconds
     """
 )
 

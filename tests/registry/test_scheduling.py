@@ -557,8 +557,7 @@ def test_runners_that_claim_at_once_do_not_exceed_a_quota_together(service: Serv
 
 
 def test_gates_wait_when_a_project_has_used_its_runner_time_of_the_day(service: Service, actor: Actor) -> None:
-    one = bundle(service, actor)
-    runner = register(service, actor, "r1")
+    one, runner = bundle(service, actor), register(service, actor, "r1")
     used, waiting = ask(service, actor, one), ask(service, actor, one)
     change(service, used, state="done", claimed_at=before(service, 60.0), spent_ms=5_400_000)
     allow(service, actor, runner_seconds=5400)
@@ -574,6 +573,15 @@ def test_gates_wait_when_a_project_has_used_its_runner_time_of_the_day(service: 
     assert claimed(service, actor, runner, 2) == [waiting]
 
 
+def test_a_job_that_runs_for_longer_than_a_day_counts_the_last_one(service: Service, actor: Actor) -> None:
+    made = ask(service, actor, bundle(service, actor))
+    assert claimed(service, actor, register(service, actor, "r1"), 1) == [made]
+    change(service, made, claimed_at=before(service, 1e5), spent_ms=50_000_000)
+    with service.database.transaction() as session:
+        found = quotas.shown(session, service.settings, session.get_one(ProjectRow, actor.project_id))
+    assert found.runner_seconds == 86_400
+
+
 def test_a_job_counts_the_time_of_each_attempt(service: Service, actor: Actor) -> None:
     made, runner = ask(service, actor, bundle(service, actor)), register(service, actor, "r1")
     assert claimed(service, actor, runner, 1) == [made]
@@ -583,8 +591,7 @@ def test_a_job_counts_the_time_of_each_attempt(service: Service, actor: Actor) -
     assert second.job == made
     change(service, made, claimed_at=before(service, 100.0))
     with service.database.transaction() as session:
-        asked = session.get_one(ProjectRow, actor.project_id)
-        running = quotas.shown(session, service.settings, asked)
+        running = quotas.shown(session, service.settings, session.get_one(ProjectRow, actor.project_id))
     assert (running.jobs, 400 <= running.runner_seconds < 500) == (1, True)
     end(service, actor, second)
     with service.database.transaction() as session:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from workers.launchers import passage, proc
@@ -55,8 +56,10 @@ class Passages:
 
     def close(self, handle: str, workdir: Path | None) -> None:
         """End what passes on to a container, whoever started it. Repeating is harmless."""
-        if workdir is not None and _told(workdir) is not None:
-            os.kill(_read(workdir)["pid"], signal.SIGKILL)
+        # It may end by itself in this moment, and its folder be removed.
+        with suppress(ProcessLookupError, FileNotFoundError):
+            if workdir is not None and _told(workdir) is not None:
+                os.kill(_read(workdir)["pid"], signal.SIGKILL)
         with self._lock:
             started = self._started.pop(handle, None)
         if started is not None and not _has_ended(started):

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 from uuid import UUID
 
 from pydantic_core import from_json
@@ -166,13 +166,16 @@ def _store(
             "by": actor.name, "schema": document.schema_id, "body": canonical, "serving": serving,
             "components": json.dumps(components), "labels": json.dumps(labels), "files": files,
             "label_names": list(labels or ()), "label_values": list((labels or {}).values()),
-            "locks": json.dumps(resolved),
+            "locks": json.dumps(resolved), "key": (key := service.signer.key_id),
         },
     )  # fmt: skip
-    kept = added.scalar()
+    kept, *here, damaged = added.one()
     if kept is None:
         return None
+    if isinstance(document, Bundle) and damaged:
+        _refuse_lacking(document, set(damaged))
     is_again = kept != identity
+    evidence.note_here(session, key, here)
     if kind in _ENTRY:
         where = stream(actor.project_id, digest)
         body = RegisteredBody(digest=digest, name=name, serving_digest=serving, components=components, locks=locks)
@@ -247,20 +250,8 @@ def _check_contents(bundle: Bundle) -> None:
 
 def _check_files(session: Session, project: UUID, bundle: Bundle) -> None:
     held = blobs.sizes(session, project, (file.sha256 for file in bundle.files), is_needed=True)
-    for digest in blobs.damaged(session, held):
-        del held[digest]
-    lacking = list(dict.fromkeys(file.sha256 for file in bundle.files if file.sha256 not in held))
-    if lacking:
-        raise BlobsMissing(
-            f"{len(lacking)} of the bundle's blobs have not been uploaded to this project; "
-            "PUT each to /v1/blobs/{digest} and post the bundle again",
-            missing=lacking,
-            errors=[
-                {"pointer": f"/files/{place}/sha256", "detail": f"the bytes of {file.path} have not been uploaded"}
-                for place, file in enumerate(bundle.files)
-                if file.sha256 not in held
-            ][:MAX_ERRORS],
-        )
+    if lacking := {file.sha256 for file in bundle.files} - held.keys():
+        _refuse_lacking(bundle, lacking)
     wrong = [
         {"pointer": f"/files/{place}/size", "detail": f"{file.path} has {held[file.sha256]} bytes, not {file.size}"}
         for place, file in enumerate(bundle.files)
@@ -270,6 +261,21 @@ def _check_files(session: Session, project: UUID, bundle: Bundle) -> None:
         raise InvalidDocument(
             f"the bundle is not valid: {wrong[0]['pointer']} {wrong[0]['detail']}", errors=wrong[:MAX_ERRORS]
         )
+
+
+def _refuse_lacking(bundle: Bundle, lacking: set[str]) -> NoReturn:
+    """Raise BlobsMissing: these of a bundle's blobs are not there, or not as they were."""
+    missing = list(dict.fromkeys(file.sha256 for file in bundle.files if file.sha256 in lacking))
+    raise BlobsMissing(
+        f"{len(missing)} of the bundle's blobs have not been uploaded to this project; "
+        "PUT each to /v1/blobs/{digest} and post the bundle again",
+        missing=missing,
+        errors=[
+            {"pointer": f"/files/{place}/sha256", "detail": f"the bytes of {file.path} have not been uploaded"}
+            for place, file in enumerate(bundle.files)
+            if file.sha256 in lacking
+        ][:MAX_ERRORS],
+    )
 
 
 def _check_policy(session: Session, service: Service, project: UUID, policy: Policy) -> None:

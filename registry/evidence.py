@@ -188,9 +188,22 @@ def open_stream(session: Session, project: UUID, signed: Signed) -> EntryRow:
     Raises:
         Unavailable: as `append`.
     """
-    own, at, key, ends_at = session.execute(appending.HERE, {"key": signed.key_id}).one()
+    own, at, key, ends_at = _here(session, signed.key_id)
     place = _Place(None, None, None, int(own), at, key is not None, ends_at)
     return _write(session, project, signed, place)
+
+
+def note_here(session: Session, key_id: str, here: Sequence[Any]) -> None:
+    """Say what `registry.appending.HERE` would answer for a key: another statement of the transaction has told it."""
+    session.info.setdefault(_PLACES, {})[key_id] = here
+
+
+def _here(session: Session, key_id: str) -> Sequence[Any]:
+    """Return the transaction's number, the instant of its entries, and whether and until when a key signs."""
+    here: dict[str, Sequence[Any]] = session.info.setdefault(_PLACES, {})
+    if key_id not in here:
+        here[key_id] = session.execute(appending.HERE, {"key": key_id}).one()
+    return here[key_id]
 
 
 def append(session: Session, project: UUID, signed: Signed) -> tuple[EntryRow, bool]:
@@ -230,10 +243,7 @@ def _known_end(session: Session, signed: Signed) -> _Place | None:
     log: list[EntryRow] | None = session.info.get(_LOGS, {}).get(signed.stream)
     if not log:
         return None
-    here: dict[str, Any] = session.info.setdefault(_PLACES, {})
-    if signed.key_id not in here:
-        here[signed.key_id] = session.execute(appending.HERE, {"key": signed.key_id}).one()
-    own, at, key, ends_at = here[signed.key_id]
+    own, at, key, ends_at = _here(session, signed.key_id)
     known = next((row.sequence for row in log if row.act == signed.act), None)
     floor, at = max(int(own), log[-1].transaction_id), max(at, session.info.get(_LATEST, at))
     return _Place(known, log[-1].position, log[-1].entry_digest, floor, at, key is not None, ends_at)

@@ -1,4 +1,4 @@
-"""Speed of bytes: `python -m tests.bench.ingest [--bytes 4000000000] [--files 16] [--rounds 3] [--folder DIR]`.
+"""Speed of bytes: `python -m tests.bench.ingest [--bytes 4000000000] [--files 16] [--rounds 9] [--folder DIR]`.
 
 In one run and from the same files: hashing (a directory as `bundle create` reads it) against `openssl dgst -sha256` in
 two processes; ingest (into a store: hash, copy, fsync) against the slower of hashing and `cp` with fsync in two. Then
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.ingest", description="Speed of bytes.")
     parser.add_argument("--bytes", type=int, default=4_000_000_000, help="in all files")
     parser.add_argument("--files", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--folder", type=Path, help="on the file system to be measured; otherwise that of TMPDIR")
     parser.add_argument("--section", nargs="+", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)

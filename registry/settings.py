@@ -1,5 +1,6 @@
 """Settings of every process, read once from the environment (`SLUICEGATE_…`, nested by `__`) and passed down."""
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +25,12 @@ def _broker(told: SecretStr) -> SecretStr:
 def is_broker(url: str) -> bool:
     """Tell whether an address is a broker's. A query could say that a certificate is not checked."""
     return url.startswith(BROKER_SCHEMES) and "?" not in url
+
+
+def _addresses(told: str) -> str:
+    for one in told.split(",") if told else []:
+        ip_address(one)
+    return told
 
 
 BrokerUrl = Annotated[SecretStr, AfterValidator(_broker)]
@@ -196,6 +203,11 @@ class RunnerSettings(BaseSettings):
     )
     kubernetes_network: Literal["closed", "open"] = Field(
         "closed", description="What pods may reach: closed is nothing, by a NetworkPolicy each; open makes none."
+    )
+    kubernetes_resolvers: Annotated[str, AfterValidator(_addresses)] = Field(
+        "169.254.20.10",
+        description="Addresses, with commas between, that answer DNS beside the cluster's own pods, for replicas of "
+        "several pods: unless set, where NodeLocal DNSCache is.",
     )
     kubernetes_pull_secret: str | None = Field(None, description="Secret by which nodes pull images.")
     slots: int = Field(

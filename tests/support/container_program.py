@@ -8,6 +8,7 @@ only, as it is started for each question. Messages and `inspect` are as podman 5
 """
 
 import contextlib
+import csv
 import fcntl
 import json
 import os
@@ -24,9 +25,9 @@ from typing import Any, NoReturn
 VALUED = {
     *("name", "label", "security-opt", "user", "tmpfs", "ipc", "restart", "shm-size", "ulimit", "pids-limit"),
     *("memory", "memory-swap", "device", "gpus", "publish", "network", "mount", "stop-timeout", "env", "entrypoint"),
-    *("pull", "cap-drop", "hostname"),
+    *("pull", "cap-drop", "hostname", "log-driver", "log-opt", "stop-signal"),
 }
-FLAGS = {"detach", "read-only", "init"}
+FLAGS = {"detach", "read-only", "init", "no-healthcheck"}
 INSIDE_PORT = "8000"
 ID = "f" * 64
 CLONE_NEWNET, CLONE_NEWUSER = 0x40000000, 0x10000000
@@ -132,7 +133,7 @@ class Program:
         (folder / "tmp").mkdir(parents=True)
         outside, port = {"/tmp": str(folder / "tmp")}, str(free_port())
         for mount in options.get("mount", []):
-            told = dict(part.partition("=")[::2] for part in mount.split(","))
+            told = dict(part.partition("=")[::2] for part in next(csv.reader([mount])))
             outside[told["target"]] = told["source"]
 
         def seen_outside(word: str) -> str:

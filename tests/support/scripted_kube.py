@@ -71,7 +71,7 @@ _POD_SPEC = {
 }
 _TEMPLATE = {"metadata": _METADATA, "spec": _POD_SPEC}
 _SELECTOR = {"matchLabels": _ANY}
-_PEER = {"podSelector": _SELECTOR, "namespaceSelector": _SELECTOR}
+_PEER = {"podSelector": _SELECTOR, "namespaceSelector": _SELECTOR, "ipBlock": {"cidr": _TEXT}}
 _PORT = {"protocol": _TEXT, "port": 0}
 _SCHEMAS: dict[str, dict[str, Any]] = {
     "pods": {"apiVersion": _TEXT, "kind": _TEXT, "metadata": _METADATA, "spec": _POD_SPEC},

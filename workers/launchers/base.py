@@ -16,6 +16,9 @@ from workers.engines.base import Command, Launch
 
 USER = "engine"
 """What engines of images are told that their user is called: its number has no name in most images."""
+CACHES = {"XDG_CACHE_HOME": "/tmp/.cache", "HF_HOME": "/tmp/.cache/huggingface"}  # noqa: S108 - inside
+"""Where engines of images keep what they make, and look for models: an image may name a folder that it cannot write,
+or one with models of its own, which would be taken for what the bundle lacks."""
 NO_ACCELERATOR = "void"
 """What NVIDIA's runtime for containers reads as none at all, neither devices nor the driver's libraries."""
 

@@ -2,14 +2,20 @@
 
 `python -I -S become.py LIMITS DESCRIPTOR PROGRAM ARGUMENT…`, standard library only. LIMITS is JSON: `limits` by the
 names of setrlimit(2), `nice`, and `oom`, the kernel's preference for ending this one when memory runs out. Why the
-program could not be started is written to DESCRIPTOR, which closes when it could. No core file is ever written: it
-would hold weights and requests.
+program could not be started is written to DESCRIPTOR, which closes when it could. No core is ever written, nor handed to
+a program: it would hold weights and requests.
 """
 
 import json
 import os
 import resource
 import sys
+
+NO_CORE = 1
+"""Limit in bytes at which the kernel writes no core, and hands none to a program either, which it does at any other.
+
+Source: coredump_pipe in the kernel's fs/coredump.c, and core(5) on `core_pattern` with a pipe.
+"""
 
 
 def main(arguments: list[str]) -> None:
@@ -19,7 +25,7 @@ def main(arguments: list[str]) -> None:
     os.set_inheritable(errors, False)  # noqa: FBT003 - it takes no name
     try:
         orders = json.loads(told)
-        for name, most in {"CORE": 0, **orders["limits"]}.items():
+        for name, most in {"CORE": NO_CORE, **orders["limits"]}.items():
             number = getattr(resource, f"RLIMIT_{name}")
             hard = resource.getrlimit(number)[1]
             allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)

@@ -73,6 +73,7 @@ def _kubernetes(settings: RunnerSettings, limits: Limits) -> KubernetesLauncher:
         owner=owner,
         pull_secret=settings.kubernetes_pull_secret,
         is_closed=settings.kubernetes_network == "closed",
+        resolvers=tuple(one for one in settings.kubernetes_resolvers.split(",") if one),
     )
     return KubernetesLauncher(client, pods)
 

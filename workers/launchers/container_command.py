@@ -5,6 +5,8 @@ the setting says which: `cdi` names devices (`nvidia.com/gpu=…`, podman, and d
 `--gpus`.
 """
 
+import csv
+import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +16,9 @@ from typing import Literal
 from schemas.bundle import Bundle
 from workers.engines.base import Command
 from workers.launchers import passage, passages
-from workers.launchers.base import NO_ACCELERATOR, USER, Limits, Order
+from workers.launchers.become import NO_CORE
+from workers.launchers.base import CACHES, NO_ACCELERATOR, USER, Limits, Order
+from workers.launchers.logs import KEEPING
 
 ROOT = Path("/bundle")
 """Where the bundle's files are inside."""
@@ -31,6 +35,13 @@ PIDS = 4096
 STOP_SECONDS = 60
 """What running requests get when somebody else than its runner asks a container to end, such as a shutdown."""
 _NAME = re.compile(r"[^a-zA-Z0-9_.-]")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY")
+NO_PROXIES = {name: "" for word in _PROXIES for name in (word, word.lower())}
+"""Variables that podman takes over from the runner and docker from its own settings, with what a proxy is told there.
+
+An engine has nobody to ask through one, and a proxy's address may hold a password. What is given wins over both.
+Source: podman-run(1), `--http-proxy`; Docker CLI, "Proxy configuration".
+"""
 
 
 @dataclass(frozen=True)
@@ -90,8 +101,11 @@ def run(containers: Containers, command: Command, order: Order, workdir: Path) -
         *_resources(containers, order.bundle),
         *_devices(containers, order),
         *_network(containers, workdir),
-        f"--mount=type=bind,source={order.files.absolute()},target={containers.root},readonly",
+        _mount(order.files.absolute(), containers.root, "readonly"),
         f"--stop-timeout={STOP_SECONDS}",
+        # An image may name a signal that no driver knows as a wish to end, and a command that is run in it for ever.
+        *("--stop-signal=SIGTERM", "--no-healthcheck"),
+        *_log(),
         *_variables(command.variables, _visible(containers, order)),
         f"--entrypoint={program}",
         image,
@@ -115,7 +129,7 @@ def _resources(containers: Containers, bundle: Bundle) -> list[str]:
     limits, topology = containers.limits, bundle.topology
     ranks = topology.tensor_parallel * topology.pipeline_parallel * topology.data_parallel
     # Ranks of one machine exchange tensors through shared memory; the default of 64 MB ends them in the middle of it.
-    words = [f"--shm-size={GIBIBYTE if ranks == 1 else 2 * ranks * GIBIBYTE}", "--ulimit=core=0:0"]
+    words = [f"--shm-size={GIBIBYTE if ranks == 1 else 2 * ranks * GIBIBYTE}", f"--ulimit=core={NO_CORE}:{NO_CORE}"]
     words.append(f"--pids-limit={limits.processes or PIDS}")
     if limits.memory_bytes is not None:
         # The same for memory and swap together: an engine that swaps is slower than one that is ended.
@@ -155,14 +169,31 @@ def _network(containers: Containers, workdir: Path) -> list[str]:
     return [
         # A name that resolves without any network: ranks of one machine look each other up by it.
         *(f"--network={ALONE}", "--hostname=localhost"),
-        f"--mount=type=bind,source={Path(passage.__file__).resolve()},target={PASSAGE},readonly",
-        f"--mount=type=bind,source={passages.folder(workdir.absolute())},target={REACH}",
+        _mount(Path(passage.__file__).resolve(), PASSAGE, "readonly"),
+        _mount(passages.folder(workdir.absolute()), REACH),
     ]
+
+
+def _mount(source: Path, target: Path | str, *flags: str) -> str:
+    """Return the word that mounts a path; it is read as CSV, in which a comma would begin another field."""
+    row = io.StringIO()
+    csv.writer(row, lineterminator="").writerow(["type=bind", f"source={source}", f"target={target}", *flags])
+    return f"--mount={row.getvalue()}"
+
+
+def _log() -> list[str]:
+    """Return the words that keep what a container writes within the bounds of a process's log.
+
+    Docker keeps all of it by default, and refuses bounds for a driver that has none. To podman this driver is its own
+    with a file; it keeps one piece, and passes over the number of them.
+    """
+    size = f"--log-opt=max-size={KEEPING.cap_bytes}"
+    return ["--log-driver=json-file", size, f"--log-opt=max-file={KEEPING.pieces + 1}"]
 
 
 def _variables(variables: Mapping[str, str], visible: str) -> list[str]:
     own = {"HOME": HOME, "TMPDIR": HOME, "LANG": "C.UTF-8", "USER": USER, "NVIDIA_VISIBLE_DEVICES": visible}
-    return [f"--env={key}={value}" for key, value in {**variables, **own}.items()]
+    return [f"--env={key}={value}" for key, value in {**NO_PROXIES, **variables, **CACHES, **own}.items()]
 
 
 def ours(containers: Containers, workdir: Path | None = None) -> list[str]:

@@ -4,6 +4,7 @@ Source: the Kubernetes API reference for networking.k8s.io/v1 NetworkPolicy: wha
 its directions but for its rules, `egress: []` has none, and the cluster's network plugin has to enforce it.
 """
 
+from ipaddress import ip_network
 from typing import Any
 
 from workers.launchers.kube_client import ClusterRefused, ClusterUnreachable, KubeClient
@@ -11,14 +12,9 @@ from workers.launchers.kube_objects import BASES, Pods, owner_marks, path_of
 
 BASE = "/apis/networking.k8s.io/v1"
 _TRIES = 3
-_DNS = {
-    "to": [
-        {
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
-            "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
-        }
-    ],
-    "ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")],
+_NAMES = {
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+    "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
 }
 
 
@@ -33,9 +29,19 @@ def policy(pods: Pods, made: dict[str, Any]) -> dict[str, Any]:
     egress: list[dict[str, Any]] = []
     if made["kind"] != "Pod":
         ingress.append({"from": [{"podSelector": selected}]})
-        egress = [{"to": [{"podSelector": selected}]}, _DNS]
+        egress = [{"to": [{"podSelector": selected}]}, _dns(pods.resolvers)]
     spec = {"podSelector": selected, "policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress}
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
+
+
+def _dns(resolvers: tuple[str, ...]) -> dict[str, Any]:
+    """Return the rule that lets questions for names out, and nothing else.
+
+    A cache on each node, as NodeLocal DNSCache, is no pod that could be selected: it answers at an address of the node.
+    """
+    blocks = [{"ipBlock": {"cidr": str(ip_network(address))}} for address in resolvers]
+    ports = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    return {"to": [_NAMES, *blocks], "ports": ports}
 
 
 def _kept(spec: dict[str, Any]) -> dict[str, Any]:

@@ -37,8 +37,8 @@ class Pods:
     `claim` is the PersistentVolumeClaim that holds the runner's data folder, readable from every node. `owner` is the
     object with which everything goes that is made for gates; `pull_secret` and `account` are names in the namespace.
     `port` is the one that engines listen on, each at an address of its own, and `root` is where they find the bundle's
-    files. `is_closed` says that a NetworkPolicy lets
-    nothing out.
+    files. `is_closed` says that a NetworkPolicy lets nothing out. `resolvers` are addresses that answer DNS beside the
+    cluster's own pods, for replicas whose pods look each other up.
     """
 
     runner: str
@@ -51,6 +51,7 @@ class Pods:
     port: int = PORT
     root: str = ROOT
     is_closed: bool = True
+    resolvers: tuple[str, ...] = ()
 
 
 BASES = {"pods": "/api/v1", "leaderworkersets": "/apis/leaderworkerset.x-k8s.io/v1"}
@@ -192,7 +193,7 @@ def _container(pods: Pods, argv: list[str], command: Command, order: Order, *, l
     if image is None:
         raise LaunchFailed("the bundle names an environment of a machine, and a cluster runs images")
     own = {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": base.USER}  # noqa: S108 - a volume of its own
-    variables = {**command.variables, **own}
+    variables = {**command.variables, **base.CACHES, **own}
     if order.bundle.hardware.count == 0:
         # Where NVIDIA's runtime is a node's default, an image that asks for all accelerators would get them.
         variables["NVIDIA_VISIBLE_DEVICES"] = NO_ACCELERATOR

@@ -97,7 +97,7 @@ class KubernetesLauncher:
     def __init__(self, client: KubeClient, pods: Pods) -> None:
         """Use a cluster, and make pods in this way."""
         self._client = client
-        self._pods = pods
+        self.pods = pods
         self._members: dict[str, dict[str, str]] = {}
         self._ended: dict[str, ProcessState] = {}
         self._logs: dict[str, Path] = {}
@@ -112,10 +112,10 @@ class KubernetesLauncher:
         with self._lock:
             (self._live.discard if parent_pid is not None else self._live.add)(workdir)
         return Launch(
-            root=Path(self._pods.root),
+            root=Path(self.pods.root),
             port_file=Path("/tmp/port.json"),  # noqa: S108 - inside
             host="0.0.0.0",  # noqa: S104 - inside
-            port=self._pods.port,
+            port=self.pods.port,
             drain_seconds=drain_seconds,
         )
 
@@ -135,14 +135,14 @@ class KubernetesLauncher:
             raise LaunchFailed(f"no engine is given the variables {', '.join(refused)}")
         with self._lock:
             is_live = workdir in self._live
-        collection, body = build(self._pods, command, order, workdir.name, is_live=is_live)
+        collection, body = build(self.pods, command, order, workdir.name, is_live=is_live)
         name = body["metadata"]["name"]
         try:
             self._close(body)
             made = self._create(collection, body)
         except (ClusterRefused, ClusterUnreachable) as error:
             raise LaunchFailed(f"the cluster did not take {collection} {name}: {error}") from error
-        if self._pods.is_closed:
+        if self.pods.is_closed:
             self._policies.tie(name, {"apiVersion": body["apiVersion"], "kind": body["kind"], **made})
         launched = self._launched(collection, made)
         with self._lock:
@@ -151,12 +151,12 @@ class KubernetesLauncher:
 
     def _close(self, body: dict[str, Any]) -> None:
         """Let nothing out of a replica before there is one. Raises LaunchFailed when it cannot be closed."""
-        if not self._pods.is_closed:
+        if not self.pods.is_closed:
             return
         name = body["metadata"]["name"]
         self._unanswered.settle(self._policies.path(name))
         try:
-            self._policies.make(policy(self._pods, body))
+            self._policies.make(policy(self.pods, body))
         except (ClusterRefused, ClusterUnreachable) as error:
             if isinstance(error, ClusterUnreachable):
                 self._unanswered.add(self._policies.path(name))
@@ -195,7 +195,7 @@ class KubernetesLauncher:
 
     def _open(self, name: str) -> None:
         """Remove what closed a replica that is not there; what cannot be removed now is when it is seen."""
-        if not self._pods.is_closed:
+        if not self.pods.is_closed:
             return
         try:
             self._policies.remove(name)
@@ -230,7 +230,7 @@ class KubernetesLauncher:
             return launched
         address = (pod.get("status") or {}).get("podIP")
         return (
-            replace(launched, port=self._pods.port, host=address) if isinstance(address, str) and address else launched
+            replace(launched, port=self.pods.port, host=address) if isinstance(address, str) and address else launched
         )
 
     def state(self, launched: Launched) -> ProcessState:
@@ -297,13 +297,13 @@ class KubernetesLauncher:
 
     def strays(self, workdir: Path) -> list[Launched]:
         """Find the objects of a replica's folder, by the labels that only this runner gives them."""
-        labels = {**owner_marks(self._pods), f"{GROUP}/folder": label(workdir.name)}
+        labels = {**owner_marks(self.pods), f"{GROUP}/folder": label(workdir.name)}
         return [self._launched(collection, one) for collection, one in self._found(labels)]
 
     def left(self, kept: Collection[str]) -> list[Launched]:
         """Find this runner's objects of other folders than these, by their labels."""
         labels = {label(name) for name in kept}
-        found = self._found(owner_marks(self._pods))
+        found = self._found(owner_marks(self.pods))
         return [self._launched(collection, one) for collection, one in found if _folder(one) not in labels]
 
     def reap(self) -> None:
@@ -370,7 +370,7 @@ class KubernetesLauncher:
         log_path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def _is_ours(self, found: dict[str, Any]) -> bool:
-        return owner_marks(self._pods).items() <= _labels(found).items()
+        return owner_marks(self.pods).items() <= _labels(found).items()
 
     def _launched(self, collection: str, made: dict[str, Any]) -> Launched:
         metadata = made["metadata"]

@@ -1,6 +1,7 @@
 """Which launcher a runner gets by its settings, and which bundles it then takes."""
 
 import pytest
+from pydantic import ValidationError
 
 from registry.settings import RunnerSettings
 from schemas.bundle import Bundle
@@ -58,3 +59,15 @@ def test_a_runner_of_images_has_every_engine_that_an_image_can_bring(settings):
     assert {"vllm", "sglang", "llamacpp"} <= set(engines)
     assert EXTERNAL.name not in engines
     assert set(engines.values()) == {None}
+
+
+def test_pods_ask_for_names_where_a_node_s_cache_is_unless_a_setting_says_where(settings, tmp_path):
+    told = {"launcher": "kubernetes", "kubernetes_claim": "bundles", "kubernetes_url": "http://127.0.0.1:1"}
+    for changes, resolvers in (
+        ({}, ("169.254.20.10",)),
+        ({"kubernetes_resolvers": "10.96.0.10,fd00::10"}, ("10.96.0.10", "fd00::10")),
+        ({"kubernetes_resolvers": ""}, ()),
+    ):
+        assert launcher_of(settings(**told, **changes)).pods.resolvers == resolvers
+    with pytest.raises(ValidationError, match="10.0.0.0/8"):
+        settings(kubernetes_resolvers="10.0.0.0/8")

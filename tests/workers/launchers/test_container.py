@@ -1,5 +1,6 @@
 """The container launcher against a program that answers as podman and docker do: no container engine runs here."""
 
+import csv
 import shutil
 import subprocess
 from dataclasses import replace
@@ -16,7 +17,7 @@ from workers.engines.base import Command
 from workers.launchers import passage
 from workers.launchers.base import Condition, LaunchFailed, Limits, Order
 from workers.launchers.container import ContainerLauncher, read_state
-from workers.launchers.container_command import Containers, run
+from workers.launchers.container_command import NO_PROXIES, Containers, run
 from workers.launchers.process import boot_id
 
 IMAGE = "registry.example/engines/vllm@sha256:" + "a" * 64
@@ -88,14 +89,22 @@ def test_the_command_line_confines_the_engine_and_marks_whose_it_is(containers, 
         "--restart=no",
         "--init",
         "--shm-size=1073741824",
-        "--ulimit=core=0:0",
+        "--ulimit=core=1:1",
         "--pids-limit=4096",
         "--ulimit=nofile=65536:65536",
         "--network=engines",
         "--publish=127.0.0.1::8000/tcp",
         f"--mount=type=bind,source={tmp_path / 'staged'},target=/bundle,readonly",
         "--stop-timeout=60",
+        "--stop-signal=SIGTERM",
+        "--no-healthcheck",
+        "--log-driver=json-file",
+        "--log-opt=max-size=16777216",
+        "--log-opt=max-file=5",
+        *(f"--env={name}=" for name in NO_PROXIES),
         "--env=VLLM_NO_USAGE_STATS=1",
+        "--env=XDG_CACHE_HOME=/tmp/.cache",
+        "--env=HF_HOME=/tmp/.cache/huggingface",
         "--env=HOME=/tmp",
         "--env=TMPDIR=/tmp",
         "--env=LANG=C.UTF-8",
@@ -108,6 +117,19 @@ def test_the_command_line_confines_the_engine_and_marks_whose_it_is(containers, 
         "--port",
         "8000",
     ]
+
+
+def test_a_proxy_of_the_runner_s_is_none_of_the_engine_s_however_it_is_written(containers, tmp_path):
+    told = run(containers, COMMAND, order(tmp_path), tmp_path)
+    for name in ("HTTP_PROXY", "https_proxy", "ALL_PROXY", "no_proxy"):
+        assert [word for word in told if word.startswith(f"--env={name}=")] == [f"--env={name}="]
+
+
+def test_a_folder_with_a_comma_in_its_name_adds_no_option_to_a_mount(containers, tmp_path):
+    files = tmp_path / "a,readonly=false,b"
+    told = run(containers, COMMAND, order(tmp_path, files=files), tmp_path)
+    (mount,) = [word.removeprefix("--mount=") for word in told if word.startswith("--mount=")]
+    assert next(csv.reader([mount])) == ["type=bind", f"source={files}", "target=/bundle", "readonly"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ JOB = "0197a1b2-0000-7000-8000-000000000001"
 NAME = f"sg-{JOB}-7"
 OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "runner-0", "uid": "uid-1", "blockOwnerDeletion": False}
 TOPOLOGY = {f"{kind}_parallel": 1 for kind in ("tensor", "pipeline", "expert", "data", "context")}
+RESOLVERS = ("169.254.20.10", "fd00::10")
 NO_POLICIES = (404, "NotFound", "the server could not find the requested resource")
 
 
@@ -29,7 +30,7 @@ def kube():
 @pytest.fixture
 def launcher(kube, tmp_path):
     (tmp_path / "token").write_text(TOKEN)
-    pods = Pods(runner="r1", data=str(tmp_path), claim="engines", owner=OWNER, port=8080)
+    pods = Pods(runner="r1", data=str(tmp_path), claim="engines", owner=OWNER, port=8080, resolvers=RESOLVERS)
     return KubernetesLauncher(KubeClient(Cluster(kube.url, "engines", tmp_path / "token")), pods)
 
 
@@ -77,6 +78,19 @@ def test_the_pods_of_a_group_reach_each_other_and_the_names_of_each_other(kube, 
     for kind in ("leader", "worker"):
         labels = template[f"{kind}Template"]["metadata"]["labels"]
         assert made["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_a_cache_of_names_on_each_node_is_reached_at_its_address_and_nothing_else_there(kube, start, launcher):
+    start(nodes=2)
+    rules = kube.objects["networkpolicies", NAME]["spec"]["egress"]
+    blocks = [(peer["ipBlock"], rule["ports"]) for rule in rules for peer in rule["to"] if "ipBlock" in peer]
+    ports = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
+    assert blocks == [({"cidr": "169.254.20.10/32"}, ports), ({"cidr": "fd00::10/128"}, ports)]
+
+
+def test_a_replica_of_one_pod_asks_nobody_for_names(kube, start):
+    start()
+    assert kube.objects["networkpolicies", NAME]["spec"]["egress"] == []
 
 
 @pytest.mark.parametrize("is_live", [False, True])

@@ -116,6 +116,12 @@ def test_a_pod_confines_the_engine_probes_it_cheaply_and_says_whose_it_is(pods, 
     assert startup["periodSeconds"] * startup["failureThreshold"] == 3600
 
 
+def test_an_image_s_own_caches_are_not_looked_into(pods, order):
+    (container,) = build(pods, COMMAND, order, JOB, is_live=False)[1]["spec"]["containers"]
+    told = {one["name"]: one["value"] for one in container["env"]}
+    assert (told["XDG_CACHE_HOME"], told["HF_HOME"]) == ("/tmp/.cache", "/tmp/.cache/huggingface")
+
+
 def test_what_serves_outlives_its_runner_and_so_has_no_owner(pods, order):
     assert "ownerReferences" not in build(pods, COMMAND, order, JOB, is_live=True)[1]["metadata"]
 

@@ -76,7 +76,7 @@ def test_limits_hold_from_the_first_instruction_of_the_engine(start, tmp_path):
     limits = Limits(memory_bytes=300_000_000, files=123, processes=4096, nice=3)
     start(LIMITS, launcher=ProcessLauncher(limits))
     told = json.loads(said(tmp_path)[0])
-    assert told["CORE"] == [0, 0]
+    assert told["CORE"] == [1, 1]
     assert told["NOFILE"] == [123, 123]
     assert told["DATA"] == [300_000_000, 300_000_000]
     assert told["NPROC"][0] <= 4096
@@ -98,7 +98,7 @@ def test_an_engine_starts_where_the_runner_is_already_the_first_to_go(start, tmp
 def test_what_has_no_limit_is_as_the_system_sets_it_and_a_core_file_is_never_written(start, tmp_path):
     start(LIMITS, launcher=ProcessLauncher(Limits(files=None)))
     told = json.loads(said(tmp_path)[0])
-    assert told["CORE"] == [0, 0]
+    assert told["CORE"] == [1, 1]
     assert told["NOFILE"] == list(resource.getrlimit(resource.RLIMIT_NOFILE))
     assert told["DATA"] == list(resource.getrlimit(resource.RLIMIT_DATA))
 

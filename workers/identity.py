@@ -11,6 +11,7 @@ from gates.booted.told import Said, pages, read
 from gates.environment import Environment
 from schemas.bundle import Bundle
 from schemas.runner import EngineIdentity
+from workers.launchers.made import Made
 from workers.launchers.proc import arguments
 
 MAX_PAGE_BYTES = 16 * 1024 * 1024
@@ -24,6 +25,7 @@ class Booted:
 
     `argv` is the command line that its driver made; `pid` of its process on this machine, None where it has none.
     `installed` is the environment that it was started from; None for an image, and for one that was taken up again.
+    `made` is what the system that runs it says, where that is not this machine itself.
     `is_elsewhere`: what was started is a relay to it. `is_adopted`: an earlier runner started it.
     """
 
@@ -34,6 +36,7 @@ class Booted:
     installed: Environment | None
     is_elsewhere: bool
     is_adopted: bool
+    made: Made | None = None
 
 
 def expect(bundle: Bundle, root: Path, argv: tuple[str, ...]) -> dict[str, Wanted]:
@@ -59,13 +62,18 @@ def hold(one: Booted, base_url: str, identity: EngineIdentity) -> tuple[EngineId
     if identity.model_ids:
         said["model"] = Said(", ".join(identity.model_ids), "its model list")
     words = () if one.pid is None else tuple(arguments(one.pid))
+    if one.made is not None:
+        words = one.made.words
+        said |= one.made.told
     # A single word is a title that the process gave itself, with nothing in the place of the others.
-    if any(words[1:]):
+    elif any(words[1:]):
         said["arguments"] = Said("\n".join(words), "its process")
     if one.installed is not None and not one.is_elsewhere:
         said["environment"] = Said(one.installed.digest, "what is installed")
         said.setdefault("version", Said(one.installed.version, _INSTALLED))
     should = expect(one.bundle, one.root, one.argv)
+    if one.made is not None:
+        should |= one.made.asked
     if one.is_elsewhere:
         # The relay's command line says nothing of the engine.
         should = {name: value for name, value in should.items() if name != "arguments"}

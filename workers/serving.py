@@ -31,6 +31,7 @@ from workers.engines.table import DRIVERS
 from workers.identity import Booted, expect, hold
 from workers.launchers.base import Condition, Launched, Launcher, LaunchFailed, Order, ProcessState
 from workers.launchers.logs import trim
+from workers.launchers.made import Made
 from workers.launchers.proc import PROC, arguments
 from workers.vitals import Member, lost, ranks
 
@@ -39,6 +40,8 @@ PROBE_TEXT = "ping"
 POLL_SECONDS = 0.05
 ASK_SECONDS = 0.2
 """The same where looking means asking a container engine or a cluster."""
+_ASKED_AGAIN = 10
+"""Times that whoever runs an engine is asked what it runs, before it is held to say nothing."""
 _LOG_LINES = 20
 _CLASSIFIED_LINES = 400
 _CLASSIFIED_LINES_ONCE_READY = 60
@@ -245,6 +248,7 @@ class Replica:
     def _held_to_bundle(self, identity: EngineIdentity) -> tuple[EngineIdentity, Comparison]:
         """Compare what booted with what the bundle says. Raises EngineFailed on a difference that blocks."""
         is_process = self.launched is not None and self.launched.handle is None
+        made = self._made()
         booted = Booted(
             bundle=self.bundle,
             root=self._launch.root,
@@ -253,6 +257,7 @@ class Replica:
             installed=self._installed,
             is_elsewhere=self.driver.admits is not None,
             is_adopted=self._started is None,
+            made=made,
         )
         identity, comparison = hold(booted, self.base_url, identity)
         if comparison.blocking:
@@ -260,6 +265,19 @@ class Replica:
             detail = " ".join(one.message for one in comparison.blocking)
             raise self._failed(Cause.IDENTITY_DIFFERS, detail[:2000], comparison.findings)
         return identity, comparison
+
+    def _made(self) -> Made | None:
+        """Ask whoever runs the engine what it runs. Raises EngineFailed where nobody tells of one that is new."""
+        if self.launched is None or self._command is None or not self._command.argv:
+            return None
+        for _ in range(_ASKED_AGAIN):
+            if (made := self._launcher.made(self.launched, self._command, self.workdir, self._order)) is not None:
+                return made
+            if not self._launcher.runs_images or self._started is None:
+                return None
+            self.fail_when_ended()
+            time.sleep(ASK_SECONDS)
+        raise self._failed(Cause.NO_ANSWER, f"what runs of it could not be asked: {self.launched}")
 
     def _warm(self, deadline: float) -> tuple[int, int]:
         """Ask once for each shape that is meant, and return how many were asked for and how many failed.

@@ -32,6 +32,9 @@ class Item:
 
 
 _REGISTER = "Register the bundle with the engine that is installed, or install the one that it names."
+_BETWEEN = "Find what changed it between the runner and the engine: settings of a container engine, or a webhook."
+_IMAGE = "See whether it is the same image for this kind of processor: `docker buildx imagetools inspect` lists them."
+_ADDED = "Find what added it, such as a webhook or a namespace's defaults, and whether an engine should have it."
 _SAMPLING = "State runtime.sampling, so that the engine is told it, or take away what overrides it."
 _FILES = "Look at which files the engine was given: not those that the bundle names."
 _TEMPLATE = "Look at which template the engine was given, and at what it makes of it while it loads."
@@ -41,7 +44,15 @@ _LAYOUT = "Correct the section, or the launch argument that says otherwise."
 ITEMS: Mapping[str, Item] = {
     "version": Item("engine-version-differs", "version", _REGISTER),
     "environment": Item("environment-differs", "environment's digest", _REGISTER),
-    "arguments": Item("arguments-differ", "command line", "Find what changed it between the runner and the engine."),
+    "arguments": Item("arguments-differ", "command line", _BETWEEN),
+    "image": Item("image-differs", "image", _BETWEEN),
+    "image_id": Item("image-id-differs", "image on its node", _IMAGE, Severity.WARN),
+    "variables": Item("variables-differ", "environment", _BETWEEN),
+    "variables_beyond": Item("variables-beyond", "list of variables beside its own", _ADDED, Severity.WARN),
+    "confinement": Item("confinement-differs", "confinement", _BETWEEN),
+    "resources": Item("resources-differ", "resources", _ADDED, Severity.WARN),
+    "probes": Item("probes-differ", "probes", _ADDED, Severity.WARN),
+    "containers": Item("containers-beyond", "list of containers beside its own", _ADDED, Severity.WARN),
     "model": Item("model-differs", "list of models", "Compare serving.served_name and adapters with what is served."),
     "model_path": Item("model-path-differs", "model's path", _FILES),
     "parameters": Item("weights-differ", "number of parameters", _FILES),
@@ -167,7 +178,7 @@ def _row(name: str, seen: Said | None, should: Wanted | None, *, is_different: b
 
 def _shown(value: str, how: str) -> str:
     """Return a value as a row has it; of a command line the digest, since the engine's identity has its words."""
-    if how == "tail":
+    if how in {"words", "tail"}:
         return sha256_digest(value.encode())
     return clip(f"at least {value}" if how == "least" else value)
 
@@ -178,7 +189,7 @@ def _differences(name: str, seen: Said, should: Wanted, *, is_reported: bool) ->
             return _short(name, seen, should)
         case "names":
             return _names(name, seen, should, is_reported=is_reported)
-        case "tail":
+        case "words" | "tail":
             return _words(name, seen, should)
         case "version":
             agrees = _same_version(seen.value, should.value)
@@ -264,7 +275,7 @@ def _names(name: str, seen: Said, should: Wanted, *, is_reported: bool) -> list[
 def _words(name: str, seen: Said, should: Wanted) -> list[Finding]:
     """Compare two command lines, one word a line; a wrapper's words may stand before those of the engine."""
     found, expected = seen.value.split("\n"), should.value.split("\n")
-    if found == expected[-len(found) :]:
+    if found == (expected[-len(found) :] if should.how == "tail" else expected):
         return []
     more, less = list[str](), list[str]()
     changes = SequenceMatcher(None, found, expected, autojunk=False).get_opcodes()

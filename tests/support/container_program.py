@@ -106,7 +106,9 @@ class Program:
                 self.fail(125, f'creating container storage: the container name "{name}" is already in use by {ID}')
             self.fail(125, f'Conflict. The container name "/{name}" is already in use by container "{ID}"')
         self.world["made"] += 1
-        one = made(self.world["made"], name, image, options)
+        one = made(self.world["made"], name, image, options, arguments)
+        for part, change in self.world["changes"].items():
+            one[part].update(change)
         self.containers[one["Id"]] = one
         if self.world["run_error"]:
             one["State"].update(Status="created", Running=False, Pid=0, StartedAt="0001-01-01T00:00:00Z")
@@ -230,7 +232,9 @@ def ended(one: dict[str, Any], code: int) -> None:
     one["State"].update(Status="exited", Running=False, Pid=0, ExitCode=code)
 
 
-def made(number: int, name: str, image: str, options: dict[str, list[str]]) -> dict[str, Any]:
+def made(
+    number: int, name: str, image: str, options: dict[str, list[str]], arguments: list[str]
+) -> dict[str, Any]:
     """Return a new container as `inspect` shows it, with what is read of it."""
     is_alone = options.get("network") == ["none"]
     if is_alone and "publish" in options:
@@ -251,7 +255,18 @@ def made(number: int, name: str, image: str, options: dict[str, list[str]]) -> d
             "Error": "",
             "StartedAt": f"2026-11-30T04:00:{number:02}.123456789Z",
         },
-        "Config": {"Image": image, "Labels": dict(one.split("=", 1) for one in options["label"])},
+        "Config": {
+            "Image": image,
+            "Labels": dict(one.split("=", 1) for one in options["label"]),
+            "Entrypoint": options["entrypoint"],
+            "Cmd": arguments,
+            "Env": ["PATH=/usr/bin:/bin", *options.get("env", [])],
+        },
+        "HostConfig": {
+            "ReadonlyRootfs": "read-only" in options,
+            "Privileged": False,
+            "NetworkMode": options["network"][0],
+        },
         "NetworkSettings": {"Ports": ports},
     }
 

@@ -5,8 +5,10 @@ a name that is taken with 409, and honours the preconditions of a delete. Unless
 run: what becomes of a pod is what the test writes into its status.
 """
 
+import copy
 import json
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -149,7 +151,7 @@ class Node(Protocol):
 class ScriptedKube:
     """The server. `objects` is what there is, by collection and name; `asked` is every request.
 
-    So many creates get no answer as `answers_lost` says, and those after them the refusal in `refuses_after_loss`.
+    What is created is kept as `admission` makes it. So many creates get no answer as `answers_lost` says, and those after them the refusal in `refuses_after_loss`.
     """
 
     def __init__(self) -> None:
@@ -164,6 +166,7 @@ class ScriptedKube:
         self.loses = ("/pods", "/leaderworkersets")
         self.refuses_after_loss: tuple[int, str, str] | None = None
         self.keeps = False
+        self.admission: Callable[[dict[str, Any]], None] = lambda _: None
         self._uid = 0
         kube = self
 
@@ -227,7 +230,7 @@ class ScriptedKube:
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         length = int(request.headers.get("content-length") or 0)
         body = json.loads(request.rfile.read(length)) if length else None
-        self.asked.append((request.command, url.path, query, body))
+        self.asked.append((request.command, url.path, query, copy.deepcopy(body)))
         status, answer = self._answer(request, url.path, query, body)
         if self.answers_lost and request.command == "POST" and url.path.endswith(self.loses):
             self.answers_lost -= 1
@@ -275,6 +278,8 @@ class ScriptedKube:
         name = body["metadata"]["name"]
         if (collection, name) in self.objects:
             return _refused(409, "AlreadyExists", f'{collection} "{name}" already exists')
+        if collection != "networkpolicies":
+            self.admission(body)
         made = self.add(collection, body, phase="Pending")
         if self.node is not None and collection == "pods":
             self.node.take(name)

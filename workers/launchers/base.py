@@ -13,6 +13,7 @@ from typing import Protocol
 from schemas.bundle import Bundle
 from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
+from workers.launchers.made import Made
 
 USER = "engine"
 """What engines of images are told that their user is called: its number has no name in most images."""
@@ -153,6 +154,12 @@ class Launcher(Protocol):
 
     def logs(self, launched: Launched | None, log_path: Path, lines: int) -> list[str]:
         """Return the last lines that the engine wrote, without control characters; also after its end."""
+
+    def made(self, launched: Launched, command: Command, workdir: Path, order: Order) -> Made | None:
+        """Return what the system that runs an engine says that it runs, held against what it was asked for.
+
+        None where the engine is a process of this machine, which says so itself, or where nobody tells now.
+        """
 
     def keep(self, launched: Launched, log_path: Path) -> None:
         """Bring what the engine wrote so far into its file, where it does not write there itself."""

@@ -13,9 +13,10 @@ from typing import Any
 
 from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
-from workers.launchers import container_command, passages
+from workers.launchers import container_command, container_made, passages
 from workers.launchers.base import Condition, Launched, LaunchFailed, Order, ProcessState
 from workers.launchers.container_command import ALONE, HOME, LABEL, PORT, Containers
+from workers.launchers.made import Made
 from workers.launchers.logs import LOG_CAP_BYTES, cleaned, tail
 from workers.launchers.passages import Passages
 from workers.launchers.proc import boot_id
@@ -57,6 +58,7 @@ class ContainerLauncher:
         self._containers = containers
         self._ended: dict[str, ProcessState] = {}
         self._logs: dict[str, Path] = {}
+        self._variables: dict[str, dict[str, str]] = {}
         self._lock = threading.Lock()
 
     def place(self, order: Order, workdir: Path, *, drain_seconds: float, parent_pid: int | None) -> Launch:
@@ -109,6 +111,7 @@ class ContainerLauncher:
         launched = _launched(found)
         with self._lock:
             self._logs[found["Id"]] = log_path
+            self._variables[found["Id"]] = container_command.variables(self._containers, command, order)
         return launched
 
     def adopt(self, pid: int, start_time_ticks: str, boot: str, handle: str | None = None) -> Launched | None:
@@ -170,6 +173,26 @@ class ContainerLauncher:
                 return cleaned(done.stdout, lines)
         return tail(log_path, lines)
 
+    def made(self, launched: Launched, command: Command, _workdir: Path, order: Order) -> Made | None:
+        """Return what the container engine says that it runs, held against what it was asked for."""
+        try:
+            found = None if launched.handle is None else self._inspect(launched.handle)
+        except EngineUnreachable:
+            return None
+        if found is None:
+            return None
+        # As it was made, which may have been by a runner that was set otherwise.
+        is_alone = (found.get("HostConfig") or {}).get("NetworkMode") == ALONE
+        with self._lock:
+            variables = self._variables.get(found["Id"])
+        return container_made.read(
+            found,
+            source=f"{Path(self._program).name} container inspect",
+            words=container_command.within(command, is_alone=is_alone),
+            image=order.bundle.engine.image or "none",
+            variables=variables,
+        )
+
     def keep(self, launched: Launched, log_path: Path) -> None:
         """Bring what a container wrote so far into a file."""
         try:
@@ -203,6 +226,7 @@ class ContainerLauncher:
             state = ProcessState(Condition.EXITED)
         with self._lock:
             self._ended[handle] = state
+            self._variables.pop(handle, None)
         return state
 
     def kill(self, launched: Launched) -> ProcessState:

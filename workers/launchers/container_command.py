@@ -8,7 +8,6 @@ the setting says which: `cdi` names devices (`nvidia.com/gpu=…`, podman, and d
 import csv
 import io
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -93,7 +92,7 @@ def run(containers: Containers, command: Command, order: Order, workdir: Path) -
     image = order.bundle.engine.image
     if image is None:
         raise ValueError("the bundle names no image")
-    program, *arguments = _within(containers, command)
+    program, *arguments = within(command, is_alone=containers.network == ALONE)
     return [
         *("run", "--detach", "--pull=never", f"--name={name(order, workdir)}"),
         *(f"--label={key}={value}" for key, value in labels(containers, order, workdir).items()),
@@ -106,7 +105,7 @@ def run(containers: Containers, command: Command, order: Order, workdir: Path) -
         # An image may name a signal that no driver knows as a wish to end, and a command that is run in it for ever.
         *("--stop-signal=SIGTERM", "--no-healthcheck"),
         *_log(),
-        *_variables(command.variables, _visible(containers, order)),
+        *(f"--env={key}={value}" for key, value in variables(containers, command, order).items()),
         f"--entrypoint={program}",
         image,
         *arguments,
@@ -157,8 +156,9 @@ def _visible(containers: Containers, order: Order) -> str:
     return ",".join(order.devices) if order.devices and containers.gpus == "runtime" else NO_ACCELERATOR
 
 
-def _within(containers: Containers, command: Command) -> tuple[str, ...]:
-    if containers.network != ALONE:
+def within(command: Command, *, is_alone: bool) -> tuple[str, ...]:
+    """Return the command line inside; without a network, what passes on stands before the driver's."""
+    if not is_alone:
         return command.argv
     return ("python3", "-I", "-S", PASSAGE, "inside", f"{REACH}/{passages.NAME}", str(PORT), *command.argv)
 
@@ -191,9 +191,11 @@ def _log() -> list[str]:
     return ["--log-driver=json-file", size, f"--log-opt=max-file={KEEPING.pieces + 1}"]
 
 
-def _variables(variables: Mapping[str, str], visible: str) -> list[str]:
+def variables(containers: Containers, command: Command, order: Order) -> dict[str, str]:
+    """Return the environment variables that a container is given."""
+    visible = _visible(containers, order)
     own = {"HOME": HOME, "TMPDIR": HOME, "LANG": "C.UTF-8", "USER": USER, "NVIDIA_VISIBLE_DEVICES": visible}
-    return [f"--env={key}={value}" for key, value in {**NO_PROXIES, **variables, **CACHES, **own}.items()]
+    return {**NO_PROXIES, **command.variables, **CACHES, **own}
 
 
 def ours(containers: Containers, workdir: Path | None = None) -> list[str]:

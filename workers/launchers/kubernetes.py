@@ -12,7 +12,7 @@ from typing import Any
 
 from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
-from workers.launchers import kube_state
+from workers.launchers import kube_made, kube_state
 from workers.launchers.base import Condition, Launched, LaunchFailed, Order, ProcessState
 from workers.launchers.kube_client import ClusterRefused, ClusterUnreachable, KubeClient
 from workers.launchers.kube_network import Policies, policy
@@ -27,6 +27,7 @@ from workers.launchers.kube_objects import (
     path_of,
 )
 from workers.launchers.logs import tail
+from workers.launchers.made import Made
 from workers.launchers.process import refused_variables
 from workers.launchers.unanswered import Unanswered
 
@@ -101,6 +102,7 @@ class KubernetesLauncher:
         self._members: dict[str, dict[str, str]] = {}
         self._ended: dict[str, ProcessState] = {}
         self._logs: dict[str, Path] = {}
+        self._asked: dict[str, dict[str, Any]] = {}
         self._live: set[Path] = set()
         self._policies = Policies(client, pods)
         self._unanswered = Unanswered()
@@ -147,6 +149,7 @@ class KubernetesLauncher:
         launched = self._launched(collection, made)
         with self._lock:
             self._logs[str(launched.handle)] = log_path
+            self._asked[str(launched.handle)] = body
         return launched
 
     def _close(self, body: dict[str, Any]) -> None:
@@ -252,6 +255,24 @@ class KubernetesLauncher:
         except ClusterUnreachable:
             return tail(log_path, lines)
 
+    def made(self, launched: Launched, command: Command, workdir: Path, order: Order) -> Made | None:
+        """Return what the cluster says that it runs, held against what it was asked for."""
+        place = _Handle.read(launched.handle)
+        if place is None:
+            return None
+        with self._lock:
+            asked = self._asked.get(str(place))
+        try:
+            body = asked or build(self.pods, command, order, workdir.name, is_live=True)[1]
+            found = self._client.get(place.path)
+            pods = [] if found is None or place.collection == "pods" else self._members_of(place, found)
+        except (ClusterRefused, ClusterUnreachable, LaunchFailed):
+            return None
+        if found is None or found["metadata"].get("uid") != place.uid:
+            return None
+        pairs, statuses = kube_made.pairs(body, found, pods)
+        return kube_made.read(pairs, statuses, is_whole=asked is not None)
+
     def keep(self, launched: Launched, log_path: Path) -> None:
         """Bring what the pod that answers wrote so far into a file."""
         place = _Handle.read(launched.handle)
@@ -285,6 +306,7 @@ class KubernetesLauncher:
         state = last if last.condition is Condition.EXITED else ProcessState(Condition.EXITED)
         with self._lock:
             self._ended[str(place)] = state
+            self._asked.pop(str(place), None)
         return state
 
     def kill(self, launched: Launched) -> ProcessState:
@@ -348,9 +370,12 @@ class KubernetesLauncher:
         except (ClusterRefused, ClusterUnreachable) as error:
             return ProcessState(Condition.UNKNOWN, reason=str(error))
 
-    def _look_at_group(self, place: _Handle, found: dict[str, Any]) -> ProcessState:
+    def _members_of(self, place: _Handle, found: dict[str, Any]) -> list[dict[str, Any]]:
         labels = {key: value for key, value in _labels(found).items() if key.startswith(GROUP)}
-        pods = self._client.listed(path_of(place.namespace, "pods"), labels)
+        return self._client.listed(path_of(place.namespace, "pods"), labels)
+
+    def _look_at_group(self, place: _Handle, found: dict[str, Any]) -> ProcessState:
+        pods = self._members_of(place, found)
         with self._lock:
             members = self._members.setdefault(str(place), {})
             return kube_state.read_group(pods, place.size, members)

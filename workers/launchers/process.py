@@ -242,6 +242,9 @@ class ProcessLauncher:
         """Return the last lines of its log."""
         return tail(log_path, lines)
 
+    def made(self, _launched: Launched, _command: Command, _workdir: Path, _order: Order) -> None:
+        """Return nothing: the kernel shows what the process runs."""
+
     def keep(self, _launched: Launched, _log_path: Path) -> None:
         """Do nothing: the engine writes to its file itself."""
 

@@ -10,7 +10,7 @@ import pytest
 from gates.dialects.llamacpp import LLAMACPP as DIALECT
 from gates.endpoint import Endpoint
 from schemas.problems import EngineFailed
-from schemas.runner import ReplicaState
+from schemas.runner import Agreement, ReplicaState
 from tests.support import chain
 from tests.support.folder_bundles import bundle as folder_bundle
 from tests.support.grounds import IMAGE, STAGED, chain_in_image, container_ground, kube_ground
@@ -116,6 +116,9 @@ def test_a_replica_is_loaded_warmed_ready_taken_over_drained_and_stopped(life, g
     launched = one.replica.start()
     ready = one.replica.wait_ready(BOOT_SECONDS)
     assert ready.identity.model_ids == ["chain"]
+    assert ready.findings == ()
+    compared = {row.item: row.outcome for row in ready.compared}
+    assert [compared[item] for item in ("arguments", "image", "variables", "confinement")] == [Agreement.EQUAL] * 4
     assert ready.address == one.replica.report("ready").address
     with urllib.request.urlopen(f"{one.replica.base_url}{DIALECT.health_path}", timeout=10) as health:
         assert health.status == 200
@@ -208,6 +211,23 @@ def test_how_far_an_engine_has_loaded_is_told_as_its_log_tells_it(ground, tmp_pa
         replica.wait_ready(BOOT_SECONDS, is_wanted=lambda: not told)
     replica.stop(grace_seconds=0.0)
     assert told == ["loading: 60 %"]
+
+
+@pytest.mark.parametrize("ground", ["kubernetes"], indirect=True)
+def test_a_pod_that_a_webhook_changed_does_not_get_ready_and_says_in_what(life, ground):
+    def admission(body):
+        body["spec"]["containers"][0]["env"][:] = [
+            {**one, "value": "/elsewhere"} if one["name"] == "XDG_CACHE_HOME" else one
+            for one in body["spec"]["containers"][0]["env"]
+        ]
+
+    ground.kube.admission = admission
+    problem = life().failure()
+    assert problem.members["cause"] == "identity_differs"
+    (finding,) = problem.members["findings"]
+    told = (finding["code"], finding["found"], finding["expected"])
+    assert told == ("variables-differ", "env.XDG_CACHE_HOME /elsewhere", "env.XDG_CACHE_HOME /tmp/.cache")
+    assert ground.left() == []
 
 
 @pytest.mark.parametrize("ground", ["kubernetes"], indirect=True)

@@ -33,9 +33,9 @@ class Wanted:
     """What one thing should be, as text, and what says so.
 
     `how` it is held against what the engine says: equal; least, a count that may be larger; version, which may have a
-    local part; names, of which none may be missing; words, of a command line; tail, the same, before which a wrapper's may
-    have stood; unread, files of which nothing is known. `step` is what the engine rounds a count up to. `enough` is the count under which not all
-    fits at once that should.
+    local part; names, of which none may be missing; words, of a command line; tail, the same, before which a wrapper's
+    may have stood; unread, files of which nothing is known. `step` is what the engine rounds a count up to. `enough` is
+    the count under which not all fits at once that should.
     """
 
     value: str

@@ -232,9 +232,7 @@ def ended(one: dict[str, Any], code: int) -> None:
     one["State"].update(Status="exited", Running=False, Pid=0, ExitCode=code)
 
 
-def made(
-    number: int, name: str, image: str, options: dict[str, list[str]], arguments: list[str]
-) -> dict[str, Any]:
+def made(number: int, name: str, image: str, options: dict[str, list[str]], arguments: list[str]) -> dict[str, Any]:
     """Return a new container as `inspect` shows it, with what is read of it."""
     is_alone = options.get("network") == ["none"]
     if is_alone and "publish" in options:

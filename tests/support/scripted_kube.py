@@ -151,7 +151,8 @@ class Node(Protocol):
 class ScriptedKube:
     """The server. `objects` is what there is, by collection and name; `asked` is every request.
 
-    What is created is kept as `admission` makes it. So many creates get no answer as `answers_lost` says, and those after them the refusal in `refuses_after_loss`.
+    What is created is kept as `admission` makes it. So many creates get no answer as `answers_lost` says, and those
+    after them the refusal in `refuses_after_loss`.
     """
 
     def __init__(self) -> None:

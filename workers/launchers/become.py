@@ -2,8 +2,8 @@
 
 `python -I -S become.py LIMITS DESCRIPTOR PROGRAM ARGUMENT…`, standard library only. LIMITS is JSON: `limits` by the
 names of setrlimit(2), `nice`, and `oom`, the kernel's preference for ending this one when memory runs out. Why the
-program could not be started is written to DESCRIPTOR, which closes when it could. No core is ever written, nor handed to
-a program: it would hold weights and requests.
+program could not be started is written to DESCRIPTOR, which closes when it could. No core is ever written, nor handed
+to a program: it would hold weights and requests.
 """
 
 import json

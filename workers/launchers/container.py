@@ -16,8 +16,8 @@ from workers.engines.base import Command, Launch
 from workers.launchers import container_command, container_made, passages
 from workers.launchers.base import Condition, Launched, LaunchFailed, Order, ProcessState
 from workers.launchers.container_command import ALONE, HOME, LABEL, PORT, Containers
-from workers.launchers.made import Made
 from workers.launchers.logs import LOG_CAP_BYTES, cleaned, tail
+from workers.launchers.made import Made
 from workers.launchers.passages import Passages
 from workers.launchers.proc import boot_id
 from workers.launchers.process import refused_variables

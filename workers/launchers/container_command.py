@@ -15,8 +15,8 @@ from typing import Literal
 from schemas.bundle import Bundle
 from workers.engines.base import Command
 from workers.launchers import passage, passages
-from workers.launchers.become import NO_CORE
 from workers.launchers.base import CACHES, NO_ACCELERATOR, USER, Limits, Order
+from workers.launchers.become import NO_CORE
 from workers.launchers.logs import KEEPING
 
 ROOT = Path("/bundle")

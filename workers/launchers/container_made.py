@@ -32,7 +32,9 @@ def read(
     findings.add("image", _different("", image, config.get("Image")))
     if variables is not None and isinstance(config.get("Env"), list):
         told = dict(one.partition("=")[::2] for one in config["Env"])
-        findings.add("variables", [one for key, value in variables.items() for one in _different(key, value, told.get(key))])
+        findings.add(
+            "variables", [one for key, value in variables.items() for one in _different(key, value, told.get(key))]
+        )
     confined = [one for key, value in _CONFINED.items() if key in host for one in _different(key, value, host[key])]
     findings.add("confinement", confined)
     return findings.made(there, words)

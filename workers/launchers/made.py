@@ -79,7 +79,9 @@ def differences(asked: object, told: object, place: str = "") -> Iterator[Differ
 
 
 def _key(members: list[Any]) -> str | None:
-    return next((by for by in _KEYS if members and all(isinstance(one, Mapping) and by in one for one in members)), None)
+    return next(
+        (by for by in _KEYS if members and all(isinstance(one, Mapping) and by in one for one in members)), None
+    )
 
 
 def as_text(value: object) -> str:

@@ -69,5 +69,5 @@ def test_pods_ask_for_names_where_a_node_s_cache_is_unless_a_setting_says_where(
         ({"kubernetes_resolvers": ""}, ()),
     ):
         assert launcher_of(settings(**told, **changes)).pods.resolvers == resolvers
-    with pytest.raises(ValidationError, match="10.0.0.0/8"):
+    with pytest.raises(ValidationError, match=r"10\.0\.0\.0/8"):
         settings(kubernetes_resolvers="10.0.0.0/8")

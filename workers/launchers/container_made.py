@@ -1,7 +1,7 @@
 """What a container engine says of a container, held against the command line that it was given.
 
 Source: `podman container inspect` and `docker container inspect`: `Config.Entrypoint` is a list, and a text to podman
-before 5; `HostConfig` has what confines it. What an image adds of its own, such as its variables, is part of its digest.
+before 5; `HostConfig` has what confines it. What an image adds of its own, as its variables, is part of its digest.
 """
 
 from collections.abc import Mapping, Sequence

@@ -134,7 +134,7 @@ def _resources(place: str, asked: Mapping[str, Any], told: Mapping[str, Any]) ->
     for kind in ("limits", "requests"):
         ours, there = asked.get(kind) or {}, told.get(kind) or {}
         for name in sorted({*ours, *there}):
-            # What is not asked for may be a namespace's default, but no accelerator: those have a vendor before a slash.
+            # What is not asked for may be a namespace's default, but no accelerator: those have a vendor and a slash.
             if name not in ours and ("/" not in name or name in (asked.get("limits") or {})):
                 continue
             if quantity(ours.get(name)) != quantity(there.get(name)):

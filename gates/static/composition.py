@@ -9,9 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gates.files.header import Header
+from gates.files.header import Array, Header
 from gates.files.refusal import FileRefused
 from gates.files.strict_json import load_object
+from gates.files.weights import header as read_header
+from gates.static import gguf_words
 from gates.static.declared import Adapter, Declared, declared_by
 from gates.static.flaw import Flaw, flaw
 from gates.static.listing import Entry, Listing, list_directory, list_named
@@ -155,7 +157,9 @@ class Part:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """What tokenizer.json and the files beside it say; None without a tokenizer.json that can be read."""
+        """What tokenizer.json and the files beside it say, or a GGUF file that has tokens; None without either."""
+        if (inside := self._gguf_tokenizer()) is not None:
+            return inside
         document = self.object("tokenizer.json")
         if not document:
             return None
@@ -165,6 +169,18 @@ class Part:
             self.object("special_tokens_map.json"),
             self.object("added_tokens.json"),
         )
+
+    def _gguf_tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer of the first GGUF file, whose header is read again for its tokens."""
+        header, name = self.gguf, next(iter(self.gguf_files), "")
+        tokens = None if header is None else header.metadata.get(gguf_words.TOKENS)
+        if not isinstance(tokens, Array) or not 0 < tokens.count <= gguf_words.MOST_TOKENS:
+            return None
+        entry = self.entries[name]
+        try:
+            return gguf_words.tokenizer_of(read_header(entry.place, entry.path, keep=gguf_words.KEPT))
+        except FileRefused:
+            return None  # it changed since it was read, which is told by itself
 
     @cached_property
     def templates(self) -> list[tuple[str, str]]:
@@ -311,7 +327,8 @@ class Composition:
         # A template that writes BOS shall be seen to write it, also where only the tokenizer's own processor names one.
         if "bos_token" not in found and words is not None and words.prefix:
             found["bos_token"] = words.texts.get(words.prefix[0], "")
-        return {**dict.fromkeys(names, ""), **found, **self.declared.template_arguments}
+        asked = self.declared.arguments.json("--default-chat-template-kwargs", "--chat-template-kwargs") or {}
+        return {**dict.fromkeys(names, ""), **found, **asked, **self.declared.template_arguments}
 
     @cached_property
     def quantization(self) -> Quantization | None:

@@ -78,17 +78,41 @@ class Arguments:
         return int(float(match[1]) * _SIZES[match[2]]) if match[2] else int(float(match[1]))
 
     def json(self, *names: str) -> dict[str, Any] | None:
-        """Return an argument that holds a JSON object."""
+        """Return an argument that holds a JSON object, with what `--name.key value` says of its keys one by one.
+
+        Source: vLLM's FlexibleArgumentParser.
+        """
         try:
             value = json.loads(self.get(*names) or "null")
         except ValueError:
-            return None
-        return value if isinstance(value, dict) else None
+            value = None
+        found: dict[str, Any] | None = value if isinstance(value, dict) else None
+        for place, word in enumerate(self.words):
+            given, _, said = word.partition("=")
+            start, _, path = given.partition(".")
+            if path and any(self._is(start, name) for name in names):
+                after = self.words[place + 1] if place + 1 < len(self.words) else ""
+                found = _with(found or {}, path.split("."), _parsed(said if "=" in word else after))
+        return found
 
     @staticmethod
     def _is(word: str, name: str) -> bool:
         given = word.split("=", 1)[0]
         return given == name or (given.startswith("--") and given.replace("_", "-") == name.replace("_", "-"))
+
+
+def _with(told: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return an object with a value at a path of keys."""
+    inner = told.get(path[0])
+    last = len(path) == 1
+    return {**told, path[0]: value if last else _with(inner if isinstance(inner, dict) else {}, path[1:], value)}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True, slots=True)

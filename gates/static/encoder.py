@@ -25,6 +25,8 @@ class Token:
     is_special: bool
     strips_left: bool = False
     strips_right: bool = False
+    stands_alone: bool = False
+    """Whether it only counts where no letter, digit or underscore touches it (`single_word`)."""
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -110,6 +112,7 @@ class Encoder:
         """
         if len(text) > MAX_TEXT:
             return None
+        without |= {token.text for token in self.added.values() if token.stands_alone and touches(token.text, text)}
         whole = {token.text: token.id for token in self.added.values() if token.text not in without} | dict(more or {})
         strips = any(token.strips_left or token.strips_right for token in self.added.values())
         if strips and any(
@@ -158,6 +161,11 @@ class Encoder:
             parts[place : place + 2] = [parts[place] + parts[place + 1]]
         numbers = [self.vocabulary.get(part) for part in parts]
         return None if None in numbers else [number for number in numbers if number is not None]
+
+
+def touches(token: str, text: str) -> bool:
+    """Say whether a token has a letter, digit or underscore beside it somewhere in a text."""
+    return re.search(rf"\w{re.escape(token)}|{re.escape(token)}\w", text) is not None
 
 
 def _cut(text: str, whole: Mapping[str, int]) -> list[tuple[str, int | None]]:

@@ -1,5 +1,6 @@
 """The conversations that a chat template is tried with, and what became of each."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +11,8 @@ from gates.files.templates import Case, Rendering, render_all
 QUESTION: Final = "ping"
 ANSWER: Final = "Sluicegate answers"
 SYSTEM: Final = "Sluicegate instructs"
+MARKER: Final = re.compile(r"<\|[^|<>\n]{1,40}\|>|<[｜][^<>\n]{1,40}[｜]>|</?(?:start|end)_of_turn>|\[/?INST\]")
+"""How families write where a turn begins and ends."""
 _LATER: Final = datetime(2031, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a template prints a clock on the wall
 _USER: Final = {"role": "user", "content": QUESTION}
 _ASSISTANT: Final = {"role": "assistant", "content": ANSWER}

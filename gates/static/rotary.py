@@ -122,32 +122,76 @@ def _sections(shape: Shape, told: Mapping[str, Any], pointer: str, file: str) ->
         yield _wrong(shape, file, f"{pointer}/mrope_section", says, sum(parts), turned // 2)
 
 
+_SAME = ("rope_type", "factor", "original_max_position_embeddings", "partial_rotary_factor")
+_LOCAL = "rope_local_base_freq"
+
+
 def _conflict(shape: Shape, file: str) -> Iterator[Flaw]:
-    rope = rope_of(shape)
-    top, new = rope["theta_top"], rope["theta_new"]
-    if top is not None and new is not None and top != new:
-        yield flaw(
-            "rope-format",
-            f"config.json says rope_theta {top:g} and rope_parameters.rope_theta {new:g}; libraries read one of them.",
-            file=file,
-            pointer=shape.at("rope_theta"),
-            found={"rope_theta": top, "rope_parameters.rope_theta": new},
-            expected="one value",
-        )
+    """Find settings that stand in the old place and in the new one, and say two things."""
+    text, rope = shape.text, rope_of(shape)
+    parameters = text.get("rope_parameters")
+    if not isinstance(parameters, dict):
+        return
+    full, local = (parameters.get(kind) for kind in ("full_attention", "sliding_attention"))
+    new: Mapping[str, Any] = full if isinstance(full, dict) else parameters
+    old = text.get("rope_scaling")
+    pairs = [("rope_theta", rope["theta_top"], rope["theta_new"])]
+    if isinstance(local, dict) and _LOCAL in text:
+        pairs.append((_LOCAL, text[_LOCAL], local.get("rope_theta")))
+    if isinstance(old, dict) and old and not any(isinstance(one, dict) for one in old.values()):
+        pairs += [(f"rope_scaling.{key}", _said(old, key), _said(new, key)) for key in _SAME]
+    elif (part := text.get("partial_rotary_factor")) is not None:
+        pairs.append(("partial_rotary_factor", part, new.get("partial_rotary_factor")))
+    for name, top, inner in pairs:
+        if top is not None and inner is not None and top != inner:
+            said = name.rpartition(".")[2].replace(_LOCAL, "sliding_attention.rope_theta")
+            yield flaw(
+                "rope-format",
+                f"config.json says {name} {_shown(top)} and rope_parameters.{said} {_shown(inner)}; libraries read one "
+                "of them.",
+                file=file,
+                pointer=shape.at(name.replace(".", "/")),
+                found={name: top, f"rope_parameters.{said}": inner},
+                expected="one value",
+            )
+
+
+def _said(told: Mapping[str, Any], key: str) -> Any:
+    value = told.get(key, told.get("type", "default") if key == "rope_type" else None)
+    return {"su": "longrope"}.get(value, value) if isinstance(value, str) else value
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _place(c: Composition, shape: Shape, file: str) -> Iterator[Flaw]:
     """Find settings that stand where the image's library does not look."""
     rope, version = rope_of(shape), c.rules.library("transformers")
-    new = rope["theta_new"]
-    is_old = version is not None and is_within(version, "<5.0.0.dev0")
-    if is_old and new is not None and rope["theta_top"] is None and new != _OLD_THETA:
+    if version is None or not is_within(version, "<5.0.0.dev0"):
+        return
+    said = f"transformers {version} in the engine's image reads"
+    scaling = shape.text.get("rope_scaling")
+    inner = scaling.get("rope_theta") if isinstance(scaling, dict) else None
+    new, where = rope["theta_new"], "rope_parameters/rope_theta"
+    if new is None and type(inner) in (int, float):
+        new, where = inner, "rope_scaling/rope_theta"
+    usual = shape.family.get("defaults", {}).get("rope_theta", _OLD_THETA)
+    if new is not None and rope["theta_top"] is None and new != usual:
         yield flaw(
             "rope-format",
-            f"transformers {version} in the engine's image reads rope_theta at the top level only, and would run with "
-            f"{_OLD_THETA} in place of {new:g}.",
+            f"{said} rope_theta at the top level only, and would run with {usual:g} in place of {new:g}.",
             file=file,
-            pointer=shape.at("rope_parameters/rope_theta"),
-            found={"theta": _OLD_THETA, "transformers": version},
+            pointer=shape.at(where),
+            found={"theta": usual, "transformers": version},
             expected={"theta": new},
+        )
+    elif rope["in_parameters"] and rope["type"] != "default" and not scaling:
+        yield flaw(
+            "rope-format",
+            f"{said} the rotary scaling in rope_scaling only, and would run without that of the type {rope['type']}.",
+            file=file,
+            pointer=shape.at("rope_parameters"),
+            found={"type": "default", "transformers": version},
+            expected={"type": rope["type"], "factor": rope["factor"]},
         )

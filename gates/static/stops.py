@@ -5,7 +5,9 @@ from typing import Any
 
 from gates.static.composition import Composition, Part
 from gates.static.flaw import Flaw, flaw
-from gates.static.probes import ANSWER
+from gates.static.gguf_words import ENDINGS, stops_of
+from gates.static.probes import ANSWER, MARKER
+from gates.static.words import Tokenizer
 from schemas.result import Severity
 
 
@@ -14,6 +16,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     part = c.model
     if part.gguf is not None:
         yield from _gguf(c)
+        yield from _turn_end(c, sources_of(part), _known_to_gguf(c))
         return
     sources = sources_of(part)
     if not any(sources[name] for name in ("config", "generation", "tokenizer")):
@@ -29,6 +32,8 @@ def check(c: Composition) -> Iterator[Flaw]:
 
 def sources_of(part: Part) -> dict[str, list[int]]:
     """Return the stop ids that each file names: config, generation, tokenizer."""
+    if part.gguf is not None:
+        return {"config": [], "generation": [], "tokenizer": stops_of(part.gguf.metadata)}
     words = part.tokenizer
     named = None
     if words is not None:
@@ -73,6 +78,14 @@ def effective_stops(c: Composition, sources: dict[str, list[int]]) -> list[int] 
     return sorted(found)
 
 
+def _known_to_gguf(c: Composition) -> list[int]:
+    """Return the ids at which llama.cpp stops: those of the header, and the tokens that it knows by their text."""
+    part, words = c.model, c.model.tokenizer
+    by_text = [number for text, number in ({} if words is None else words.ids).items() if text in ENDINGS]
+    told = {} if part.gguf is None else part.gguf.metadata
+    return sorted({*stops_of(told), *by_text})
+
+
 def _disagreement(c: Composition, sources: dict[str, list[int]], effective: list[int] | None) -> Iterator[Flaw]:
     wanted = set(sources["config"]) | set(sources["generation"]) | set(sources["tokenizer"])
     lost = sorted(wanted - set(effective)) if effective is not None else []
@@ -114,18 +127,22 @@ def _braced(ids: list[int]) -> str:
 
 
 def _override(c: Composition, sources: dict[str, list[int]]) -> Flaw | None:
-    """Find a launch override that takes the generation config's stop ids away."""
+    """Find a launch override that takes the generation config's stop ids away, or names fewer of them."""
     name = "--override-generation-config"
     override = c.declared.arguments.json(name)
-    if override is None or "eos_token_id" in override or not c.rules.get("override_drops_stops"):
+    if not override:
         return None
-    kept = set(sources["tokenizer"])
+    names_some = override.get("eos_token_id") is not None
+    if "eos_token_id" not in override and not c.rules.get("override_drops_stops"):
+        return None
+    kept = {*sources["tokenizer"], *_ids(override.get("eos_token_id"))}
     lost = sorted(set(sources["generation"] or sources["config"]) - kept)
     if not lost:
         return None
+    said = f"names {_braced(_ids(override['eos_token_id']))}" if names_some else "names no stop id"
     return flaw(
         "stop-set-overridden",
-        f"{name} takes the place of the whole generation config, and the stop ids {_braced(lost)} are lost.",
+        f"{name} takes the place of the whole generation config and {said}: the stop ids {_braced(lost)} are lost.",
         pointer=name,
         found={"override": override, "effective": sorted(kept)},
         expected={"stops": sorted(kept | set(lost))},
@@ -142,6 +159,7 @@ def _turn_end(c: Composition, sources: dict[str, list[int]], effective: list[int
     after = text.split(ANSWER, 1)[1].lstrip()
     ends = [token for token in words.added if after.startswith(token)]
     if not ends:
+        yield from _strange_end(seen.file, words, after, sources, effective)
         return
     end = max(ends, key=len)
     number = words.added[end].id
@@ -156,6 +174,30 @@ def _turn_end(c: Composition, sources: dict[str, list[int]], effective: list[int
         pointer="/eos_token_id",
         found={"token": end, "id": number, "stops": sorted(everywhere)},
         expected={"stops": sorted(everywhere | {number})},
+    )
+
+
+def _strange_end(
+    file: str, words: Tokenizer, after: str, sources: dict[str, list[int]], effective: list[int] | None
+) -> Iterator[Flaw]:
+    """Find a marker that a template ends an answer with, and that no token is: a model never learnt to stop there.
+
+    Where a stop follows it, the answer ends at that one, and the marker is plain text.
+    """
+    marker = MARKER.match(after)
+    if marker is None or words.id_of(marker[0]) is not None or marker[0] in words.added_file:
+        return
+    everywhere = {one for ids in sources.values() for one in ids} | set(effective or ())
+    if any(words.texts.get(number, "\0") in after for number in everywhere):
+        return
+    yield flaw(
+        "turn-end-not-a-stop",
+        f"{file} ends an answer with {marker[0]!r}, which is no token of the tokenizer, so that nothing stops there.",
+        file=file,
+        pointer="/eos_token_id",
+        found={"token": marker[0], "id": None, "stops": sorted(everywhere)},
+        expected="a token at which the engine stops",
+        advice="Use the template that belongs to this tokenizer, or the tokenizer that has the token.",
     )
 
 

@@ -8,13 +8,23 @@ from gates.files.templates import TemplateRefused
 from gates.static import stops
 from gates.static.composition import TOOL_TEMPLATE, Composition
 from gates.static.flaw import Flaw, flaw
-from gates.static.probes import ANSWER, FURTHER, QUESTION, SYSTEM, Renderings
+from gates.static.probes import ANSWER, FURTHER, MARKER, QUESTION, SYSTEM, Renderings
 from schemas.bundle import Feature
 from schemas.result import Severity
 
-_OPENING = re.compile(r"<(think|thinking|thought|reasoning|seed:think)>|\[THINK\]")
-_CLOSING = re.compile(r"</(think|thinking|thought|reasoning|seed:think)>|\[/THINK\]")
-_MARKER = re.compile(r"<\|[^|<>\n]{1,40}\|>|<[｜][^<>\n]{1,40}[｜]>|</?(?:start|end)_of_turn>|\[/?INST\]")
+_TAGS = "think|thinking|thought|thoughts|reasoning|reason|scratchpad|[a-z]+[:_]think"
+_OPENING = re.compile(
+    rf"(?i:<({_TAGS})>)|\[THINK\]|◁think▷|<\|(begin_of_thought|START_THINKING|think|thinking)\|>"
+    r"|<\|channel\|?>(analysis|thought)|<unused94>thought"
+)
+_CLOSING = re.compile(
+    rf"(?i:</({_TAGS})>)|\[/THINK\]|◁/think▷|<\|(end_of_thought|END_THINKING|/think|/thinking)\|>|<channel\|>|<unused95>"
+)
+"""How families open their reasoning, and how they close it.
+
+Source: the parsers of vLLM's reasoning/ and SGLang's reasoning_parser.py, and the templates of Kimi, Command A, Gemma 4,
+LongCat, MedGemma and gpt-oss.
+"""
 
 
 _BROKEN = frozenset({"template-syntax", "template-time", "template-memory", "template-too-large", "template-crashed"})
@@ -159,9 +169,9 @@ def _generation(seen: Renderings) -> Iterator[Flaw]:
         return
     before = history.split(ANSWER, 1)[0].rpartition(QUESTION)[2]
     tail = plain.rpartition(QUESTION)[2]
-    opening = _MARKER.findall(before)
+    opening = MARKER.findall(before)
     # A template that writes anything for add_generation_prompt knows where the model begins.
-    if opening and len(_MARKER.findall(tail)) < len(opening) and plain == seen.text("closed"):
+    if opening and len(MARKER.findall(tail)) < len(opening) and plain == seen.text("closed"):
         yield flaw(
             "generation-prompt-missing",
             f"{seen.file} opens the assistant's turn with {before.strip()!r} in a conversation, and ends a question "
@@ -237,20 +247,25 @@ def _reasoning(c: Composition, seen: Renderings) -> Iterator[Flaw]:
     opened = max(_OPENING.finditer(tail), key=lambda one: one.start(), default=None)
     if opened is None or _CLOSING.search(tail, opened.end()):
         return
-    flag = c.rules.get("reasoning_flag")
-    given = c.declared.arguments.get(flag) if flag else None
-    if given or c.declared.reasoning_parser:
-        return
-    tag = opened[0]
-    if flag is None and c.engine is not None:
-        return  # an engine that finds the reasoning by the template itself
+    flag, also, off = (c.rules.get(f"reasoning_{name}") for name in ("flag", "also", "off"))
+    arguments = c.declared.arguments
+    is_off = bool(off) and arguments.get(off[0]) == off[1]
+    named = c.declared.reasoning_parser or (flag and arguments.get(flag))
+    if not is_off and ((named and (not also or arguments.has(also))) or (flag is None and c.engine is not None)):
+        return  # it is named, or the engine finds the reasoning by the template itself, or nothing is known of it
+    tag, wanted = opened[0], also if named and also else flag
+    lack = f"{c.engine} in this version has none" if flag is False else "no reasoning parser is named"
+    if is_off:
+        wanted, lack = off[0], f"{off[0]} {off[1]} leaves it in the answer"
+    elif named and also:
+        lack = f"without {also} the parser {named} is not used"
     yield flaw(
         "reasoning-parser-missing",
-        f"{seen.file} ends a question inside an open {tag}, and no reasoning parser is named: answers will begin with "
-        "bare reasoning and a closing tag.",
+        f"{seen.file} ends a question inside an open {tag}, and {lack}: answers will begin with bare reasoning and a "
+        "closing tag.",
         severity=Severity.INFO if c.engine is None else Severity.BLOCK,
         file=seen.file,
-        pointer=flag,
-        found={"generation_prompt": text[-60:], "parser": None},
-        expected={"argument": flag},
+        pointer=wanted or None,
+        found={"generation_prompt": text[-60:], "parser": named or None},
+        expected={"argument": wanted or None},
     )

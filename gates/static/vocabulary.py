@@ -6,7 +6,9 @@ from typing import Any
 
 from gates.static import names
 from gates.static.composition import Composition, Part
-from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
+from gates.static.encoder import touches
+from gates.static.flaw import MAX_ITEMS, Flaw, Where, flaw, listed
+from gates.static.gguf_words import ENDINGS, TYPES, stops_of
 from gates.static.words import SPECIAL_KEYS, Tokenizer, special_texts
 from schemas.bundle import Feature
 from schemas.result import Severity
@@ -23,10 +25,11 @@ def check(c: Composition) -> Iterator[Flaw]:
     words = c.model.tokenizer
     if words is None:
         return
-    rows = embedding_rows(c.model)
-    if rows is not None:
-        yield from _beyond(c, words, rows)
-    yield from _unknown(c.model, words, rows)
+    if c.model.gguf is None:
+        rows = embedding_rows(c.model)
+        if rows is not None:
+            yield from _beyond(c, words, rows)
+        yield from _unknown(c.model, words, rows)
     yield from _split(c, words)
     yield from _bos(c, words)
 
@@ -37,7 +40,8 @@ def embedding_rows(part: Part) -> int | None:
     start = names.embedding(tensors)
     if start is not None and len(tensors[start].tensor.shape) == 2:
         return tensors[start].tensor.shape[0]
-    return part.shape.vocabulary
+    gguf = (tensor for header in part.gguf_files.values() for tensor in header.tensors)
+    return next((one.shape[0] for one in gguf if one.name == "token_embd.weight"), part.shape.vocabulary)
 
 
 def _presence(c: Composition) -> Iterator[Flaw]:
@@ -104,7 +108,8 @@ def _beyond(c: Composition, words: Tokenizer, rows: int) -> Iterator[Flaw]:
 
 def _unknown(part: Part, words: Tokenizer, rows: int | None) -> Iterator[Flaw]:
     """Find special tokens that loading would append after the last id."""
-    following = words.size
+    yield from _decoded(part, words, rows)
+    following = words.size + len(words.only_decoded)
     for file, told in (("special_tokens_map.json", words.special_map), ("tokenizer_config.json", words.config)):
         for text in special_texts(told):
             if words.id_of(text) is not None or text in words.added_file:
@@ -133,6 +138,23 @@ def _unknown(part: Part, words: Tokenizer, rows: int | None) -> Iterator[Flaw]:
             )
 
 
+def _decoded(part: Part, words: Tokenizer, rows: int | None) -> Iterator[Flaw]:
+    """Find tokens of tokenizer_config.json alone: loading appends them in order, whatever ids they have there."""
+    for number, (text, told) in enumerate(sorted(words.only_decoded.items(), key=lambda one: one[1]), words.size):
+        outside = rows is not None and number >= rows
+        if not outside and number == told:
+            continue
+        yield flaw(
+            "special-token-unknown",
+            f"{part.path('tokenizer_config.json')} gives {text!r} the id {told}, and tokenizer.json lacks it; loading "
+            f"would append it as id {number}" + (f", and {number} >= {rows}." if outside else "."),
+            file=part.path("tokenizer_config.json"),
+            pointer=f"/added_tokens_decoder/{told}",
+            found={"token": text, "id": number, "says": told},
+            expected={"rows": rows},
+        )
+
+
 # ------------------------------------------------------------------------------------------------- one token
 
 
@@ -144,22 +166,30 @@ def _split(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
     used |= {text for key in SPECIAL_KEYS if (text := words.named(key)) in words.vocabulary and text not in words.added}
     stops = _stop_ids(c.model)
     used |= {text for text, number in words.vocabulary.items() if number in stops and text not in words.added}
-    for text in sorted(used):
-        pieces = words.encoder.ids(text)
-        number = words.vocabulary[text]
+    touched = {one.text for one in words.added.values() if one.stands_alone and touches(one.text, rendered)}
+    for text in sorted(used | touched):
+        pieces = words.encoder.ids(text, without=frozenset(touched))
+        number = words.ids[text]
         if pieces == [number] or (pieces is None and not _MARK.fullmatch(text)):
             continue
+        mended = c.model.gguf is not None and text in ENDINGS
         restored = words.restored.get(text)
         counts = _counts(c, words, text)
+        lack = "counts only where it stands alone" if text in touched else "is no added token"
         said = "pieces" if pieces is None else f"{len(pieces)} tokens"
         yield flaw(
             "marker-split",
-            f"{text!r} has the id {number} and is no added token, so that it becomes {said}"
+            f"{text!r} has the id {number} and {lack}, so that it becomes {said}"
             + (f"; the prompt grows from {counts[0]} to {counts[1]} tokens" if counts else "")
-            + (f". Only {restored} names it, which some engines do not read." if restored else "."),
-            severity=Severity.WARN if restored else Severity.BLOCK,
-            file=c.model.path("tokenizer.json"),
-            pointer="/added_tokens",
+            + (
+                ". Only llama.cpp mends that, by its text."
+                if mended
+                else f". Only {restored} names it, which some engines do not read."
+                if restored
+                else "."
+            ),
+            severity=Severity.WARN if restored or mended else Severity.BLOCK,
+            **_of_added(c.model),
             found={
                 "token": text,
                 "id": number,
@@ -169,6 +199,13 @@ def _split(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
             },
             expected={"pieces": 1, "prompt_tokens": counts[0] if counts else None},
         )
+
+
+def _of_added(part: Part) -> Where:
+    """Return where a part says which tokens are never split."""
+    if part.gguf is not None:
+        return {"file": part.path(next(iter(part.gguf_files))), "pointer": TYPES}
+    return {"file": part.path("tokenizer.json"), "pointer": "/added_tokens"}
 
 
 def _rendered(c: Composition) -> str:
@@ -183,11 +220,13 @@ def _counts(c: Composition, words: Tokenizer, text: str) -> tuple[int, int] | No
     if prompt is None or text not in prompt:
         return None
     split = words.encoder.ids(prompt)
-    whole = words.encoder.ids(prompt, more={text: words.vocabulary[text]})
+    whole = words.encoder.ids(prompt, more={text: words.ids[text]})
     return None if split is None or whole is None else (len(whole), len(split))
 
 
 def _stop_ids(part: Part) -> set[int]:
+    if part.gguf is not None:
+        return set(stops_of(part.gguf.metadata))
     found: set[int] = set()
     for told in (part.config, part.shape.text, part.object("generation_config.json")):
         value = told.get("eos_token_id")
@@ -211,7 +250,7 @@ def _bos(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
     twice = None if plain is None else words.prefix + plain
     features = c.declared.features
     proven = c.rules.get("chat_adds_special_tokens") is False and features is not None
-    quiet = proven and Feature.COMPLETIONS.value not in (features or ())
+    quiet = (proven or c.rules.get("chat_strips_bos") is True) and Feature.COMPLETIONS.value not in (features or ())
     yield flaw(
         "double-bos",
         f"{seen.file} writes {first!r}, and the tokenizer puts it before every text"

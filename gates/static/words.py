@@ -7,7 +7,11 @@ from typing import Any
 from gates.static.encoder import Encoder, Token
 
 SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_LISTS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
+# Classes that write BOS by add_bos_token, whatever the post-processor is. Source: update_post_processor of transformers.
+_BY_FLAG = frozenset(
+    f"{name}Tokenizer{fast}" for name in ("Llama", "CodeLlama", "Gemma", "Cohere") for fast in ("", "Fast")
+)
 
 
 class Tokenizer:
@@ -89,6 +93,20 @@ class Tokenizer:
                 return int(number)
         return None
 
+    @cached_property
+    def only_decoded(self) -> dict[str, int]:
+        """Tokens that tokenizer_config.json's decoder has and tokenizer.json lacks: text → the id that it says."""
+        decoder = self.config.get("added_tokens_decoder")
+        return {
+            one["content"]: int(number)
+            for number, one in (decoder.items() if isinstance(decoder, dict) else ())
+            if isinstance(one, dict)
+            and isinstance(one.get("content"), str)
+            and one["content"] not in self.ids
+            and str(number).isascii()
+            and str(number).isdigit()
+        }
+
     def named(self, key: str) -> str | None:
         """Return the text of a special token that tokenizer_config.json or special_tokens_map.json names."""
         for told in (self.config, self.special_map):
@@ -104,7 +122,8 @@ class Tokenizer:
         """Ids that encoding a text with special tokens puts before it."""
         told = _prefix(self.document.get("post_processor"))
         found = [self.id_of(text) for text in told]
-        if not told and self.config.get("add_bos_token") is True and "post_processor" not in self.document:
+        by_flag = self.config.get("tokenizer_class") in _BY_FLAG or "post_processor" not in self.document
+        if not told and self.config.get("add_bos_token") is True and by_flag:
             found = [self.id_of(self.named("bos_token"))]
         return [one for one in found if one is not None]
 
@@ -128,7 +147,8 @@ def _token(told: Mapping[str, Any]) -> Token | None:
     text, number = told.get("content"), told.get("id")
     if not isinstance(text, str) or not text or type(number) is not int:
         return None
-    return Token(text, number, told.get("special") is True, told.get("lstrip") is True, told.get("rstrip") is True)
+    flags = (told.get(name) is True for name in ("special", "lstrip", "rstrip", "single_word"))
+    return Token(text, number, *flags)
 
 
 def _prefix(processor: object) -> list[str]:

@@ -68,9 +68,7 @@ def adds_bos(told: Mapping[str, Any]) -> bool:
     said = told.get("tokenizer.ggml.add_bos_token")
     if isinstance(said, bool):
         return said
-    return (
-        told.get("tokenizer.ggml.model") in _BOS_BY_DEFAULT or told.get("tokenizer.ggml.pre") in _BOS_BY_PATTERN
-    )
+    return told.get("tokenizer.ggml.model") in _BOS_BY_DEFAULT or told.get("tokenizer.ggml.pre") in _BOS_BY_PATTERN
 
 
 def stops_of(told: Mapping[str, Any]) -> list[int]:

@@ -159,7 +159,9 @@ def _of_header(c: Composition) -> Iterator[tuple[str, Origin]]:
 
 def _of_words(c: Composition, inferred: Mapping[str, Any]) -> Iterator[tuple[str, Origin]]:
     part = c.model
-    yield "/tokenizer", file(part.path("tokenizer.json"))
+    header = next((part.path(name) for name in part.gguf_files), None)
+    inside = None if header is None else file(header, "tokenizer.ggml.tokens")
+    yield "/tokenizer", inside or file(part.path("tokenizer.json"))
     if c.template is not None:
         _, path = c.template
         is_json = path.endswith(".json")
@@ -173,6 +175,8 @@ def _of_words(c: Composition, inferred: Mapping[str, Any]) -> Iterator[tuple[str
         yield f"/stops/{name}", file(part.path(path), pointer) if part.has(path) else {"by": "default"}
     words = next((one for one in ("tokenizer_config.json", "tokenizer.json") if part.has(one)), None)
     yield "/stops/tokenizer", {"by": "default"} if words is None else file(part.path(words), "/eos_token")
+    if header is not None:
+        yield "/stops/tokenizer", file(header, "tokenizer.ggml.eos_token_id")
     yield "/stops/effective", {"by": "derived", "pointer": "/stops"}
     if part.gguf is None:
         told, place = part.object("generation_config.json"), part.path("generation_config.json")

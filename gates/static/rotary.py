@@ -176,7 +176,7 @@ def _place(c: Composition, shape: Shape, file: str) -> Iterator[Flaw]:
     new, where = rope["theta_new"], "rope_parameters/rope_theta"
     if new is None and type(inner) in (int, float):
         new, where = inner, "rope_scaling/rope_theta"
-    usual = shape.family.get("defaults", {}).get("rope_theta", _OLD_THETA)
+    usual = table("rotary")["theta_by_default"].get(shape.model_type, _OLD_THETA)
     if new is not None and rope["theta_top"] is None and new != usual:
         yield flaw(
             "rope-format",

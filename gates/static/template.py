@@ -22,8 +22,8 @@ _CLOSING = re.compile(
 )
 """How families open their reasoning, and how they close it.
 
-Source: the parsers of vLLM's reasoning/ and SGLang's reasoning_parser.py, and the templates of Kimi, Command A, Gemma 4,
-LongCat, MedGemma and gpt-oss.
+Source: the parsers of vLLM's reasoning/ and SGLang's reasoning_parser.py, and the templates of Kimi, Command A,
+Gemma 4, LongCat, MedGemma and gpt-oss.
 """
 
 

@@ -172,8 +172,9 @@ def _split(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
         number = words.ids[text]
         if pieces == [number] or (pieces is None and not _MARK.fullmatch(text)):
             continue
-        mended = c.model.gguf is not None and text in ENDINGS
-        restored = words.restored.get(text)
+        is_gguf = c.model.gguf is not None
+        mended = is_gguf and text in ENDINGS
+        restored = None if is_gguf else words.restored.get(text)
         counts = _counts(c, words, text)
         lack = "counts only where it stands alone" if text in touched else "is no added token"
         said = "pieces" if pieces is None else f"{len(pieces)} tokens"

@@ -8,7 +8,7 @@ from gates.static.encoder import Encoder, Token
 
 SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
-# Classes that write BOS by add_bos_token, whatever the post-processor is. Source: update_post_processor of transformers.
+# Classes that write BOS by add_bos_token, whatever the post-processor is. Source: update_post_processor, transformers.
 _BY_FLAG = frozenset(
     f"{name}Tokenizer{fast}" for name in ("Llama", "CodeLlama", "Gemma", "Cohere") for fast in ("", "Fast")
 )

@@ -18,7 +18,8 @@ from typing import IO, Final
 
 FAULTS: Final = ("tests/faults", "tests/workers/embedded", "tests/workers/test_rollout.py")
 RUNNER: Final = (
-    *("tests/engines", "tests/gates/files", "tests/gates/placement", "tests/gates/sources", "tests/workers/launchers"),
+    *("tests/bench", "tests/cases", "tests/engines", "tests/gates/files", "tests/gates/placement", "tests/gates/sources"),
+    "tests/workers/launchers",
     *(
         f"tests/workers/test_{part}.py"
         for part in ("agent", "evaluation", "holds", "launcher", "live", "pauses", "quarantines", "runner", "staging")
@@ -26,17 +27,21 @@ RUNNER: Final = (
 )
 BESIDE: Final = {"what is killed and comes back": FAULTS, "runners, engines and files": RUNNER}
 """Sessions that run beside the others, by what they are about."""
-TIMED: Final = ("tests/gates", "tests/workers", "tests/journeys")
+TIMED: Final = (
+    "tests/journeys",
+    *(f"tests/gates/test_{part}.py" for part in ("load", "machine", "pulse", "rollback")),
+    *(f"tests/workers/test_{part}.py" for part in ("llamacpp_server", "recording", "rehearsal", "vitals")),
+    *("tests/workers/demo/test_traffic.py", "tests/workers/traffic"),
+)
+"""What a busy machine would make slow, and what judges that it was slow: it runs last, alone."""
 MOST_AGAIN: Final = 3
 """Tests of all sessions that are run once more. Where more have failed, it was not the machine."""
 
 
-def others(root: Path) -> list[str]:
-    """Return every other place with tests, so that a new one is run without being named here."""
-    named = {*(place for places in BESIDE.values() for place in places), *TIMED}
-    found = (path for path in sorted((root / "tests").iterdir()) if path.is_dir() or path.name.startswith("test_"))
-    places = (path.relative_to(root).as_posix() for path in found if path.name != "__pycache__")
-    return [place for place in places if place not in named]
+def others() -> list[str]:
+    """Return the arguments for every other test, so that a new one is run without being named here."""
+    named = [*(place for places in BESIDE.values() for place in places), *TIMED]
+    return ["tests", *(f"--ignore={place}" for place in named)]
 
 
 class Session:
@@ -84,7 +89,7 @@ def together(memory: Path) -> tuple[list[Session], list[int]]:
         told = {name: files.enter_context(tempfile.TemporaryFile()) for name in BESIDE}
         beside = [Session(places, memory / name, told[name]) for name, places in BESIDE.items()]
         try:
-            other = Session(others(Path(__file__).parents[1]), memory / "others")
+            other = Session(others(), memory / "others")
             statuses = [other.finish()]
         finally:
             ended = [session.finish() for session in beside]
@@ -102,8 +107,7 @@ def main() -> int:
         memory = Path(folder)
         sessions, statuses = together(memory)
         print("\nWhat measures time, alone:", flush=True)
-        elsewhere = [place for places in BESIDE.values() for place in places]
-        timed = Session([*TIMED, *(f"--ignore={place}" for place in elsewhere)], memory / "timed")
+        timed = Session(TIMED, memory / "timed")
         statuses.append(timed.finish())
         return again([*sessions, timed], statuses, memory / "again")
 

@@ -289,13 +289,14 @@ def test_every_test_is_in_one_session_of_the_suite():
     def among(file, places):
         return sum(file.is_relative_to(ROOT / place) for place in places)
 
+    everywhere, *left_out = suite.others()
+    ignored = [one.removeprefix("--ignore=") for one in left_out]
     files = list(ROOT.glob("tests/**/test_*.py"))
     assert files
     for file in files:
-        beside = sum(among(file, places) for places in suite.BESIDE.values())
-        # What runs beside the others is left out where the rest of its folder runs.
-        alone = among(file, suite.TIMED) if not beside else 0
-        assert beside + alone + among(file, suite.others(ROOT)) == 1, file
+        named = sum(among(file, places) for places in (*suite.BESIDE.values(), suite.TIMED))
+        rest = among(file, [everywhere]) - min(1, among(file, ignored))
+        assert named + rest == 1, file
 
 
 def test_every_place_that_the_suite_names_is_there():

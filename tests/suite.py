@@ -18,7 +18,7 @@ from typing import IO, Final
 
 FAULTS: Final = ("tests/faults", "tests/workers/embedded", "tests/workers/test_rollout.py")
 RUNNER: Final = (
-    *("tests/bench", "tests/cases", "tests/engines", "tests/gates/files", "tests/gates/placement", "tests/gates/sources"),
+    *(f"tests/{part}" for part in ("bench", "cases", "engines", "gates/files", "gates/placement", "gates/sources")),
     "tests/workers/launchers",
     *(
         f"tests/workers/test_{part}.py"

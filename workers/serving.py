@@ -19,6 +19,7 @@ from gates.booted.comparison import Comparison
 from gates.dialects.base import Dialect, Malformed, Request, parse_metrics
 from gates.dialects.table import dialect_of
 from gates.environment import Environment, EnvironmentAltered, NotInstalled
+from gates.plain import NO_AUTHORITY
 from schemas.bundle import Bundle, Feature
 from schemas.failures import Cause
 from schemas.problems import EngineFailed
@@ -373,7 +374,9 @@ class Replica:
     def identity(self) -> EngineIdentity:
         """Return what really booted, as the engine tells it. Raises EngineFailed when it does not."""
         try:
-            response = httpx.get(self.base_url + self.dialect.models_path, timeout=10.0, trust_env=False)
+            response = httpx.get(
+                self.base_url + self.dialect.models_path, timeout=10.0, trust_env=False, verify=NO_AUTHORITY
+            )
             models = self.dialect.read_models(response.json())
         except (httpx.HTTPError, Malformed, ValueError) as error:
             self.fail_when_ended()
@@ -549,7 +552,7 @@ class Replica:
     def _is_healthy(self) -> bool:
         try:
             url = self.base_url + self.dialect.health_path
-            return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
+            return httpx.get(url, timeout=5.0, trust_env=False, verify=NO_AUTHORITY).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -560,7 +563,7 @@ class Replica:
         """Return the engine's counter that moves while it works for anybody; None when it cannot be read in time."""
         try:
             url = self.base_url + self.dialect.metrics_path
-            page = httpx.get(url, timeout=timeout_seconds, trust_env=False).text
+            page = httpx.get(url, timeout=timeout_seconds, trust_env=False, verify=NO_AUTHORITY).text
             return parse_metrics(page).get(self.dialect.metrics.progress or "")
         except (httpx.HTTPError, Malformed):
             return None
@@ -578,7 +581,7 @@ class Replica:
     def _post(self, request: Request, timeout_seconds: float) -> Answer:
         try:
             url = self.base_url + request.path
-            response = httpx.post(url, json=request.body, timeout=timeout_seconds, trust_env=False)
+            response = httpx.post(url, json=request.body, timeout=timeout_seconds, trust_env=False, verify=NO_AUTHORITY)
         except httpx.TimeoutException:
             return Answer(Outcome.TIMEOUT, f"no answer after {timeout_seconds:g} s")
         except httpx.HTTPError as error:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from gates.plain import NO_AUTHORITY
 from registry import evidence
 from registry.api.__main__ import database_share
 from registry.api.app import KEPT_FOR_READERS
@@ -51,7 +52,7 @@ def wait_until_ready(process, url):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if httpx.get(f"{url}/readyz", trust_env=False).status_code == 200:
+            if httpx.get(f"{url}/readyz", trust_env=False, verify=NO_AUTHORITY).status_code == 200:
                 return
         except httpx.TransportError:
             time.sleep(0.1)
@@ -65,7 +66,9 @@ def test_the_process_serves_logs_one_object_a_line_and_ends_when_told(committed)
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until_ready(process, url)
-        answer = httpx.get(f"{url}/v1/me", headers={"authorization": f"Bearer {token}"}, trust_env=False)
+        answer = httpx.get(
+            f"{url}/v1/me", headers={"authorization": f"Bearer {token}"}, trust_env=False, verify=NO_AUTHORITY
+        )
         assert answer.json()["role"] == "engineer"
     finally:
         process.send_signal(signal.SIGTERM)

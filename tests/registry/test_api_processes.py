@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from gates.plain import NO_AUTHORITY
 from registry.api import processes
 from tests.registry.test_api_process import environment, free_port, start, wait_until_ready
 from tests.support.api import make_tokens
@@ -45,7 +46,9 @@ def until(condition):
 
 
 def caller(url, token):
-    return httpx.Client(base_url=url, headers={"authorization": f"Bearer {token}"}, trust_env=False, timeout=30)
+    return httpx.Client(
+        base_url=url, headers={"authorization": f"Bearer {token}"}, trust_env=False, timeout=30, verify=NO_AUTHORITY
+    )
 
 
 def established(child, port):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+import certifi
 import pytest
 
 from registry.client import Client, transport
@@ -18,8 +19,10 @@ from schemas.evidence import Kind
 from schemas.policy import Policy
 from schemas.problems import PROBLEMS
 from schemas.suite import GoldenSuite
+from tests.support.certificates import certify
 from tests.support.factories import WEIGHTS, bundle_body, golden_body, policy_body
 from tests.support.scripted_http import ScriptedHttp, answer
+from tests.support.secured import secured
 
 VERSION = json.dumps({"name": "sluicegate", "version": "0.1.0", "interface": "v1"}).encode()
 
@@ -34,6 +37,25 @@ def scripted(script, **options):
 def closed_port() -> str:
     with ScriptedHttp(lambda asked: None) as gone:
         return gone.url
+
+
+# ------------------------------------------------------------------------------------------------------ TLS
+
+
+def test_with_tls_the_known_authorities_are_believed_and_nobody_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(transport, "RETRY_PAUSES_SECONDS", ())
+    certificate, key = certify(tmp_path, "127.0.0.1")
+    with (
+        ScriptedHttp(lambda asked: answer(200, VERSION)) as http,
+        secured(certificate, key, int(http.url.rpartition(":")[2])) as port,
+    ):
+        url = f"https://127.0.0.1:{port}"
+        with Client(url, "token") as client, pytest.raises(problems.Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            client.version()
+        assert http.asked == []
+        monkeypatch.setattr(certifi, "where", lambda: str(certificate))
+        with Client(url, "token") as client:
+            assert client.version().name == "sluicegate"
 
 
 # ------------------------------------------------------------------------------------------------- refusals

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from gates.plain import NO_AUTHORITY
 from registry import auth, cursors, db, projects
 from registry.api import bell, events
 from registry.client import Client
@@ -239,10 +240,13 @@ def test_a_stream_ends_with_its_token(committed, monkeypatch):
         assert isinstance(watcher.problem, problems.Unauthenticated)
         assert len(watcher.seen) == THERE + 1
         runner = httpx.get(
-            f"{api.url}/v1/events", headers={"authorization": f"Bearer {api.tokens['runner']}"}, trust_env=False
+            f"{api.url}/v1/events",
+            headers={"authorization": f"Bearer {api.tokens['runner']}"},
+            trust_env=False,
+            verify=NO_AUTHORITY,
         )
         assert runner.status_code == 403
-        assert httpx.get(f"{api.url}/v1/events", trust_env=False).status_code == 401
+        assert httpx.get(f"{api.url}/v1/events", trust_env=False, verify=NO_AUTHORITY).status_code == 401
 
 
 def test_a_quiet_stream_says_that_it_lives_and_where_it_is(committed, monkeypatch):

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select, update
 
+from gates.plain import NO_AUTHORITY
 from registry import housekeeping, uploads
 from registry.client import Client
 from registry.client.uploads import Uploader
@@ -295,7 +296,11 @@ def test_an_upload_goes_on_after_the_service_was_killed_and_through_another_proc
     ports = free_port(), free_port()
     processes = [start(environment(service), "--port", str(port)) for port in ports]
     one, two = (
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"authorization": f"Bearer {tokens['ci']}"})
+        httpx.Client(
+            base_url=f"http://127.0.0.1:{port}",
+            headers={"authorization": f"Bearer {tokens['ci']}"},
+            verify=NO_AUTHORITY,
+        )
         for port in ports
     )
     try:

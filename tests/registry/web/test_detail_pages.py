@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from gates.plain import NO_AUTHORITY
 from registry.web.rendering import lasted
 from schemas.problems import PROBLEMS
 from schemas.result import Verdict
@@ -16,7 +17,7 @@ from tests.support.scene import Scene
 
 @pytest.fixture
 def visit(scene: Scene) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=scene.api.url, trust_env=False, timeout=30) as client:
+    with httpx.Client(base_url=scene.api.url, trust_env=False, timeout=30, verify=NO_AUTHORITY) as client:
         client.post("/login", data={"token": scene.api.tokens["viewer"], "next": "/"})
         yield client
 
@@ -80,7 +81,7 @@ def test_the_page_of_a_problem_leads_on(scene, visit, kind):
     assert 'href="/targets"' in page
     assert "Log out" in page
     assert set(re.findall(r'href="/problems/([a-z-]+)"', page)) == set(PROBLEMS) - {kind}
-    with httpx.Client(base_url=scene.api.url, trust_env=False) as stranger:
+    with httpx.Client(base_url=scene.api.url, trust_env=False, verify=NO_AUTHORITY) as stranger:
         page = stranger.get(f"/problems/{kind}").text
     assert 'href="/login"' in page
     assert "Log out" not in page

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from gates.plain import NO_AUTHORITY
 from registry import alias_patterns, aliases, db, quarantine, releases, runners
 from registry.auth import Actor
 from registry.service import Service
@@ -46,7 +47,10 @@ FINGERPRINT = {
 @pytest.fixture
 def visit(committed: Service) -> Iterator[httpx.Client]:
     """A browser that has logged in as an engineer."""
-    with Api(committed) as api, httpx.Client(base_url=api.url, trust_env=False, timeout=30) as client:
+    with (
+        Api(committed) as api,
+        httpx.Client(base_url=api.url, trust_env=False, timeout=30, verify=NO_AUTHORITY) as client,
+    ):
         client.post("/login", data={"token": api.tokens["engineer"], "next": "/"})
         client.headers["x-token"] = api.tokens["runner"]
         yield client
@@ -87,7 +91,7 @@ def walk(visit: httpx.Client, address: str) -> list[str]:
 
 def test_nothing_is_shown_to_who_has_not_logged_in(committed, actor):
     release = started_release(committed, actor)
-    with Api(committed) as api, httpx.Client(base_url=api.url, trust_env=False) as stranger:
+    with Api(committed) as api, httpx.Client(base_url=api.url, trust_env=False, verify=NO_AUTHORITY) as stranger:
         for path in (
             "/",
             f"/releases/{release}",

@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
+from gates.plain import NO_AUTHORITY
 from registry import releases
 from registry.auth import Actor
 from registry.service import Service
@@ -137,7 +138,10 @@ def log_in(api: Api, client: httpx.Client, onward: str) -> httpx.Response:
 def test_a_person_logs_in_and_sees_why_a_release_went_back(here: World) -> None:
     release = rolled_back(here)
     address = f"/releases/{release}"
-    with Api(here.service) as api, httpx.Client(base_url=api.url, follow_redirects=False) as browser:
+    with (
+        Api(here.service) as api,
+        httpx.Client(base_url=api.url, follow_redirects=False, verify=NO_AUTHORITY) as browser,
+    ):
         sent = browser.get(address)
         assert (sent.status_code, sent.headers["location"]) == (303, f"/login?next={address}")
         wrong = browser.post("/login", data={"token": "slg_wrong", "next": address})
@@ -168,12 +172,12 @@ def test_a_person_logs_in_and_sees_why_a_release_went_back(here: World) -> None:
 
 @pytest.mark.parametrize("onward", ["//elsewhere.test/", "https://elsewhere.test/", "/\\elsewhere.test"])
 def test_a_login_never_sends_its_visitor_elsewhere(api: Api, onward: str) -> None:
-    with httpx.Client(base_url=api.url) as browser:
+    with httpx.Client(base_url=api.url, verify=NO_AUTHORITY) as browser:
         assert log_in(api, browser, onward).headers["location"] == "/"
 
 
 def test_a_runner_s_token_opens_no_page(api: Api) -> None:
-    with httpx.Client(base_url=api.url) as browser:
+    with httpx.Client(base_url=api.url, verify=NO_AUTHORITY) as browser:
         refused = browser.post("/login", data={"token": api.tokens["runner"], "next": "/"})
     assert refused.status_code == 401
 
@@ -184,7 +188,10 @@ def test_a_page_of_a_release_under_way_says_what_it_waits_for(here: World) -> No
     here.until_phase(release, Phase.GATED)
     with here.service.database.transaction() as session:
         releases.pause(session, here.service, here.actor, release, Act(reason="freeze until Monday"))
-    with Api(here.service) as api, httpx.Client(base_url=api.url, follow_redirects=True) as browser:
+    with (
+        Api(here.service) as api,
+        httpx.Client(base_url=api.url, follow_redirects=True, verify=NO_AUTHORITY) as browser,
+    ):
         log_in(api, browser, "/")
         page = browser.get(f"/releases/{release}").text
     assert "gated" in page

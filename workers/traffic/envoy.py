@@ -16,6 +16,7 @@ import contextlib
 import copy
 import http.client
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -84,6 +85,7 @@ class EnvoyGateway:
         self.heartbeat = directory / "controller.beat"
         self.notice = directory / "controller_lost.json"
         self.require: Callable[[], None] = lambda: None
+        self.reach_seconds = math.inf
 
     def under(self, require: Callable[[], None]) -> Self:
         """Return the same gateway for a caller whose right to change it may end.
@@ -93,6 +95,12 @@ class EnvoyGateway:
         """
         mine = copy.copy(self)
         mine.require = require
+        return mine
+
+    def within(self, seconds: float) -> Self:
+        """Return the same gateway for a caller who waits only so long for a replica to be reached."""
+        mine = copy.copy(self)
+        mine.reach_seconds = seconds
         return mine
 
     def initialise(self) -> None:
@@ -121,8 +129,9 @@ class EnvoyGateway:
     def apply(self, split: Split) -> Applied:
         """Put a split in force; return when Envoy has acknowledged it and answered under it.
 
-        An arm that gains weight must pass Envoy's health check first. Clusters are added before the routes that
-        name them and removed after. Repeating the call confirms and changes nothing.
+        An arm that gains weight must pass Envoy's health check first; while it does not, others may change the gateway.
+        Clusters are added before the routes that name them and removed after. Repeating the call confirms and changes
+        nothing.
 
         Raises:
             StaleRevision: the target has a newer split, or another one of this revision.
@@ -134,25 +143,32 @@ class EnvoyGateway:
                 answers again.
             GatewayDown, GatewayBusy: as NotAcknowledged, or before anything was written.
         """
-        with locked(self.lock):
-            self._refuse_when_held()
-            before = self._load()
-            current = before.splits.get(split.target)
-            if split == current and self._live_version() == before.version:
-                return self._confirm(before, split, since=time.monotonic())
-            if current is not None and split != current and split.revision <= current.revision:
-                raise StaleRevision(f"{split.target} is at revision {current.revision}, not below {split.revision}")
-            after = before.shifted(split)
-            _refuse_repointing(before, after)
-            self._add_clusters(before, after)
-            try:
-                self._await_health(split, current)
-                applied = self._publish(after, split)
-            except (ArmNotHealthy, Rejected, NotAcknowledged, GatewayDown):
-                self._write_all(before.changed(version=f"r{after.revision + 1}", revision=after.revision + 1))
-                raise
-            self._retire_clusters(after)
-            return applied
+        return self._once_reached(partial(self._apply, split))
+
+    def _apply(self, split: Split, is_last: bool) -> Applied | None:
+        """Put a split in force, under the lock; None where an arm is not reached yet, and it is not the last try."""
+        self._refuse_when_held()
+        before = self._load()
+        current = before.splits.get(split.target)
+        if split == current and self._live_version() == before.version:
+            return self._confirm(before, split, since=time.monotonic())
+        if current is not None and split != current and split.revision <= current.revision:
+            raise StaleRevision(f"{split.target} is at revision {current.revision}, not below {split.revision}")
+        after = before.shifted(split)
+        _refuse_repointing(before, after)
+        self._add_clusters(before, after)
+        had = {arm.cluster: arm.weight_bp for arm in current.arms} if current else {}
+        # Another replica's arm gains all of its weight.
+        gaining = [arm for arm in split.arms if arm.weight_bp > had.get(arm.cluster, 0)]
+        try:
+            if not self._is_reached(gaining, before, is_last=is_last):
+                return None
+            applied = self._publish(after, split)
+        except (Rejected, NotAcknowledged, GatewayDown):
+            self._write_all(before.changed(version=f"r{after.revision + 1}", revision=after.revision + 1))
+            raise
+        self._retire_clusters(after)
+        return applied
 
     def prepare_rollback(self, target: str, arms: tuple[Arm, ...], *, silence_seconds: float = SILENCE_SECONDS) -> None:
         """Render where a target goes back to, and keep that current until it is restored or discarded.
@@ -167,26 +183,44 @@ class EnvoyGateway:
             ArmNotHealthy: an arm that is none of the present split is not reached; what was prepared stays.
             ClusterRepointed, GatewayHeld, NotAcknowledged, Rejected, GatewayDown, GatewayBusy.
         """
-        with locked(self.lock):
-            self._refuse_when_held()
-            self.require()
-            before = self._load()
-            Split(target, 1, arms)  # refuses what is no split
-            rollback = Rollback(arms, silence_seconds)
-            if before.rollbacks.get(target) == rollback and self.is_prepared(target) and self.is_prepared(EVERY_TARGET):
-                return
-            after = before.changed(version=before.version, rollbacks={**before.rollbacks, target: rollback})
-            _refuse_repointing(before, after)
-            self._add_clusters(before, after)
-            current = before.splits.get(target)
-            known = {arm.cluster for arm in current.arms} if current else set()
-            try:
-                # A way back is never pointed away from what serves to what nobody reaches.
-                self._await_reached([arm for arm in arms if known and arm.weight_bp and arm.cluster not in known])
-            except ArmNotHealthy:
-                self._retire_clusters(before)
-                raise
-            self._write_desired(after)
+        Split(target, 1, arms)  # refuses what is no split
+        self._once_reached(partial(self._prepare_rollback, target, Rollback(arms, silence_seconds)))
+
+    def _prepare_rollback(self, target: str, rollback: Rollback, is_last: bool) -> bool | None:
+        """Keep a way back, under the lock; None where an arm is not reached yet, and it is not the last try."""
+        self._refuse_when_held()
+        self.require()
+        before = self._load()
+        if before.rollbacks.get(target) == rollback and self.is_prepared(target) and self.is_prepared(EVERY_TARGET):
+            return True
+        after = before.changed(version=before.version, rollbacks={**before.rollbacks, target: rollback})
+        _refuse_repointing(before, after)
+        self._add_clusters(before, after)
+        current = before.splits.get(target)
+        known = {arm.cluster for arm in current.arms} if current else set()
+        # A way back is never pointed away from what serves to what nobody reaches.
+        others = [arm for arm in rollback.arms if known and arm.weight_bp and arm.cluster not in known]
+        if not self._is_reached(others, before, is_last=is_last):
+            return None
+        self._write_desired(after)
+        return True
+
+    def _once_reached(self, attempt: Callable[[bool], T | None]) -> T:
+        """Attempt something under the lock, again and again until it is done, and free the lock in between.
+
+        `attempt` is told whether it is the last time, and returns None as long as Envoy does not reach an arm.
+        """
+        deadline, pause = time.monotonic() + min(self.reach_seconds, self.deadline_seconds), 0.002
+        while True:
+            is_last = time.monotonic() >= deadline
+            with locked(self.lock):
+                done = attempt(is_last)
+            if done is not None:
+                return done
+            if is_last:
+                raise RuntimeError("the last attempt neither ended nor failed")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
 
     def discard_rollback(self, target: str) -> None:
         """Forget where a target would go back to, after its release was promoted for good. Repeating is harmless."""
@@ -427,13 +461,17 @@ class EnvoyGateway:
         write_atomically(self._routes, _bytes(document))
 
     def _add_clusters(self, before: Desired, after: Desired) -> None:
-        """Make every cluster of the next state known to Envoy, besides those of the present one."""
-        both = envoy_config.clusters(after.version, [*self._arms(before), *self._arms(after)])
-        known = envoy_config.cluster_names(json.loads(self._clusters.read_bytes()))
-        if envoy_config.cluster_names(both) <= known:
+        """Make every cluster of the next state known to Envoy, besides those of the present one.
+
+        What is known already stays until something is retired: somebody else may wait for a replica to be reached.
+        """
+        # Added and retired again it is another version each time, so that what is acknowledged is this document.
+        version = f"r{after.revision}.{time.monotonic_ns()}"
+        both = envoy_config.clusters(version, [*self._arms(before), *self._arms(after)])
+        names, known = envoy_config.cluster_names(both), json.loads(self._clusters.read_bytes())
+        if names <= envoy_config.cluster_names(known):
             return
-        if after.version == before.version:  # a rollback is prepared: routes stay as they are, clusters do not
-            both["version_info"] = f"r{after.revision}"
+        both["resources"] += [each for each in known["resources"] if each["name"] not in names]
         baseline = self.admin.stats(_CLUSTERS_STATS)
         write_atomically(self._clusters, _bytes(both))
         self._acknowledge(_CLUSTERS_STATS, both["version_info"], baseline)
@@ -445,15 +483,25 @@ class EnvoyGateway:
         if envoy_config.cluster_names(document) != known:
             write_atomically(self._clusters, _bytes(document))
 
-    def _await_health(self, split: Split, current: Split | None) -> None:
-        """Wait until every arm that gains weight, or is another replica's now, passes Envoy's health check."""
-        had = {arm.cluster: arm.weight_bp for arm in current.arms} if current else {}
-        self._await_reached([arm for arm in split.arms if arm.weight_bp > had.get(arm.cluster, 0)])
+    def _is_reached(self, arms: Sequence[Arm], before: Desired, *, is_last: bool) -> bool:
+        """Tell whether every arm passes Envoy's health check. The last time it raises, and what was added goes again.
 
-    def _await_reached(self, arms: Sequence[Arm]) -> None:
+        Raises:
+            ArmNotHealthy, GatewayDown.
+        """
         for arm in arms:
-            if not any(self._looks(partial(self.admin.is_healthy, arm.cluster))):
+            try:
+                if self.admin.is_healthy(arm.cluster):
+                    continue
+            except GatewayDown:
+                if is_last:
+                    raise
+                return False
+            if is_last:
+                self._retire_clusters(before)
                 raise ArmNotHealthy(f"{arm.name} at {arm.address} does not pass the gateway's health check")
+            return False
+        return True
 
     def _publish(self, after: Desired, split: Split) -> Applied:
         document = self._render_routes(after)

@@ -8,6 +8,7 @@ import signal
 import socketserver
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from scipy.stats import binomtest
@@ -221,6 +222,26 @@ def test_an_ill_arm_gets_no_traffic(tmp_path, engines, running, stable):
     assert gateway.desired(TARGET) == split(1, arm("stable", stable.address, 10_000))
     wait_until(gateway.is_in_force)
     assert ask_many(running.url(), 20).engines == {"stable": 20}
+
+
+def test_other_targets_move_while_one_waits_for_a_replica_to_be_reached(running, engines, stable):
+    ill, other = engines("ill", Script(is_healthy=False)), engines("other")
+    gateway = running.gateway
+    gateway.apply(split(1, arm("stable", stable.address, 10_000)))
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(gateway.apply, split(2, *shares(stable, ill, 5_000)))
+        wait_until(lambda: shares(stable, ill, 5_000)[1].cluster in gateway.admin.clusters())
+        for revision in range(1, 4):
+            moved = split(revision, arm("stable", other.address, 10_000, target="other@prod"), target="other@prod")
+            gateway.apply(moved)
+        gateway.prepare_rollback("other@prod", moved.arms)
+        gateway.restore("other@prod")
+        assert not waits.done()
+        assert gateway.desired(TARGET) == split(1, arm("stable", stable.address, 10_000))
+        ill.script.is_healthy = True
+        assert waits.result().split == split(2, *shares(stable, ill, 5_000))
+    assert ask_many(running.url("other@prod"), 5).engines == {"other": 5}
+    assert set(ask_many(running.url(), 40).engines) == {"stable", "ill"}
 
 
 def test_envoy_itself_refuses_a_ghost_cluster_and_keeps_what_it_has(running, stable):

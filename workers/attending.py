@@ -36,7 +36,7 @@ class Attendant:
             dead_seconds: how long one of its processes stands still before the engine is dead.
         """
         self.failure: EngineFailed | None = None
-        self._replica = replica
+        self.replica = replica
         self._ends = ends
         self._dead_seconds = dead_seconds
         self._is_over = threading.Event()
@@ -51,29 +51,35 @@ class Attendant:
         self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
     ) -> None:
         """Look once more, and end."""
+        if self._is_over.is_set():
+            return
+        self.leave()
+        if self.failure is None and self.replica.process_id() is not None:
+            self._look_for_ranks()
+
+    def leave(self) -> None:
+        """Look no more: the replica is about to end as it should."""
         self._is_over.set()
         self._thread.join()
-        if self.failure is None and self._replica.process_id() is not None:
-            self._look_for_ranks()
 
     def require_answer(self) -> None:
         """Return when the engine generates, as one that other requests keep busy does. Raises EngineFailed."""
-        probe = self._replica.probe(ANSWER_SECONDS)
+        probe = self.replica.probe(ANSWER_SECONDS)
         if probe.is_alive:
             return
-        if self._replica.failure is not None:
-            raise EngineFailed(probe.detail, cause=str(self._replica.failure))
-        raise self._replica.fail(Cause.ENGINE_DEAD, f"no completion once the gate was over: {probe.detail}")
+        if self.replica.failure is not None:
+            raise EngineFailed(probe.detail, cause=str(self.replica.failure))
+        raise self.replica.fail(Cause.ENGINE_DEAD, f"no completion once the gate was over: {probe.detail}")
 
     def _run(self) -> None:
         since: float | None = None
         seen = time.monotonic()
         while self.failure is None and not self._is_over.wait(LOOK_SECONDS):
-            if (pid := self._replica.process_id()) is None:
+            if (pid := self.replica.process_id()) is None:
                 return  # the gate's own requests tell
             self._look_for_ranks()
             now = time.monotonic()
-            stands = next((one for one in (pid, *(rank.pid for rank in self._replica.ranks)) if is_stopped(one)), None)
+            stands = next((one for one in (pid, *(rank.pid for rank in self.replica.ranks)) if is_stopped(one)), None)
             # Of the time in which this process stood still itself nothing is known.
             since = None if stands is None else now if since is None or now - seen > self._dead_seconds else since
             seen = now
@@ -82,12 +88,12 @@ class Attendant:
                 self._lose(Cause.ENGINE_DEAD, f"{told or 'a process of it'} is stopped for {now - since:.0f} s")
 
     def _look_for_ranks(self) -> None:
-        if (gone := self._replica.lost_rank()) is not None:
-            cause = Cause.OUT_OF_MEMORY if self._replica.ran_short_of_memory() else Cause.RANK_LOST
+        if (gone := self.replica.lost_rank()) is not None:
+            cause = Cause.OUT_OF_MEMORY if self.replica.ran_short_of_memory() else Cause.RANK_LOST
             self._lose(cause, f"{gone} ended while the engine ran on")
 
     def _lose(self, cause: Cause, detail: str) -> None:
         if self._ends:
-            self.failure = self._replica.fail(cause, detail)
+            self.failure = self.replica.fail(cause, detail)
         else:
             self.failure = EngineFailed(f"{cause}: {detail}", cause=str(cause))

@@ -6,7 +6,7 @@ or memory for two of them, says nothing about either bundle, and the gate is err
 
 import contextlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gates import catalog, rollback
@@ -19,6 +19,7 @@ from schemas.failures import Cause, is_transient
 from schemas.problems import DigestMismatch, EngineFailed, NotFound
 from schemas.result import GateResult
 from workers import drill
+from workers.attending import Attendant
 from workers.boot import (
     STOP_SECONDS,
     EngineMismatch,
@@ -61,17 +62,29 @@ def run(
 
     Raises:
         JobEnded: the job was over before.
+        EngineFailed: a process of an engine was lost, or stood still, and nobody had asked for that.
         Problem, OSError: the service or the disk failed, which says nothing about a bundle.
     """
-    started = time.monotonic()
+    stack = contextlib.ExitStack()
+    engines = _Engines(site, lease, stack, replica, boot_seconds)
+    result, raw = _run(context, engines, stack)
+    if (lost := engines.lost()) is not None:
+        # What was measured of a dead engine says nothing.
+        lease.check()
+        raise EngineFailed(f"during the gate {GATE}: {lost.detail}", **lost.members)
+    return result, raw
+
+
+def _run(context: GateContext, engines: "_Engines", stack: contextlib.ExitStack) -> tuple[GateResult, bytes]:
+    started, site, lease = time.monotonic(), engines.site, engines.lease
     records: Records
     try:
-        with contextlib.ExitStack() as stack:
-            engines = _Engines(site, lease, stack, replica, boot_seconds)
+        with stack:
+            engines.attend(engines.candidate)
             made = stack.enter_context(
                 drill.stage(
                     site.data_dir / "engines" / f"{lease.job}-gateway",
-                    candidate=_side(replica),
+                    candidate=_side(engines.candidate),
                     accepted=engines.first(),
                     engines=engines,
                 )
@@ -102,6 +115,21 @@ class _Engines:
     accepted: Replica | None = None
     bundle: Bundle | None = None
     boots: int = 0
+    attended: list[Attendant] = field(default_factory=list)
+
+    def attend(self, replica: Replica) -> None:
+        """Look at an engine's processes until it is ended, and end all of it when one of them is lost."""
+        self.attended.append(self.stack.enter_context(Attendant(replica)))
+
+    def lost(self) -> EngineFailed | None:
+        """Return how the first engine failed that did so unasked; None when none has."""
+        return next((one.failure for one in self.attended if one.failure is not None), None)
+
+    def _leave(self, replica: Replica) -> None:
+        """Look no more at an engine that is to end."""
+        for one in self.attended:
+            if one.replica is replica:
+                one.leave()
 
     def first(self) -> Side | None:
         """Boot the accepted bundle; None when the target has accepted nothing yet. Raises NoWayBack."""
@@ -118,10 +146,12 @@ class _Engines:
         return self._boot(self.bundle)
 
     def kill_candidate(self) -> None:
+        self._leave(self.candidate)
         self.candidate.crash("ended by the rollback drill")
 
     def stop_accepted(self) -> None:
         if self.accepted is not None:
+            self._leave(self.accepted)
             self.accepted.stop(grace_seconds=STOP_SECONDS)
 
     def boot_accepted(self) -> Side:
@@ -163,6 +193,7 @@ class _Engines:
                 ) from failure
             tail = failure.members.get("log_tail") or []
             raise NoWayBack(no_way_back("boot", failure.detail, bundle=bundle.digest, log_tail=tail)) from failure
+        self.attend(replica)
         self.accepted = replica
         return _side(replica)
 

@@ -1,5 +1,8 @@
 """The rollback drill as a runner does it, with the bundle that a target has accepted."""
 
+import os
+import signal
+
 import pytest
 
 from registry.storage.local import LocalBlobs
@@ -7,7 +10,13 @@ from schemas.problems import InvalidDocument
 from tests.support import chain, factories, phases
 from tests.support.outage import door
 from tests.support.runners import QUICK_GATES, is_running, result, until
+from tests.support.split_engine import split
+from tests.support.split_server import TITLE
 from workers import rehearsal
+from workers.engines.llamacpp import LLAMACPP
+from workers.engines.table import DRIVERS
+from workers.launchers.proc import PROC
+from workers.vitals import ranks
 
 OTHER = {chain.token("H"): chain.token("e"), chain.token("e"): 4}
 GATES = ["integrity", "rollback"]
@@ -117,6 +126,24 @@ def test_a_drill_that_is_no_longer_wanted_ends_with_both_engines_and_the_router(
     assert "rollback" not in [one["gate"] for one in done.results]
     assert not is_running(bench.replica(run)["pid"])
     assert list(engines.iterdir()) == []
+
+
+def test_b18_a_rank_that_the_accepted_engine_loses_during_a_drill_ends_it_and_is_no_verdict(bench, policy, monkeypatch):
+    monkeypatch.setitem(DRIVERS, LLAMACPP.name, split(token_seconds=0.01))
+    accept(bench, policy, bench.bundle("good"))
+    run = drill(bench, policy)
+    until(lambda: list((bench.settings().data_dir / "engines").glob("*-gateway/envoy.log")), what="a private router")
+    found = ranks(os.getpid(), TITLE)
+    (lost,) = [one.pid for one in found if b"-accepted-" in (PROC / str(one.pid) / "environ").read_bytes()]
+    os.kill(lost, signal.SIGKILL)
+
+    def is_told():
+        failed = [one.body["detail"] for one in bench.entries(run) if one.kind == "attempt_errored"]
+        return any("during the gate rollback: rank_lost" in one for one in failed)
+
+    until(is_told, what="the failure")
+    bench.unwant(run)
+    assert "rollback" not in [one["gate"] for one in bench.done(run).results]
 
 
 def test_without_a_target_there_is_nothing_to_go_back_to(bench, policy):

@@ -14,7 +14,7 @@ from packaging.version import InvalidVersion, Version
 from gates.static.rules import capability
 from schemas.bundle import Bundle, Role
 from schemas.common import Closed, Digest, Integer, Positive, ShortText
-from schemas.runner import Accelerator, Fingerprint, LauncherName
+from schemas.runner import SPEAKS, Accelerator, Fingerprint, LauncherName
 
 BEFORE_BOOT = frozenset({"integrity", "static", "placement"})
 """Gates that read files and start no engine: they run on any machine of the class."""
@@ -106,6 +106,8 @@ class Offer:
     engines: Collection[str]
     environments: Mapping[str, str] = field(default_factory=dict)
     launcher: LauncherName = "process"
+    speaks: int = SPEAKS
+    """Version of claims that its runner understands; 0 for one from before there were versions."""
 
     def __str__(self) -> str:
         groups: dict[str, int] = {}
@@ -138,6 +140,8 @@ def obstacles(needs: Needs, offer: Offer) -> list[str]:
     if found:
         return found
     machine = offer.fingerprint
+    if not offer.speaks and needs.count + needs.beside.count:
+        return ["its version is older, and gives one engine the accelerators of both; bring the runner up to date"]
     if positions(needs, machine) is None:
         return [f"it has {offer}, and a drill takes what both bundles do at once"]
     if not has_memory(needs, machine, 0):

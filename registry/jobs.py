@@ -299,7 +299,8 @@ def _wake_target(session: Session, job: JobRow) -> None:
     at = db.now(session)
     for release in session.scalars(
         select(ReleaseRow).where(
-            ReleaseRow.target_id == job.target_id, ReleaseRow.phase.in_([Phase.APPROVED, Phase.CANARY, Phase.PROMOTED])
+            ReleaseRow.target_id == job.target_id,
+            ReleaseRow.phase.in_([Phase.GATED, Phase.APPROVED, Phase.CANARY, Phase.PROMOTED]),
         )
     ):
         release.due_at = at

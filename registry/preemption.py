@@ -55,7 +55,10 @@ def made_room(session: Session, job: JobRow) -> str:
 
 
 def _urgent(session: Session, job: JobRow, at: datetime) -> Sequence[JobRow]:
-    """Return what is live, or was, and has waited for a runner of a held job's class, locked; most needed first."""
+    """Return what is live, or was, and has waited for a runner of a held job's class, locked; most needed first.
+
+    Last comes what is to take the place of a replica that serves.
+    """
     return session.scalars(
         select(JobRow)
         .join(ReleaseRow, ReleaseRow.id == JobRow.release_id)
@@ -68,7 +71,7 @@ def _urgent(session: Session, job: JobRow, at: datetime) -> Sequence[JobRow]:
             JobRow.due_at <= at - timedelta(seconds=WAIT_SECONDS),
             scheduling.is_accepted(),
         )
-        .order_by(ReleaseRow.phase == Phase.SUPERSEDED, JobRow.due_at)
+        .order_by(scheduling.is_served_for(), ReleaseRow.phase == Phase.SUPERSEDED, JobRow.due_at)
         .limit(MOST_URGENT)
         # Of several holders that renew at once, one decides who makes room.
         .with_for_update(skip_locked=True, of=JobRow)
@@ -95,7 +98,9 @@ def _runners(session: Session, job: JobRow) -> list[RunnerRow]:
 
 def _plan(session: Session, runner: RunnerRow, urgent: JobRow, at: datetime) -> list[JobRow] | None:
     """Return the fewest, least needed jobs whose end makes room on a runner; none where it has room, None for never."""
-    needs = Needs.model_validate(urgent.needs) if urgent.needs is not None else None
+    needs = scheduling.read(urgent.needs) if urgent.needs is not None else None
+    if needs is None and urgent.needs is not None:
+        return None
     if needs is not None and fitting.obstacles(needs, scheduling.offer(runner)):
         return None
     held = list(
@@ -105,21 +110,24 @@ def _plan(session: Session, runner: RunnerRow, urgent: JobRow, at: datetime) -> 
             )
         )
     )
+    slots = runner.slots
+    if slots is not None and scheduling.can_wait(session, urgent):
+        slots -= runners.kept_slots(runner)
     ended: list[JobRow] = []
     may_end = sorted((one for one in held if one.kind != JobKind.SERVE), key=_worth)
-    while not _has_room(runner, needs, [one for one in held if one not in ended]):
+    while not _has_room(runner, slots, needs, [one for one in held if one not in ended]):
         if not may_end:
             return None
         ended.append(may_end.pop(0))
     for spared in reversed(tuple(ended)):
         rest = [one for one in ended if one is not spared]
-        if _has_room(runner, needs, [one for one in held if one not in rest]):
+        if _has_room(runner, slots, needs, [one for one in held if one not in rest]):
             ended = rest
     return ended
 
 
-def _has_room(runner: RunnerRow, needs: Needs | None, held: Sequence[JobRow]) -> bool:
-    if runner.slots is not None and len(held) >= runner.slots:
+def _has_room(runner: RunnerRow, slots: int | None, needs: Needs | None, held: Sequence[JobRow]) -> bool:
+    if slots is not None and len(held) >= slots:
         return False
     reserved = scheduling.held_by(runner, [(one.needs, one.devices) for one in held])
     return needs is None or reserved.room(needs) is not None

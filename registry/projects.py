@@ -96,13 +96,17 @@ def browse(session: Session, actor: Actor, *, after: UUID | None, limit: int) ->
 
 
 def set_limits(session: Session, actor: Actor, name: str, body: LimitsSet) -> ProjectRow:
-    """Set what a project may hold. What it holds already stays, whatever the limit. Raises NotFound, NotPermitted."""
+    """Set the limits of a project that are named. What it holds already stays, whatever they are.
+
+    Raises:
+        NotFound, NotPermitted.
+    """
     require_installation(actor)
     row = administered(session, actor, name)
-    row.max_bytes, row.max_uploads, row.max_documents = body.bytes, body.uploads, body.documents
-    row.max_jobs, row.max_runner_seconds = body.jobs, body.runner_seconds
+    for limit, most in (named := body.model_dump(exclude_unset=True)).items():
+        setattr(row, f"max_{limit}", most)
     session.flush()
-    log.info("limits_set", project=name, by=actor.name, **body.model_dump())
+    log.info("limits_set", project=name, by=actor.name, **named)
     return row
 
 

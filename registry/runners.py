@@ -33,6 +33,7 @@ def register(session: Session, project: UUID, body: RunnerRegistration) -> Runne
         "environments": body.environments,
         "launcher": body.launcher,
         "disk_free_bytes": body.disk_free_bytes,
+        "speaks": body.speaks,
         "last_seen_at": at,
     }
     runner = session.scalars(
@@ -101,7 +102,7 @@ def _wake(session: Session, row: RunnerRow) -> None:
     served = select(JobRow.target_id).where(
         JobRow.runner_id == row.id, JobRow.kind == JobKind.SERVE, JobRow.state == JobState.CLAIMED
     )
-    phases = [Phase.APPROVED, Phase.CANARY, Phase.PROMOTED]
+    phases = [Phase.GATED, Phase.APPROVED, Phase.CANARY, Phase.PROMOTED]
     session.flush()
     session.execute(
         update(ReleaseRow)

@@ -11,6 +11,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import structlog
+from pydantic import ValidationError
 from sqlalchemy import ColumnElement, and_, case, func, or_, select, true
 from sqlalchemy.orm import Session, aliased
 
@@ -20,7 +22,9 @@ from registry import db, documents, quotas, runners, targets
 from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.problems import NoRunnerFits
 from schemas.release import Phase
-from schemas.runner import Fingerprint, JobKind, JobState
+from schemas.runner import Fingerprint, JobKind, JobState, ReplicaState
+
+log = structlog.get_logger(__name__)
 
 OPEN = (JobState.PENDING, JobState.CLAIMED)
 DRILL = "rollback"
@@ -73,7 +77,17 @@ def offer(runner: RunnerRow) -> Offer:
         engines=tuple(runner.engines),
         environments=runner.environments or {},
         launcher=runners.launcher(runner),
+        speaks=runner.speaks or 0,
     )
+
+
+def read(needs: dict[str, Any]) -> Needs | None:
+    """Return what a job takes, as it was kept; None where a later version kept it, which alone can tell what fits."""
+    try:
+        return Needs.model_validate(needs)
+    except ValidationError as error:
+        log.warning("needs_unreadable", needs=needs, error=str(error))
+        return None
 
 
 def require_fit(session: Session, project: UUID, runner_class: str, needs: Needs | None) -> None:
@@ -106,7 +120,8 @@ def lacking(job: JobRow, among: Sequence[RunnerRow]) -> str | None:
     """Return what none of some runners has for a job, in one sentence; None when one has it all."""
     if job.needs is None or not among:
         return None
-    needs = Needs.model_validate(job.needs)
+    if (needs := read(job.needs)) is None:
+        return "a service of the version that made it: this one cannot tell what it takes"
     lacks = {one.name: fitting.obstacles(needs, offer(one)) for one in among}
     asked = fitting.asked(needs, map(offer, among))
     return f"a runner that has {asked}: {_told(lacks)}" if all(lacks.values()) else None
@@ -116,7 +131,9 @@ def occupied(session: Session, job: JobRow, among: Sequence[RunnerRow]) -> str |
     """Return which devices or memory a job waits for on runners that fit it, in one sentence; None for none."""
     if job.needs is None:
         return None
-    needs, at = Needs.model_validate(job.needs), db.now(session)
+    needs, at = read(job.needs), db.now(session)
+    if needs is None:
+        return None
     told = []
     for one in among:
         if fitting.obstacles(needs, offer(one)):
@@ -174,9 +191,12 @@ def reserved(session: Session, runner: RunnerRow, at: datetime) -> Reserved:
 
 def held_by(runner: RunnerRow, held: Sequence[tuple[dict[str, Any] | None, list[Any] | None]]) -> Reserved:
     """Return what jobs reserve of a runner, each given as its needs and its devices."""
-    memory = sum(Needs.model_validate(needs).machine_bytes for needs, _ in held if needs is not None)
+    machine = Fingerprint.model_validate(runner.fingerprint)
+    taken = [read(needs) for needs, _ in held if needs is not None]
+    # What cannot be read may take all there is.
+    memory = sum(machine.memory_bytes if one is None else one.machine_bytes for one in taken)
     devices = frozenset(place for _, places in held for place in places or ())
-    return Reserved(Fingerprint.model_validate(runner.fingerprint), devices, memory)
+    return Reserved(machine, devices, memory)
 
 
 # ------------------------------------------------------------------------------------------------ who comes first
@@ -185,7 +205,8 @@ def held_by(runner: RunnerRow, held: Sequence[tuple[dict[str, Any] | None, list[
 def next_job(session: Session, runner: RunnerRow, at: datetime) -> tuple[JobRow, list[int]] | None:
     """Return the job that a runner should take now, locked, with the accelerators that it gets; None for none.
 
-    First what is live, then what traffic goes back to, then a candidate's replica; then the gates of releases, gates
+    First what is live, then what traffic goes back to, then a candidate's replica or one that is to take the place of
+    another that serves; then the gates of releases, gates
     that somebody asked for, and recordings. Within a kind, whose turn was longest ago comes first.
     """
     # Of two claims, the second sees what the first reserved.
@@ -204,8 +225,8 @@ def next_job(session: Session, runner: RunnerRow, at: datetime) -> tuple[JobRow,
     held, machine = reserved(session, runner, at), offer(runner)
     fitting_ones = []
     for needs in session.scalars(select(JobRow.needs).where(*asked, JobRow.needs.is_not(None)).distinct()):
-        wanted = Needs.model_validate(needs)
-        if held.room(wanted) is not None and not fitting.obstacles(wanted, machine):
+        wanted = read(needs)
+        if wanted is not None and held.room(wanted) is not None and not fitting.obstacles(wanted, machine):
             fitting_ones.append(needs)
     other = aliased(JobRow)
     turn = (
@@ -246,6 +267,7 @@ def _devices(job: JobRow, runner: RunnerRow, held: Reserved) -> list[int]:
 def _rank(at: datetime) -> ColumnElement[int]:
     is_serve = JobRow.kind == JobKind.SERVE
     kind = case(
+        (and_(is_serve, is_served_for()), GATES - 1),
         (and_(is_serve, ReleaseRow.phase == Phase.PROMOTED), 0),
         (and_(is_serve, ReleaseRow.phase == Phase.SUPERSEDED), 1),
         (is_serve, GATES - 1),
@@ -264,9 +286,12 @@ def _may_take(session: Session, runner: RunnerRow, at: datetime) -> ColumnElemen
     What the project's quota holds back is for neither: traffic does not stop for want of it.
     """
     reached = quotas.exhausted(session, runner.project_id, at, is_claiming=True)
-    if reached.jobs or runners.has_only_kept_slots(session, runner) or _is_making_room(session, runner, at):
+    is_kept = runners.has_only_kept_slots(session, runner)
+    if reached.jobs or is_kept or _is_making_room(session, runner, at):
+        # What another replica serves for meanwhile can wait; who asks for a rollback cannot.
+        urgent = and_(is_accepted(), ~is_served_for()) if is_kept else is_accepted()
         # What nobody wants any more is taken to be ended, which frees what it holds.
-        return and_(JobRow.kind == JobKind.SERVE, or_(is_accepted(), JobRow.is_wanted.is_(False)))
+        return and_(JobRow.kind == JobKind.SERVE, or_(urgent, JobRow.is_wanted.is_(False)))
     return JobRow.kind == JobKind.SERVE if reached.runner_seconds else true()
 
 
@@ -282,6 +307,29 @@ def is_accepted() -> ColumnElement[bool]:
         )
         .exists()
     )
+
+
+def is_served_for() -> ColumnElement[bool]:
+    """Tell of a serve job whether it is to take the place of a replica that was ready when it was last heard of."""
+    before = aliased(JobRow)
+    return (
+        select(before.id)
+        .where(
+            before.id == JobRow.replaces,
+            before.state == JobState.CLAIMED,
+            before.is_wanted,
+            before.lease_until >= func.clock_timestamp(),
+            before.replica["state"].as_string() == ReplicaState.READY,
+        )
+        .exists()
+    )
+
+
+def can_wait(session: Session, job: JobRow) -> bool:
+    """Tell whether another replica serves meanwhile for what a job is to boot."""
+    if job.replaces is None:
+        return False
+    return session.scalar(select(JobRow.id).where(JobRow.id == job.id, is_served_for())) is not None
 
 
 def _is_making_room(session: Session, runner: RunnerRow, at: datetime) -> bool:

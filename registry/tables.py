@@ -409,6 +409,8 @@ class RunnerRow(Base):
     environments: Mapped[dict[str, Any] | None]
     launcher: Mapped[str | None]
     disk_free_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    speaks: Mapped[int | None] = mapped_column(BigInteger)
+    """Version of claims that it understands; null for one from before there were versions."""
     drained_at: Mapped[datetime | None]
     """Since when it takes no job."""
     drained_by: Mapped[str | None]

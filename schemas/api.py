@@ -71,7 +71,10 @@ class ProjectUsage(Wire):
 
 
 class LimitsSet(Closed):
-    """Set a project's limits, all of them: null for what the settings say, 0 for any number."""
+    """Set a project's limits: null for what the settings say, 0 for any number; what is not named stays as it is.
+
+    So a client that was made before there was a limit does not clear it.
+    """
 
     bytes: Integer | None = Field(None, description="Bytes of blobs.")
     uploads: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None = Field(

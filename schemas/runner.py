@@ -123,6 +123,11 @@ RunnerClass = Name
 """Queue of runners with like hardware, such as cpu-x86."""
 
 
+SPEAKS = 1
+"""What this version's runners understand of claims. 1: a drill reserves the accelerators of two replicas, the job's own
+first, and a job that is not wanted is claimed to end what is left of it."""
+
+
 class RunnerRegistration(Closed):
     """A runner says who it is."""
 
@@ -139,6 +144,9 @@ class RunnerRegistration(Closed):
     )
     launcher: LauncherName | None = Field(None, description="How it starts engines; as processes when it does not say.")
     disk_free_bytes: Integer | None = Field(None, description="Disk left where files are staged, in bytes.")
+    speaks: Integer | None = Field(
+        None, description="Version of claims that it understands; an older runner does not say, and is not given all."
+    )
 
 
 class Drain(Wire):

@@ -20,7 +20,7 @@ from gates.environment import place_engines
 from registry.client import Client
 from registry.settings import RunnerSettings
 from schemas.problems import NotFound, Problem, TransitionRefused
-from schemas.runner import Claim, JobKind, RunnerRegistration
+from schemas.runner import SPEAKS, Claim, JobKind, RunnerRegistration
 from workers import evaluation, fingerprint, live, nvml, recording
 from workers.boot import installed_engines
 from workers.engines import external
@@ -187,6 +187,8 @@ class Agent:
             boot_id=boot_id(),
             slots=self._settings.slots,
             disk_free_bytes=self._disk_left(),
+            # A service that does not know this yet refuses it, so that nothing is claimed that this cannot read.
+            speaks=SPEAKS,
         )
         while not self._stopping.is_set():
             try:

@@ -173,6 +173,7 @@ def approval(control: Control, held: Held) -> float | None:
     """Wait for people, unless the policy asks for none. What a gate warned of waits for one who answers for it."""
     # An approval may have been withdrawn while a controller moved the first traffic.
     restores.take_back_unrecorded(control, held)
+    restores.hand_over_unused(control, held)
     return control.perform(held, lambda session, release: _approval(control, session, release))
 
 

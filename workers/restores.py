@@ -16,7 +16,7 @@ from schemas.evidence import Attempt, Judgement, Kind, Replaced, SplitEntry, Tra
 from schemas.problems import Problem
 from schemas.release import Phase
 from workers.control import Control, Held
-from workers.facts import Facts, arms_back, gateway_of, gather
+from workers.facts import Facts, arms_back, gateway_of, gather, hand_over
 from workers.traffic.envoy import EnvoyGateway
 from workers.traffic.problems import NothingPrepared
 
@@ -154,6 +154,21 @@ def take_back_unrecorded(control: Control, held: Held) -> None:
         split = gateway.desired(facts.target)
         if split is not None and split.arm(CANDIDATE) is None:
             gateway.discard_rollback(facts.target)  # nobody would beat for it
+
+
+def hand_over_unused(control: Control, held: Held) -> None:
+    """Hand the replica over that a release keeps without having traffic, where its runner drains.
+
+    A release that is approved and paused, or whose approval was withdrawn, may keep one for long.
+    """
+    with control.transaction(held) as (session, release):
+        serving = jobs.serving(session, release.target_id)
+        if is_bundle_needed(session, release) or all(job.bundle != release.bundle for job in serving):
+            return
+    facts, gateway = gather(control, held), gateway_of(control, held)
+    if not has_traffic(control, held, facts, gateway):
+        # Of its own replicas alone: those of the way back have traffic, which their own release moves first.
+        hand_over(control, held, replace(facts, stable=None), gateway)
 
 
 def has_traffic(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> bool:

@@ -25,6 +25,7 @@ from workers.restores import (
     TICK_SECONDS,
     WAIT_SECONDS,
     controller_lost,
+    hand_over_unused,
     has_traffic,
     is_bundle_needed,
     is_found,
@@ -42,6 +43,9 @@ from workers.watch import look, observe_restore
 
 OBSERVE_SECONDS = 60.0
 """How long a restore is watched for a request that proves it; without traffic there is none."""
+SUCCESSOR_SECONDS = 4.0
+"""How long a look waits until the gateway reaches a replica that is to take another one's place, which serves on: a bit
+more than a health check of Envoy's may take. Meanwhile no stop condition is judged."""
 SERVE_ATTEMPTS = 3
 """Boots that may fail before an approved release holds."""
 
@@ -74,6 +78,7 @@ def _begin(control: Control, held: Held) -> float | None:
             withdraw(control, held, facts, gateway)
             return TICK_SECONDS
         return _shift(control, held, 0 if facts.stable_bundle is not None else len(facts.policy.canary.steps) - 1)
+    hand_over_unused(control, held)
     first, wait = control.perform(held, lambda session, release: _first_step(control, session, release))
     return wait if first is None else _shift(control, held, first)
 
@@ -380,8 +385,7 @@ def _is_as_wanted(split: Split, facts: Facts, step: int) -> bool:
 def _shift(control: Control, held: Held, step: int) -> float | None:
     """Prepare the way back, put a step's weights in force, and record what the gateway acknowledged."""
     facts = gather(control, held)
-    gateway = gateway_of(control, held)
-    arms = arms_at(facts, step)
+    gateway, arms = gateway_of(control, held), arms_at(facts, step)
     if not arms or (facts.stable_bundle is not None and facts.stable is None):
         return WAIT_SECONDS
     is_more = facts.phase is Phase.APPROVED or step > (facts.step or 0)
@@ -389,6 +393,8 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
         return 0.0  # a person was first
     if facts.quarantined:
         return 0.0  # it has come to that since; the next look takes it back
+    if not is_more:
+        gateway = gateway.within(SUCCESSOR_SECONDS)
     requested_at = facts.now
     gateway.beat()
     silence = float(facts.policy.canary.dead_man_seconds)
@@ -417,6 +423,7 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
 
 def _republish(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> float | None:
     """While a release soaks, put a replica in force that took another one's place, at the weights that stand."""
+    gateway = gateway.within(SUCCESSOR_SECONDS)
     last = len(facts.policy.canary.steps) - 1
     gateway.prepare_rollback(
         facts.target, arms_back(facts), silence_seconds=float(facts.policy.canary.dead_man_seconds)

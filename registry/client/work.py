@@ -302,8 +302,9 @@ class Projects:
         return self._transport.get(ProjectUsage, f"/v1/projects/{name}")
 
     def set_limits(self, name: str, body: LimitsSet) -> ProjectUsage:
-        """Set what a project may hold, all three limits. Raises NotFound, NotPermitted."""
-        return self._transport.post(ProjectUsage, f"/v1/projects/{name}/limits", body)
+        """Set the limits of a project that `body` was made with, also with None. Raises NotFound, NotPermitted."""
+        named = body.model_dump_json(exclude_unset=True).encode()
+        return self._transport.post(ProjectUsage, f"/v1/projects/{name}/limits", named)
 
     def list(self) -> Iterator[Project]:
         """List the projects that the caller administers."""

@@ -27,7 +27,7 @@ WITH_ENGINE = ("integrity", "compatibility")
 def register(service: Service, actor: Actor, name: str, *cards: dict[str, Any], **changes: Any) -> UUID:
     """Have a runner of class cpu say what it has. Returns its identity."""
     body = {
-        "name": name, "runner_class": "cpu", "engines": ["llamacpp"], "boot_id": "b", "slots": 8,
+        "name": name, "runner_class": "cpu", "engines": ["llamacpp"], "boot_id": "b", "slots": 8, "speaks": 1,
         "fingerprint": FINGERPRINT | {"accelerators": list(cards)} | changes.pop("fingerprint", {}),
     }  # fmt: skip
     with service.database.transaction() as session:

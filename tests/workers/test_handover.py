@@ -8,9 +8,10 @@ from uuid import UUID
 
 import pytest
 
-from registry import draining, failures, handover, releases, runners
+from registry import approvals, draining, failures, handover, releases, runners
 from registry.auth import Actor
 from registry.service import Service
+from schemas.api import Act, Withdraw
 from schemas.failures import Cause
 from schemas.release import Phase
 from schemas.runner import RunnerRegistration
@@ -220,3 +221,36 @@ def test_a_canary_is_judged_and_goes_back_to_what_serves_while_the_successor_of_
             shown = here.until_phase(release, Phase.ROLLED_BACK)
         assert "stop_condition_fired" in [entry.kind for entry in shown.log]
         assert ask_many(here.envoy.url(), 10).engines == {"one": 10}
+
+
+def test_a_release_that_has_no_traffic_hands_its_replica_over_too_whether_it_is_gated_or_paused(here: World) -> None:
+    kim = Actor(here.actor.project_id, "default", "kim", "manager")
+    with stream_engine("one") as one, stream_engine("two") as two:
+        release = here.release(here.bundle("chat", b"weights"), here.policy(approval={"required": 1}))
+        here.evaluate()
+        here.until_phase(release, Phase.GATED)
+        with here.service.database.transaction() as session:
+            approvals.approve(session, here.service, kim, release, Act(reason="as asked"))
+        held = here.claim()
+        with here.service.database.transaction() as session:
+            approvals.withdraw(session, here.service, kim, release, Withdraw(reason="not yet"))
+        here.replica(held, "ready", one)
+        drain(here)
+        here.until(lambda: len(here.serving_jobs()) == 2)
+        other = another(here)
+        taken = other.serve(two, pid=2000)
+        here.until(lambda: [job.is_wanted for job in here.serving_jobs()] == [False, True])
+        assert here.show(release).phase is Phase.GATED
+        here.complete(held)
+        assert waits_for(here) == []
+        undrain(here)
+        with here.service.database.transaction() as session:
+            approvals.approve(session, here.service, kim, release, Act(reason="now"))
+            releases.pause(session, here.service, kim, release, Act(reason="wait for me"))
+        drain(here, "r2")
+        here.until(lambda: len(here.serving_jobs()) == 2)
+        here.serve(one, pid=3000)
+        here.until(lambda: [job.is_wanted for job in here.serving_jobs()] == [False, True])
+        assert here.show(release).phase is Phase.APPROVED
+        other.complete(taken)
+        assert waits_for(here, "r2") == []

@@ -17,11 +17,12 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from gates.files.listing import LeftOut
+from gates.files.names import refuse_name
 from gates.files.refusal import FileRefused
 from schemas.bundle import Role
 
 ROLES: Final[tuple[tuple[str, Role], ...]] = (
-    (r"mmproj.*\.gguf", Role.PROCESSOR),
+    (r"(?i)(.*[-_.])?mmproj([-_.].*)?\.gguf", Role.PROCESSOR),
     (r".*\.gguf", Role.WEIGHTS),
     (r"adapter_model\.safetensors|adapter_config\.json", Role.ADAPTER),
     (r".*\.safetensors", Role.WEIGHTS),
@@ -70,6 +71,7 @@ _LOAD_FORMAT: Final = tuple("--load-format"[:end] for end in range(len("--loa"),
 """The option, and what engines take for it: the beginning of an option is as good as all of it."""
 
 _HUB_ENGINE: Final = frozenset(Role)
+_UNUSUAL: Final = frozenset({"name-characters", "name-unicode", "name-length", "name-depth"})
 _WORDS: Final = frozenset({Role.LICENCE, Role.DOCUMENTATION})
 """Roles of what is for people: no component's digest has them."""
 _GGUF_ENGINE: Final = frozenset(
@@ -112,17 +114,34 @@ class Reader:
 
 @dataclass(slots=True)
 class Selection:
-    """What a bundle takes, with the role of each file; what it does not, and why; and what must not be there."""
+    """What a bundle takes, with the role of each file; what it does not, and why; and what must not be there.
+
+    `several` has the files of each model where there are several and nobody chose one.
+    """
 
     kept: dict[str, Role] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
     refused: list[FileRefused] = field(default_factory=list)
+    several: list[list[str]] = field(default_factory=list)
 
 
 def role_of(path: str) -> Role | None:
     """Return what a file is for by its name, or None."""
     name = PurePosixPath(path).name
     return next((role for pattern, role in ROLES if re.fullmatch(pattern, name)), None)
+
+
+def is_aside(path: str) -> bool:
+    """Tell whether a name that no bundle may hold is that of a picture or a paper, which a bundle leaves out anyway.
+
+    Publishers name such files in their own words and scripts. What an engine, a loader or a shell could take for more
+    is not among them, and neither is a name that deceives.
+    """
+    refused, name = refuse_name(path), PurePosixPath(path).name
+    if refused is None or refused.code not in _UNUSUAL or role_of(path) not in (None, *_WORDS):
+        return False
+    kinds = (_PICKLED, _FOREIGN_WEIGHTS, _ARCHIVE, _PROGRAM, _CODE)
+    return not name.endswith(".json") and not any(one.fullmatch(name) for one in kinds)
 
 
 def is_pickled(path: str) -> bool:
@@ -172,7 +191,9 @@ class _Choice:
     def _sort(self, path: str) -> None:
         name = PurePosixPath(path).name
         given = self.roles.get(path)
-        if _ARCHIVE.fullmatch(name) or _PROGRAM.fullmatch(name):
+        if given is None and role_of(path) in _WORDS and is_aside(path):
+            self._leave(path, "unusual-name", "has a name that not every system allows, and no engine reads it")
+        elif _ARCHIVE.fullmatch(name) or _PROGRAM.fullmatch(name):
             kind = "an archive" if _ARCHIVE.fullmatch(name) else "a program"
             self._refuse(kind.split()[1], path, f"is {kind}, which no bundle holds", found=name)
         elif _PICKLED.fullmatch(name):
@@ -293,6 +314,7 @@ class _Choice:
             if len(found) == 1:
                 return kind, next(iter(found.values()))
             if found:
+                self.selection.several = list(found.values())
                 names = ", ".join(sorted(group[0] for group in found.values()))
                 said = f"holds several models: {names}"
                 advice = "choose one with --weights, such as --weights q4_k_m, or leave the others out with --exclude"

@@ -1,5 +1,6 @@
 """Reads the JSON files of a bundle: strictly, and within what published models need."""
 
+import re
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,6 +12,12 @@ MAX_BYTES = 64 * 1024 * 1024
 """Largest JSON file. A published `tokenizer.json` of 262,144 tokens has 33 MB."""
 MAX_DIGITS = 40
 """Digits of a whole number: tokenizers say `model_max_length` 10^30 where they have no limit."""
+_UNLIMITED = re.compile(
+    rb'(?<!\\)("time_step_limit"\s{0,99}:\s{0,99}\[[\s0-9.eE+-]{1,99},\s{0,99})Infinity(\s{0,99}\])'
+)
+"""The one place where published configurations have a number that JSON does not know: Mamba-2's time step without an
+upper limit, as transformers before version 5 wrote it. Source: config.json of nvidia/NVIDIA-Nemotron-Nano-12B-v2-Base
+and mistralai/Mamba-Codestral-7B-v0.1; huggingface/transformers#42959."""
 
 
 def load_json(path: Path, name: str | None = None, *, limit: int = MAX_BYTES) -> Any:
@@ -44,6 +51,7 @@ def read_json(file: BinaryIO, size: int, *, limit: int = MAX_BYTES) -> Any:
     file.seek(0)
     raw = file.read(size + 1)
     magic.refuse_disguise(raw[: magic.HEAD_BYTES], size, "JSON")
+    raw = _UNLIMITED.sub(rb"\g<1>1.0e+308\g<2>", raw)  # of the same length: offsets stay what they are
     try:
         return strict_json(raw, limit=limit, digits=MAX_DIGITS)
     except NotStrictJson as error:

@@ -156,6 +156,8 @@ def declared_topology(declared: Declared, shape: Shape) -> Topology:
 
 
 def _model(c: Composition, asked: Asked) -> _Model:
+    if c.several:
+        raise PlacementUnknown(c.model.folder or ".", "has several GGUF models; leave one, or choose it with --weights")
     draft = None if c.draft is None else _part_model(c, c.draft, asked)
     has_prediction = c.draft is None and c.declared.draft_method not in (None, "", "ngram")
     model = _part_model(c, c.model, asked, has_prediction=has_prediction)

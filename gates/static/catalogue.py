@@ -104,6 +104,11 @@ CODES: Final[Mapping[str, Code]] = {
             "There are weights in two formats.",
             "Leave one of them out.",
         ),
+        weights_several=(
+            (INFO,),
+            "There are several models in GGUF, or one in several quantizations, and one of them was looked at.",
+            "Choose one with --weights, as creating a bundle asks for too.",
+        ),
         format_unsupported=(
             (BLOCK, WARN),
             "The engine does not read the weights' format.",
@@ -330,8 +335,8 @@ CODES: Final[Mapping[str, Code]] = {
             "Repeat eos_token_id in the override.",
         ),
         turn_end_not_a_stop=(
-            (BLOCK,),
-            "The template ends an answer with a token at which nothing stops.",
+            (BLOCK, WARN),
+            "The template ends an answer with a token at which nothing stops; of a base model it warns.",
             "Name its id in eos_token_id of generation_config.json.",
         ),
     ),

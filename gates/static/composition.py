@@ -3,17 +3,20 @@
 Each file is read once, when the first check asks for it, and what it tells is shared by all checks.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gates.files.contents import Reader
 from gates.files.header import Array, Header
 from gates.files.refusal import FileRefused
 from gates.files.strict_json import load_object
 from gates.files.weights import header as read_header
 from gates.static import gguf_words
+from gates.static.chosen import choose
 from gates.static.declared import Adapter, Declared, declared_by
 from gates.static.flaw import Flaw, flaw
 from gates.static.listing import Entry, Listing, list_directory, list_named
@@ -29,7 +32,11 @@ from schemas.bundle import Bundle, Role
 
 DRAFT = "draft"
 """Folder that a source of a draft model brings its files to."""
+_WITHOUT_TURNS = frozenset({"completions", "embeddings", "logprobs", "deterministic"})
+"""Features for which no template is rendered."""
+_OWN_HEADS = frozenset({"eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "deepseek_mtp"})
 MAX_TEXT_BYTES = 8 * 1024 * 1024
+_SHARD = re.compile(r"(?P<stem>.+)-[0-9]{5}-of-(?P<count>[0-9]{5}\.gguf)")
 
 _OBJECTS = (
     "config.json",
@@ -129,9 +136,9 @@ class Part:
     @cached_property
     def weights(self) -> Weights:
         """The tensor files and their index."""
-        index_name = next(
-            (name for name in sorted(self.entries) if name.lower().endswith(".safetensors.index.json")), None
-        )
+        # Mistral's own copy has an index too, and engines read the other one where there are both.
+        indexes = [name for name in sorted(self.entries) if name.lower().endswith(".safetensors.index.json")]
+        index_name = next((name for name in indexes if not name.startswith("consolidated")), next(iter(indexes), None))
         index = {} if index_name is None else self.object(index_name)
         return Weights(self.folder, self.entries, index_name, index)
 
@@ -260,6 +267,9 @@ class Composition:
     chosen: tuple[str, str, str] | None = None
     """Name, text and file of a further template that is looked at as if it were in force."""
 
+    several: tuple[str, ...] = ()
+    """Models of a directory of which nobody chose one, by their first files: the first of all is looked at."""
+
     @property
     def parts(self) -> Iterator[Part]:
         """The model, its adapters and its draft."""
@@ -268,6 +278,19 @@ class Composition:
             yield part
         if self.draft is not None:
             yield self.draft
+
+    def is_head(self, part: Part) -> bool:
+        """Say whether a part is a head that drafts from the target's own states, with tensors of its own kind."""
+        by_method = part is self.draft and (self.declared.draft_method or "").lower() in _OWN_HEADS
+        return by_method or part.shape.is_head
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the chat template may be used: chat, or what comes with it, is declared, or nothing is."""
+        features = self.declared.features
+        return (
+            not features or not (features - {"streaming"} if features & _WITHOUT_TURNS else features) <= _WITHOUT_TURNS
+        )
 
     @property
     def template(self) -> tuple[str, str] | None:
@@ -336,24 +359,45 @@ class Composition:
         return quantization_of(self.model.config, {name: self.model.object(name) for name in QUANTIZATION_FILES})
 
 
-def of_directory(root: Path, declared: Declared, *, beside: Path | None = None) -> Composition:
-    """Return the composition of a directory.
+def of_directory(
+    root: Path, declared: Declared, *, beside: Path | None = None, weights: str | None = None
+) -> Composition:
+    """Return the composition of a directory, or of a single file of weights with those that complete it.
 
     Args:
-        root: of the model's files.
+        root: of the model's files, or the file.
         declared: what the files cannot tell; its folders are looked for in `root`, then in `beside`.
         beside: where the declaration lies.
+        weights: which weights, where there are several: a word of their name, or a pattern.
 
     Raises:
         OSError: a directory cannot be read.
+        FileRefused: `weights` chooses none, or several.
     """
-    listing = list_directory(root)
-    places = [root, *([beside] if beside is not None else [])]
+    listing = list_directory(root) if root.is_dir() else list_named(_with_shards(root))
+    places = [root if root.is_dir() else root.parent, *([beside] if beside is not None else [])]
     adapters = tuple((one, _part(listing, places, one.folder)) for one in declared.adapters)
     if not adapters:
         adapters = tuple(_found_adapters(listing))
     draft = _part(listing, places, declared.draft_folder) if declared.draft_folder else None
-    return Composition(listing, declared, Part("", listing.entries), adapters, draft)
+    apart = [part.folder for part in (*(part for _, part in adapters), *([draft] if draft is not None else []))]
+    reader = Reader(declared.engine or "external", declared.arguments.words, weights, declared.code)
+    chosen = choose(listing.entries, reader, apart=[one for one in apart if one])
+    listing = listing.without(chosen.unread)
+    return Composition(listing, declared, Part(chosen.folder, listing.entries), adapters, draft, several=chosen.several)
+
+
+def _with_shards(file: Path) -> dict[str, Path]:
+    """Return a file of weights and the shards of its set, by name."""
+    shard = _SHARD.fullmatch(file.name)
+    beside = sorted(file.parent.iterdir()) if shard is not None else [file]
+    same = [one for one in beside if shard is None or _is_of_set(one.name, shard)]
+    return {one.name: one.resolve() for one in same}
+
+
+def _is_of_set(name: str, shard: re.Match[str]) -> bool:
+    other = _SHARD.fullmatch(name)
+    return other is not None and (other["stem"], other["count"]) == (shard["stem"], shard["count"])
 
 
 def of_places(places: Mapping[str, Path], declared: Declared, *, beside: Path | None = None) -> Composition:

@@ -109,7 +109,9 @@ def _configuration(entry: Entry, path: str, *, is_told: bool) -> Generator[Flaw,
 
 def _pickles(c: Composition, folder: _Folder, selection: Selection) -> Iterator[Flaw]:
     refused = [one for one in selection.refused if one.code == "pickle-weights"]
-    names = sorted(folder.path(one.path) for one in selection.left_out if is_pickled(one.path))
+    # What lies in folders that no engine reads, such as Meta's own form under original/, is nothing to speak of.
+    aside = [one.path for one in selection.left_out if is_pickled(one.path)]
+    names = sorted(folder.path(path) for path in aside if "/" not in path or selection.refused)
     asked = c.declared.arguments.get("--load-format")
     has_others = any(name.endswith((".safetensors", ".gguf")) for name in folder.entries)
     for one in refused:

@@ -41,7 +41,7 @@ def derived(shape: Shape) -> int | None:
         return None
     rope = rope_of(shape)
     kind, factor = rope["type"], rope["factor"]
-    if kind in {"default", "su", "longrope", "llama3", "mrope", "proportional"} or factor is None or rope["mrope"]:
+    if kind in {"default", "su", "longrope", "llama3", "mrope", "proportional"} or factor is None:
         return length
     if kind == "yarn" and type(rope["original"]) is int:
         return max(length, int(rope["original"] * factor)) if rope["original"] != length else int(length * factor)

@@ -8,8 +8,6 @@ from gates.static.vocabulary import embedding_rows
 from gates.static.words import first_difference
 from schemas.result import Severity
 
-_OWN_HEADS = frozenset({"eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "deepseek_mtp"})
-
 
 def check(c: Composition) -> Iterator[Flaw]:
     """Check the draft against the target."""
@@ -19,7 +17,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     if not part.config and part.gguf is None:
         yield flaw("draft-incomplete", "The draft has no config.json.", file=part.path("config.json"))
         return
-    if (c.declared.draft_method or "").lower() in _OWN_HEADS:
+    if c.is_head(part):
         return  # heads of this kind read the target's own states and tokens
     target, draft = c.model.tokenizer, part.tokenizer
     differing = False

@@ -7,7 +7,7 @@ from gates.files import magic
 from gates.files.contents import is_pickled
 from gates.static import contents
 from gates.static.composition import Composition
-from gates.static.flaw import Flaw, flaw
+from gates.static.flaw import Flaw, flaw, listed
 from gates.static.listing import Entry
 from schemas.result import Severity
 
@@ -57,6 +57,13 @@ def _presence(c: Composition) -> Iterator[Flaw]:
     is_gguf = any(name.endswith(".gguf") for name in part.entries)
     if not part.has("config.json", "params.json") and not is_gguf:
         yield flaw("config-missing", "There is no config.json.", file=part.path("config.json"))
+    if c.several:
+        yield flaw(
+            "weights-several",
+            f"There are {len(c.several)} models, such as {listed(c.several)}; {c.several[0]} was looked at.",
+            file=c.several[0],
+            found=list(c.several),
+        )
     if is_gguf and any(name.endswith(".safetensors") for name in part.entries):
         names = sorted(name for name in part.entries if name.endswith((".gguf", ".safetensors")))
         yield flaw("formats-mixed", "There are weights in GGUF and in safetensors.", found=names)

@@ -5,10 +5,12 @@ import re
 import stat
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
 from gates.files import listing
+from gates.files.contents import is_aside
 from gates.files.names import refuse_name
 from gates.files.refusal import FileRefused
 from gates.static.flaw import Flaw, flaw
@@ -55,6 +57,12 @@ class Listing:
     flaws: tuple[Flaw, ...]
     left_out: tuple[str, ...] = ()
 
+    def without(self, paths: AbstractSet[str]) -> "Listing":
+        """Return the listing with some files left out."""
+        entries = {path: entry for path, entry in self.entries.items() if path not in paths}
+        flaws = tuple(one for one in self.flaws if one.file not in paths or one.code not in OF_CONTENT)
+        return Listing(entries, flaws, tuple(sorted({*self.left_out, *paths})))
+
 
 def list_directory(root: Path) -> Listing:
     """List every file under a directory that is not hidden, as registering it does.
@@ -68,14 +76,17 @@ def list_directory(root: Path) -> Listing:
     except FileRefused as refused:
         raise OSError(None, refused.message) from None
     entries, refused_files = {}, list(found.refused)
+    left_out = [one.path for one in found.left_out]
     for one in found.entries:
         refusal = refuse_name(one.path)
-        if refusal is not None:
-            refused_files.append(refusal)
-        else:
+        if refusal is None:
             entries[one.path] = _entry(one.path, one.place, one.state)
+        elif is_aside(one.path):
+            left_out.append(one.path)
+        else:
+            refused_files.append(refusal)
     flaws = [*_refusals(refused_files), *_collisions(entries), *_stubs(entries.values())]
-    return Listing(entries, tuple(flaws), tuple(one.path for one in found.left_out))
+    return Listing(entries, tuple(flaws), tuple(sorted(left_out)))
 
 
 def list_named(places: Mapping[str, Path]) -> Listing:
@@ -117,6 +128,9 @@ def _entry(path: str, place: Path, state: os.stat_result) -> Entry:
     pointer = _pointer(place) if 0 < state.st_size <= _POINTER_BYTES else None
     return Entry(path, place, state.st_size, state.st_mtime_ns, state.st_ino, pointer)
 
+
+OF_CONTENT = frozenset({"empty-file", "lfs-pointer"})
+"""Codes that are about what a file holds: nobody needs it of a file that is left out."""
 
 REFUSALS = {
     "dangling-link": "dangling-link",

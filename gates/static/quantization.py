@@ -115,7 +115,7 @@ def _carried(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) 
         return
     if shown is None or not modules:
         return
-    meant = {module: parts for module, parts in modules.items() if not told.ignores(module)}
+    meant = {module: parts for module, parts in modules.items() if told.quantizes(module)}
     bare = [module for module, parts in meant.items() if not _shows(parts, shown)]
     if not meant or not bare:
         return

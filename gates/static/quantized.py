@@ -47,6 +47,7 @@ class Quantization:
     floating: bool = False
     packed: bool = False
     schemes: tuple[Scheme, ...] = ()
+    only: tuple[str, ...] = ()
 
     @property
     def is_fp8(self) -> bool:
@@ -56,6 +57,10 @@ class Quantization:
     def ignores(self, module: str) -> bool:
         """Say whether a module was left as it was."""
         return any(_matches(pattern, module) for pattern in self.ignored)
+
+    def quantizes(self, module: str) -> bool:
+        """Say whether a module is one of those that were quantized: `only` names them where not all are."""
+        return not self.ignores(module) and (not self.only or any(_matches(one, module) for one in self.only))
 
     def schemes_of(self, paths: Sequence[str], layers: Sequence[int]) -> list[Scheme]:
         """Return how a kind of module is quantized in these layers; nothing when it was left as it was in all of them.
@@ -99,8 +104,34 @@ def _read(file: str, pointer: str, told: Mapping[str, Any]) -> Quantization:
     values = reader(told)
     schemes = _schemes(told) or (Scheme(group=values.get("group"), block=values.get("block")),)
     return Quantization(
-        method=method, file=file, pointer=pointer, told=told, ignored=_ignored(told), schemes=schemes, **values
+        method=method,
+        file=file,
+        pointer=pointer,
+        told=told,
+        ignored=_ignored(told),
+        schemes=schemes,
+        only=_only(told, schemes),
+        **values,
     )
+
+
+def _only(told: Mapping[str, Any], schemes: Sequence[Scheme]) -> tuple[str, ...]:
+    """Return the modules that are quantized where others are not; nothing where all are."""
+    layers = told.get("quantized_layers")  # TensorRT Model Optimizer, of several algorithms
+    if isinstance(layers, dict) and layers:
+        return tuple(layers)
+    inside = told.get("modules_in_block_to_quantize")  # GPTQ of optimum: lists of names inside a block
+    named = [one for group in (inside if isinstance(inside, list) else []) for one in _texts(group)]
+    if named:
+        return tuple(named)
+    groups = told.get("config_groups")
+    if isinstance(groups, dict) and schemes and all(one.targets for one in schemes):
+        return tuple(target for one in schemes for target in one.targets)
+    return ()
+
+
+def _texts(value: object) -> list[str]:
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
 
 
 def _schemes(told: Mapping[str, Any]) -> tuple[Scheme, ...]:
@@ -220,6 +251,10 @@ def _ignored(told: Mapping[str, Any]) -> tuple[str, ...]:
     for key in ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "llm_int8_skip_modules"):
         value = told.get(key)
         found += [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    further = told.get("extra_config")
+    if isinstance(further, dict):  # AutoRound: a module of 16 bits is left as it was
+        whole = [key for key, one in further.items() if isinstance(one, dict) and (_count(one.get("bits")) or 0) >= 16]
+        found += [f"re:{key}" if re.search(r"[*+^$\\|]", key) else key for key in whole]
     dynamic = told.get("dynamic")
     if isinstance(dynamic, dict):  # GPTQModel: "-:pattern" leaves modules out
         found += ["re:" + key[2:] for key in dynamic if key.startswith("-:")]

@@ -1,6 +1,7 @@
 """Says what the static gate found to other programs: JSON, JUnit's XML, and SARIF."""
 
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 from gates.static.catalogue import CODES
@@ -81,7 +82,7 @@ def _result(one: Flaw, used: list[str]) -> dict[str, Any]:
     }
     location: dict[str, Any] = {}
     if one.file is not None:
-        location["physicalLocation"] = {"artifactLocation": {"uri": one.file}}
+        location["physicalLocation"] = {"artifactLocation": {"uri": quote(one.file)}}
     if one.pointer is not None:
         location["logicalLocations"] = [{"fullyQualifiedName": one.pointer}]
     if location:

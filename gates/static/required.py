@@ -83,7 +83,7 @@ def needed(shape: Shape, here: Sequence[InLayer], start: str | None) -> Iterator
         start: name of its embedding, which tells it too.
     """
     known = families()["tensors"].get(shape.family.get("tensors"))
-    if known is None or not shape.layers:
+    if known is None or not shape.layers or shape.is_head:
         return
     first, layers = known.get("embedding", "embed_tokens"), known.get("layers", "layers")
     prefix = here[0].prefix if here else "model." if start is None else start.removesuffix(f"{first}.weight")

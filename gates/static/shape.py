@@ -4,12 +4,14 @@ Source: the configuration classes of transformers 4.57 and 5.24, and the publish
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
+_HEADS = re.compile(r"(?i)eagle|medusa|hydra|speculator|nextn|mtp|dflash")
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 MOST = {"layers": 4096, "heads": 65_536, "kv_heads": 65_536, "experts": 65_536}
 MOST_OF_ALL = 2**31
@@ -79,6 +81,11 @@ class Shape:
         return not self.architecture or self.architecture.endswith(
             ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
         )
+
+    @property
+    def is_head(self) -> bool:
+        """Whether the class is a head that drafts for another model, and reads that model's embedding and states."""
+        return _HEADS.search(self.architecture) is not None
 
     def at(self, name: str) -> str:
         """Return the JSON Pointer of one of the text configuration's values."""
@@ -167,6 +174,9 @@ def _derive(values: dict[str, int | None], text: Mapping[str, Any], model_type: 
 
 def _tied(text: Mapping[str, Any], config: Mapping[str, Any], family: Mapping[str, Any]) -> bool | None:
     # The outer configuration is asked second: it inherits a default of its own that says nothing about the text model.
+    # Where it ties what the inner one does not, libraries differ in which they follow.
+    if text is not config and text.get("tie_word_embeddings") is False and config.get("tie_word_embeddings") is True:
+        return None
     for source in (text, config, family.get("defaults", {})):
         value = source.get("tie_word_embeddings")
         if isinstance(value, bool):
@@ -197,7 +207,6 @@ def rope_of(shape: Shape) -> dict[str, Any]:
         "factor": told.get("factor") if type(told.get("factor")) in (int, float) else None,
         "original": told.get("original_max_position_embeddings"),
         "in_parameters": isinstance(parameters, dict) and bool(parameters),
-        "mrope": "mrope_section" in told,
     }
 
 

@@ -1,14 +1,18 @@
 """Checks of what ends an answer: files agree, the engine reads the one that knows, and the template's end counts."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from gates.static.composition import Composition, Part
+from gates.static.encoder import Token
 from gates.static.flaw import Flaw, flaw
 from gates.static.gguf_words import ENDINGS, stops_of
 from gates.static.probes import ANSWER, MARKER
 from gates.static.words import Tokenizer
 from schemas.result import Severity
+
+_MOST_CLOSING: Final = 4
+"""Tokens behind an answer that are looked at: after them the next turn may begin."""
 
 
 def check(c: Composition) -> Iterator[Flaw]:
@@ -152,24 +156,26 @@ def _override(c: Composition, sources: dict[str, list[int]]) -> Flaw | None:
 
 def _turn_end(c: Composition, sources: dict[str, list[int]], effective: list[int] | None) -> Iterator[Flaw]:
     """Find a token that the template ends an answer with, and at which nothing stops."""
-    seen, words = c.renderings, c.model.tokenizer
+    seen, words = c.renderings if c.speaks else None, c.model.tokenizer
     text = None if seen is None else seen.text("answered")
     if seen is None or words is None or text is None or ANSWER not in text:
         return
     after = text.split(ANSWER, 1)[1].lstrip()
-    ends = [token for token in words.added if after.startswith(token)]
+    ends = _closing(after, words.added)
     if not ends:
         yield from _strange_end(seen.file, words, after, sources, effective)
         return
-    end = max(ends, key=len)
-    number = words.added[end].id
     everywhere = {one for ids in sources.values() for one in ids}
     stops = everywhere if effective is None else set(effective)
-    if number in everywhere or number in stops:
+    if any(words.added[end].id in everywhere | stops for end in ends):
         return  # a stop that only some files know is told by itself
+    end, number = ends[-1], words.added[ends[-1]].id
+    is_base = c.declared.features is None and _is_of_base(c.model)
     yield flaw(
         "turn-end-not-a-stop",
-        f"{seen.file} ends an answer with {end!r} (id {number}), and no file names it as a stop.",
+        f"{seen.file} ends an answer with {end!r} (id {number}), and no file names it as a stop"
+        + (", as of models that were not trained to chat." if is_base else "."),
+        severity=Severity.WARN if is_base else Severity.BLOCK,
         file=seen.file,
         pointer="/eos_token_id",
         found={"token": end, "id": number, "stops": sorted(everywhere)},
@@ -199,6 +205,24 @@ def _strange_end(
         expected="a token at which the engine stops",
         advice="Use the template that belongs to this tokenizer, or the tokenizer that has the token.",
     )
+
+
+def _is_of_base(part: Part) -> bool:
+    """Say whether generation defaults are those of a base model, which families publish with the template of another.
+
+    Source: generation_config.json of Qwen2.5, Qwen3 and their base models: greedy, and up to a number of tokens.
+    """
+    told = part.object("generation_config.json")
+    return told.get("do_sample") is False and type(told.get("max_new_tokens")) is int
+
+
+def _closing(after: str, added: Mapping[str, Token]) -> list[str]:
+    """Return the tokens right behind an answer: some models close the answer before they close the turn."""
+    found, rest = list[str](), after
+    while len(found) < _MOST_CLOSING and (here := [token for token in added if rest.startswith(token)]):
+        found.append(max(here, key=len))
+        rest = rest[len(found[-1]) :].lstrip()
+    return found
 
 
 def _gguf(c: Composition) -> Iterator[Flaw]:

@@ -33,6 +33,8 @@ _BROKEN = frozenset({"template-syntax", "template-time", "template-memory", "tem
 
 def check(c: Composition) -> Iterator[Flaw]:
     """Check the template in force, and the further ones that requests can choose by name."""
+    if not c.speaks:
+        return  # nothing renders a template
     yield from _sources(c)
     own = list(_check(c))
     yield from own
@@ -93,6 +95,8 @@ def _absent(c: Composition) -> Iterator[Flaw]:
         return
     if c.declared.arguments.has("--chat-template"):
         return  # it lies elsewhere, and cannot be looked at
+    if is_undeclared and _embeds(c):
+        return
     if c.model.has("tekken.json") or any(name.startswith("tokenizer.model.v") for name in c.model.entries):
         return  # Mistral's own tokenizers hold the format of a conversation
     names = ", ".join(c.others)
@@ -109,6 +113,12 @@ def _absent(c: Composition) -> Iterator[Flaw]:
         if c.model.gguf is not None
         else "chat_template.jinja, or chat_template in tokenizer_config.json",
     )
+
+
+def _embeds(c: Composition) -> bool:
+    """Say whether a GGUF header is that of a model whose output is pooled: nobody chats with it."""
+    header = {} if c.model.gguf is None else c.model.gguf.metadata
+    return any(key.endswith(".pooling_type") for key in header)
 
 
 def _sources(c: Composition) -> Iterator[Flaw]:

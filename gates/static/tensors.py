@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from gates.files.contents import role_of
 from gates.files.header import Header, Tensor
 from gates.files.refusal import FileRefused
 from gates.files.weights import header as read_header
 from gates.static.flaw import Flaw, flaw
 from gates.static.listing import Entry
+from schemas.bundle import Role
 
 _NUMBERED = re.compile(r"(?P<stem>.*?)-?(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<rest>.*)\.(safetensors|gguf)")
 CONSOLIDATED = re.compile(r"consolidated(-[0-9]{5}-of-[0-9]{5}|\.[0-9]{2})?\.safetensors")
@@ -205,7 +207,7 @@ def gguf_headers(entries: Mapping[str, Entry], flaws: list[Flaw]) -> dict[str, H
     found: dict[str, Header] = {}
     for name in sorted(entries):
         entry = entries[name]
-        if not name.endswith(".gguf") or name.startswith("mmproj") or entry.is_stub:
+        if not name.endswith(".gguf") or role_of(name) is not Role.WEIGHTS or entry.is_stub:
             continue
         try:
             found[name] = read_header(entry.place, entry.path)

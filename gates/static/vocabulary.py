@@ -240,7 +240,7 @@ def _stop_ids(part: Part) -> set[int]:
 
 def _bos(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
     """Find a BOS that template and tokenizer both write, so that it is there twice on some path."""
-    seen = c.renderings
+    seen = c.renderings if c.speaks else None
     prompt = None if seen is None else seen.text("plain")
     if seen is None or prompt is None or not words.prefix:
         return

@@ -28,7 +28,7 @@ def check(c: Composition) -> Iterator[Flaw]:
                 pointer=part.shape.at(key),
                 found=size,
             )
-        if part.weights.effective and part.config:
+        if part.weights.effective and part.config and not c.is_head(part):
             yield from _whole(part)
             yield from _layers(part)
             yield from _shapes(part)
@@ -59,7 +59,7 @@ def _head(part: Part, held: set[str]) -> Iterator[Flaw]:
     if shape.is_tied is not False or not shape.is_generator or names.head(tensors) or names.head(dict.fromkeys(held)):
         return
     start = names.embedding(tensors)
-    if start is None:
+    if start is None or (shape.family.get("tensors") is None and _has_other_head(part, start)):
         return
     name = "lm_head.weight"
     where = shape.at("tie_word_embeddings")
@@ -73,6 +73,14 @@ def _head(part: Part, held: set[str]) -> Iterator[Flaw]:
         found={"missing": [name], "tie_word_embeddings": False},
         expected={"repairs": ["set tie_word_embeddings to true", f"write {name}"]},
     )
+
+
+def _has_other_head(part: Part, start: str) -> bool:
+    """Say whether a matrix outside the layers has a row for each token, under a name of the family's own."""
+    tensors, inside = part.weights.effective, {one.name for one in part.layered}
+    rows = tensors[start].tensor.shape[0]
+    others = (placed.tensor.shape for name, placed in tensors.items() if name != start and name not in inside)
+    return any(len(shape) == 2 and shape[0] == rows for shape in others)
 
 
 def _layers(part: Part) -> Iterator[Flaw]:

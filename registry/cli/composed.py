@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from gates.directory import DirectoryRefused
 from gates.files.contents import Reader
+from gates.files.refusal import FileRefused
+from gates.sources.source import bare
 from registry.cli.failures import Usage
 from registry.cli.output import Output
 from registry.cli.sources import Given, assembled, not_a_bundle
@@ -47,8 +49,8 @@ def composed(
     beside = None if file is None else file.resolve().parent
     with TemporaryDirectory(prefix="sluicegate-headers-") as folder:
         try:
-            if asked.directory is not None and len(asked.sources) == 1 and weights is None:
-                found = composition.of_directory(asked.directory, declared, beside=beside)
+            if asked.directory is not None and len(asked.sources) == 1:
+                found = composition.of_directory(asked.directory, declared, beside=beside, weights=weights)
             else:
                 reader = Reader(declared.engine or "external", declared.arguments.words, weights)
                 sketch = Path(folder) if is_sketch else None
@@ -60,6 +62,8 @@ def composed(
                 found = composition.of_places(places, declared, beside=beside)
         except DirectoryRefused as refused:
             raise not_a_bundle(asked.base, refused) from None
+        except FileRefused as refused:
+            raise Usage(f"{bare(asked.base)} {refused.message}; {refused.advice}") from None
         except FileNotFoundError as error:
             raise Usage(f"{file}: {error.strerror}: {error.filename}") from None
         yield found

@@ -1,6 +1,8 @@
 """`sluicegate bundle validate`: the static gate over a directory, here and without a service."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "sluicegate bundle validate ./gemma",
     "sluicegate bundle validate ./qwen -f bundle.yaml --json",
+    "sluicegate bundle validate ./qwen --engine vllm --engine-version 0.32.0 --arg --max-model-len --arg 32768",
+    "sluicegate bundle validate ./gguf/qwen-q4_k_m.gguf",
     "sluicegate bundle validate hf:owner/name@main -f bundle.yaml",
     "sluicegate bundle validate hf:org/base@v1 --from tokenizer=hf:org/tok --from adapter:de=./lora",
     "sluicegate bundle validate ./qwen -f bundle.yaml --junit report.xml --sarif report.sarif",
@@ -37,6 +41,14 @@ DeclaredFile = Annotated[
 ]
 JUnit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Also write a JUnit report there.")]
 Sarif = Annotated[Path | None, typer.Option("--sarif", metavar="FILE", help="Also write a SARIF log there.")]
+EngineName = Annotated[
+    str | None, typer.Option("--engine", help="Engine that the files are held against, before what -f says.")
+]
+EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Version of the engine.")]
+Words = Annotated[
+    list[str] | None,
+    typer.Option("--arg", metavar="WORD", help="One launch argument, as it stands; repeat it for each word."),
+]
 WithDigest = Annotated[
     bool, typer.Option("--digest", help="Also hash the tensors that an engine would load, whatever files they are in.")
 ]
@@ -46,6 +58,9 @@ def validate(
     source: SourceName,
     part: From = None,
     file: DeclaredFile = None,
+    engine: EngineName = None,
+    arg: Words = None,
+    engine_version: EngineVersion = None,
     junit: JUnit = None,
     sarif: Sarif = None,
     digest: WithDigest = False,
@@ -58,17 +73,19 @@ def validate(
 
     Exit status: 0 when nothing blocks, 1 when something does, 2 for usage, 3 when the files cannot be read.
     With -f comes what the files cannot tell, in the form of a bundle document or a part of one; adapters map names to
-    directories. Parts that come from elsewhere, by --from or under "from" of that file, are checked with the base as
-    `bundle create` would put them together.
+    directories. What options say of the engine comes before it. The source may be one file of weights too. Parts that
+    come from elsewhere, by --from or under "from" of that file, are checked with the base as `bundle create` would put
+    them together.
     """
     # Only where it is asked for: it brings in what reads tensors, and takes a moment.
     from gates.static import examine, report
 
     output = Output(as_json=as_json)
     declared, parts = declared_in(file)
+    declared = _with_engine(declared, engine, engine_version, arg)
     asked = given(source, part, parts, allow_host, cache)
-    if asked.directory is not None and not asked.directory.is_dir():
-        raise Usage(f"{source} is not a directory")
+    if asked.directory is not None and not asked.directory.is_dir() and not _is_weights(asked.directory):
+        raise Usage(f"{source} is neither a directory nor a file of weights (.gguf or .safetensors)")
     try:
         with composed(asked, declared, output, file=file, weights=weights) as what:
             found = examine.examine(what, with_digest=digest)
@@ -102,6 +119,26 @@ def declared_in(file: Path | None) -> "tuple[Declared, object]":
         raise InvalidDocument(
             f"{file} cannot be read as a declaration", errors=[{"pointer": error.pointer, "detail": error.detail}]
         ) from None
+
+
+def _with_engine(
+    declared: "Declared", name: str | None, version: str | None, words: Sequence[str] | None
+) -> "Declared":
+    """Return a declaration with what options say of the engine; launch arguments are added to those of the file."""
+    from gates.static.declared import ENGINE_NAMES, Arguments  # as above
+
+    told = declared.engine if name is None else ENGINE_NAMES.get(name.lower(), name.lower())
+    return replace(
+        declared,
+        engine=told,
+        # A version belongs to the engine that it was said of.
+        version=version or (declared.version if told == declared.engine else None),
+        arguments=Arguments((*declared.arguments.words, *(words or ()))),
+    )
+
+
+def _is_weights(place: Path) -> bool:
+    return place.is_file() and place.suffix in {".gguf", ".safetensors"}
 
 
 def _unread(output: Output, reason: str) -> int:

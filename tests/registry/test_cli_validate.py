@@ -74,6 +74,32 @@ def test_what_files_cannot_tell_is_read_from_any_of_three_forms(capsys, sound, t
     assert told["inferred"]["engine"] == {"name": "vllm", "version": "0.10"}
 
 
+def test_options_say_what_engine_it_is_and_add_to_its_arguments(capsys, sound, tmp_path):
+    (tmp_path / "bundle.yaml").write_text("engine: {name: sglang, version: 0.5.4, arguments: [--context-length, 64]}\n")
+    options = ("--engine", "vllm", "--arg", "--max-model-len", "--arg", 512, "--json")
+    status, said = run(capsys, sound, "-f", tmp_path / "bundle.yaml", *options)
+    told = json.loads(said.out)
+    assert (status, [one["code"] for one in told["findings"]]) == (1, ["context-too-long"])
+    assert told["inferred"]["engine"] == {"name": "vllm", "version": None}
+    status, said = run(capsys, sound, "-f", tmp_path / "bundle.yaml", "--engine-version", "0.5.5", "--json")
+    assert (status, json.loads(said.out)["inferred"]["engine"]) == (0, {"name": "sglang", "version": "0.5.5"})
+
+
+def test_a_truncated_file_is_a_finding_whatever_was_asked_for(capsys, tmp_path):
+    (tmp_path / "m").mkdir()
+    for name in ("m-q4_0.gguf", "m-q8_0.gguf"):
+        (tmp_path / "m" / name).write_bytes(b"GGUF\x03\0\0\0\x05")
+    for words in ((tmp_path / "m",), (tmp_path / "m", "--weights", "q8_0"), (tmp_path / "m" / "m-q8_0.gguf",)):
+        status, said = run(capsys, *words, "--json")
+        told = json.loads(said.out)
+        assert (status, told["verdict"]) == (1, "failed")
+        assert "header-invalid" in {one["code"] for one in told["findings"]}
+    status, said = run(capsys, tmp_path / "m", "--weights", "q2_k")
+    assert (status, "q2_k" in said.err) == (2, True)
+    status, said = run(capsys, tmp_path / "m" / "nothing.gguf")
+    assert (status, "neither a directory nor a file" in said.err) == (2, True)
+
+
 def test_adapters_are_directories_beside_the_model_or_the_file(capsys, sound, tmp_path):
     adapt(tmp_path / "elsewhere", lora_alpha=0)
     (tmp_path / "bundle.yaml").write_text("adapters:\n  adpt: elsewhere\n")

@@ -12,8 +12,13 @@ from gates.static.quantized import Quantization, weight_schemes
 from gates.static.rules import is_within, table
 from gates.static.tensors import Placed, read_bytes
 
-_PACKED = ("qweight", "qzeros", "weight_packed", "weight.absmax", "weight.quant_state.bitsandbytes__nf4")
+_PACKED = (
+    *("qweight", "qzeros", "weight_packed", "weight.absmax", "weight.quant_state.bitsandbytes__nf4", "SCB"),
+    *("W_q", "codes", "codebooks", "Qidxs", "weight_q"),
+)
+"""What only quantized modules hold: of GPTQ, AWQ, compressed-tensors, bitsandbytes, HQQ, AQLM, QuIP#."""
 _SCALED = ("weight_scale", "weight_scale_inv")
+_FINE = (*_SCALED, "scale", "scale_weight", "weight_scale_2")
 # Method → suffixes of which one shows that a module was quantized. Source: the tensor names of published checkpoints.
 _SHOWN = {
     "gptq": ("qweight",),
@@ -23,7 +28,17 @@ _SHOWN = {
     "fp8": _SCALED,
     "fbgemm_fp8": _SCALED,
     "modelopt": _SCALED,
+    "bitsandbytes": ("weight.absmax", "SCB"),
+    "hqq": ("W_q",),
+    "aqlm": ("codes",),
+    "quark": _SCALED,
+    "w8a8_int8": _SCALED,
+    "w8a8_fp8": _SCALED,
+    "mlx": ("scales",),
 }
+_EXACT = frozenset({"gptq", "awq", "auto-round", "compressed-tensors", "fp8", "fbgemm_fp8", "modelopt"})
+"""Methods of which every module is known to be quantized unless it is listed; of others only none at all is a fault."""
+_EIGHT = frozenset({"fp8", "fbgemm_fp8"})
 _NARROW = ("F8", "U8", "I8")
 """Types that hold no weights by themselves: 8-bit floats, two 4-bit numbers in a byte, and 8-bit integers."""
 # Suffix of packed weights → suffixes without which nobody can unpack them, any one of each group.
@@ -46,7 +61,9 @@ def check(c: Composition) -> Iterator[Flaw]:
     if tensors:
         yield from _carried(c, told, tensors)
         yield from _scales(c, told, tensors)
-        if told.method in {"gptq", "auto-round"}:
+        if told.method in {"gptq", "awq"}:
+            yield from _packing(c, told, tensors)
+        if told.method in {"gptq", "auto-round", "compressed-tensors"}:
             yield from _order(c, told, tensors)
     yield from _bits(c, told)
     yield from _method(c, told)
@@ -81,6 +98,7 @@ def _undeclared(c: Composition, tensors: Mapping[str, Placed]) -> Iterator[Flaw]
             and parts["weight"].tensor.dtype.startswith(_NARROW)
             and any(one in parts for one in _SCALED)
         )
+        or ("weight" in parts and parts["weight"].tensor.dtype == "U32" and "scales" in parts)  # MLX
     ]
     if not found:
         loose = [name for name in tensors if name.endswith((".qweight", ".weight_packed"))]
@@ -120,6 +138,8 @@ def _carried(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) 
     if not meant or not bare:
         return
     some = len(meant) - len(bare)
+    if some and told.method not in _EXACT:
+        return
     sign = shown[0] if some == 0 or told.method in {"gptq", "awq"} else " or ".join(shown)
     yield flaw(
         "quant-config-mismatch",
@@ -138,12 +158,75 @@ def _scales(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) -
         for module, _, suffix in [name.rpartition(".")]
         if suffix in _UNPACKED_BY and not any(f"{module}.{one}" in tensors for one in _UNPACKED_BY[suffix])
     )
+    if told.method in _EIGHT:
+        modules = names.linears(c.model.layered, tensors, c.model.shape.layers)
+        eight = {module for module, parts in modules.items() if _kind(parts).startswith("F8")}
+        bare += sorted(module for module in eight if not any(one in modules[module] for one in _FINE))
+        yield from _wide(c, told, modules)
     if bare:
         yield flaw(
             "quant-config-mismatch",
             f"{len(bare)} modules hold packed weights without their scales: {listed(bare)}.",
             **_where(c, told),
             found={"unscaled": len(bare), "modules": bare[:MAX_ITEMS], "method": told.method},
+        )
+
+
+def _kind(parts: Mapping[str, Placed]) -> str:
+    return parts["weight"].tensor.dtype if "weight" in parts else ""
+
+
+def _wide(c: Composition, told: Quantization, modules: Mapping[str, Mapping[str, Placed]]) -> Iterator[Flaw]:
+    """Find weights that were unpacked again, and whose scales were left beside them."""
+    found = sorted(
+        module
+        for module, parts in modules.items()
+        if _kind(parts) in {"BF16", "F16", "F32"} and any(one in parts for one in _SCALED) and not told.ignores(module)
+    )
+    if found:
+        kind = _kind(modules[found[0]])
+        yield flaw(
+            "quant-config-mismatch",
+            f"{told.file} declares {told.method}, and {len(found)} modules hold {kind} weights beside their scales: "
+            f"{listed(found)}.",
+            **_where(c, told),
+            found={"wide": len(found), "modules": found[:MAX_ITEMS], "dtype": kind, "method": told.method},
+            expected={"dtype": "F8_E4M3"},
+        )
+
+
+def _packing(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) -> Iterator[Flaw]:
+    """Find packed weights whose sizes are those of another method, other bits or other groups.
+
+    Source: AutoGPTQ packs rows (in · bits / 32 × out), AutoAWQ's GEMM packs columns (in × out · bits / 32), and both
+    have a row of scales for each group.
+    """
+    if told.bits is None or told.told.get("dynamic") or told.told.get("extra_config") or 32 % told.bits:
+        return
+    if str(told.told.get("version", "gemm")).lower() != "gemm" or told.told.get("checkpoint_format") == "marlin":
+        return
+    factor, odd = 32 // told.bits, []
+    for name in sorted(tensors):
+        scales = tensors.get(f"{name.removesuffix('.qweight')}.scales")
+        if not name.endswith(".qweight") or scales is None:
+            continue
+        (packed, stored) = (one.tensor.shape for one in (tensors[name], scales))
+        if len(packed) != 2 or len(stored) != 2:
+            continue
+        rows, columns = (packed[0], packed[1] * factor) if told.method == "awq" else (packed[0] * factor, packed[1])
+        groups = 1 if told.group is None else -(-rows // told.group)
+        if stored != (groups, columns):
+            odd.append((name, stored, (groups, columns)))
+    if odd:
+        name, stored, wanted = odd[0]
+        yield flaw(
+            "quant-config-mismatch",
+            f"{told.file} says {told.method} with {told.bits} bits in groups of {told.group or 'all'}; by {name}, "
+            f"which is packed to {list(tensors[name].tensor.shape)}, its scales are {list(wanted)}, and they are "
+            f"{list(stored)}. {len(odd)} modules are like this.",
+            **_where(c, told),
+            found={"module": name.removesuffix(".qweight"), "scales": list(stored), "count": len(odd)},
+            expected={"scales": list(wanted), "bits": told.bits, "group_size": told.group},
         )
 
 
@@ -156,43 +239,54 @@ def _shows(parts: Mapping[str, Placed], shown: tuple[str, ...]) -> bool:
 def _order(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) -> Iterator[Flaw]:
     """Check that g_idx gives each column the group that its scales were made for."""
     missing, told_of = [], 0
+    in_order = told.desc_act and (told.method != "compressed-tensors" or len(told.schemes) == 1)
+    weights, order, scales = ("weight_packed", "weight_g_idx", "weight_scale")
+    if told.method != "compressed-tensors":
+        weights, order, scales = ("qweight", "g_idx", "scales")
     for name in sorted(tensors):
-        if not name.endswith(".qweight"):
+        if not name.endswith(f".{weights}"):
             continue
-        module = name.removesuffix(".qweight")
-        placed = tensors.get(f"{module}.g_idx")
+        module = name.removesuffix(f".{weights}")
+        placed = tensors.get(f"{module}.{order}")
         if placed is None:
-            if told.desc_act:
+            if in_order:
                 missing.append(module)
             continue
-        said = _groups(placed, told, tensors.get(f"{module}.scales"))
+        said = _groups(placed, told, _count_of(tensors.get(f"{module}.{scales}"), scales))
         if said is not None and told_of < MAX_ITEMS:
             told_of += 1
             used, wanted = said
             yield flaw(
                 "g-idx-invalid",
-                f"{module}.g_idx uses the groups {_short(used)}, and there are {_short(wanted)}.",
+                f"{module}.{order} uses the groups {_short(used)}, and there are {_short(wanted)}.",
                 file=placed.entry.path,
-                pointer=f"{module}.g_idx",
+                pointer=f"{module}.{order}",
                 found={"groups": used[:MAX_ITEMS], "count": len(used), "desc_act": told.desc_act},
                 expected={"groups": wanted[:MAX_ITEMS], "count": len(wanted)},
             )
     if missing:
         yield flaw(
             "g-idx-missing",
-            f"desc_act is true, and {len(missing)} modules have no g_idx: {listed(missing)}.",
+            f"Columns are declared to be in an order of their own, and {len(missing)} modules have no {order}: "
+            f"{listed(missing)}.",
             **_where(c, told),
             found={"modules": missing[:MAX_ITEMS], "count": len(missing)},
         )
 
 
-def _groups(placed: Placed, told: Quantization, scales: Placed | None) -> tuple[list[int], list[int]] | None:
+def _count_of(scales: Placed | None, name: str) -> int | None:
+    """Return for how many groups there are scales: the rows of GPTQ's, the columns of compressed-tensors'."""
+    if scales is None or not scales.tensor.shape:
+        return None
+    return scales.tensor.shape[-1 if name == "weight_scale" else 0]
+
+
+def _groups(placed: Placed, told: Quantization, count: int | None) -> tuple[list[int], list[int]] | None:
     """Return the groups used and those there are, when a column has a group that its scales were not made for."""
     if placed.tensor.dtype != "I32" or placed.size > _G_IDX_BYTES:
         return None
     order = np.frombuffer(read_bytes(placed, _G_IDX_BYTES), dtype="<i4")
     columns = len(order)
-    count = scales.tensor.shape[0] if scales is not None and scales.tensor.shape else None
     group = told.group or columns
     count = count or -(-columns // group)
     used = sorted({int(one) for one in np.unique(order)})
@@ -216,19 +310,22 @@ def _bits(c: Composition, told: Quantization) -> Iterator[Flaw]:
     if rule is None and told.method == "compressed-tensors" and told.packed:
         rule = "gptq_bits"
     supported = c.rules.get(rule) if rule else None
-    if told.bits is None or supported is None or told.bits in supported:
-        return
-    whole = 32 % told.bits == 0
-    factor = f"{32 / told.bits:.2f}".rstrip("0").rstrip(".")
-    reason = "" if whole else f"; 32 / {told.bits} = {factor} weights in a word is no whole number"
-    yield flaw(
-        "quant-bits-unsupported",
-        f"{c.engine or 'Engines'} cannot unpack {told.bits}-bit {told.method} weights{reason}.",
-        file=c.model.path(told.file),
-        pointer=f"{told.pointer}/bits",
-        found={"bits": told.bits, "pack_factor": float(factor)},
-        expected={"bits": supported},
-    )
+    seen: set[int] = set()
+    for place, bits in told.all_bits():
+        if supported is None or bits in supported or bits in seen:
+            continue
+        seen.add(bits)
+        whole = 32 % bits == 0
+        factor = f"{32 / bits:.2f}".rstrip("0").rstrip(".")
+        reason = "" if whole else f"; 32 / {bits} = {factor} weights in a word is no whole number"
+        yield flaw(
+            "quant-bits-unsupported",
+            f"{c.engine or 'Engines'} cannot unpack {bits}-bit {told.method} weights{reason}.",
+            file=c.model.path(told.file),
+            pointer=f"{told.pointer}{place}",
+            found={"bits": bits, "pack_factor": float(factor)},
+            expected={"bits": supported},
+        )
 
 
 def _method(c: Composition, told: Quantization) -> Iterator[Flaw]:

@@ -5,12 +5,15 @@ TensorRT Model Optimizer, as published checkpoints hold them.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "hf_quant_config.json")
 _PATTERN_LETTERS = 400
+_GPTQ = frozenset({"desc_act", "sym", "damp_percent", "true_sequential", "static_groups", "checkpoint_format", "w_bit"})
+_GPTQ |= {"zero_point", "q_group_size", "config_groups", "model_file_base_name", "quant_algo", "dynamic", "lm_head"}
+"""Keys of other methods' declarations; without any of them and without a name, bits and a group are MLX's."""
 _CLASS = re.compile(r"[A-Z][A-Za-z0-9]*")
 
 
@@ -51,8 +54,27 @@ class Quantization:
 
     @property
     def is_fp8(self) -> bool:
-        """Whether weights are 8-bit floating point numbers."""
-        return self.floating and self.bits == 8
+        """Whether weights, or some of them, are 8-bit floating point numbers."""
+        some = weight_schemes(self.told) if self.method == "compressed-tensors" else []
+        return (self.floating and self.bits == 8) or any(
+            one.get("type") == "float" and one.get("num_bits") == 8 for one in some
+        )
+
+    def all_bits(self) -> Iterator[tuple[str, int]]:
+        """Yield every number of bits that some modules have, with its place in the declaration."""
+        if self.bits is not None:
+            yield "/bits", self.bits
+        if self.method == "compressed-tensors":
+            groups = self.told.get("config_groups")
+            for name, one in groups.items() if isinstance(groups, dict) else ():
+                weights = one.get("weights") if isinstance(one, dict) else None
+                if isinstance(weights, dict) and (bits := _bits(weights.get("num_bits"))):
+                    yield f"/config_groups/{name}/weights/num_bits", bits
+        for key in ("dynamic", "extra_config"):  # GPTQModel's and AutoRound's exceptions, by module
+            over = self.told.get(key)
+            for name, one in over.items() if isinstance(over, dict) else ():
+                if isinstance(one, dict) and not name.startswith("-:") and (bits := _bits(one.get("bits"))):
+                    yield f"/{key}/{name}/bits", bits
 
     def ignores(self, module: str) -> bool:
         """Say whether a module was left as it was."""
@@ -90,7 +112,8 @@ def quantization_of(config: Mapping[str, Any], files: Mapping[str, Mapping[str, 
 
 
 def _places(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    places = [(f"/{name}", config.get(name)) for name in ("quantization_config", "compression_config")]
+    names = ("quantization_config", "compression_config", "quantization")  # the last one is MLX's own
+    places = [(f"/{name}", config.get(name)) for name in names]
     for outer in ("text_config", "llm_config", "language_config"):
         text = config.get(outer)
         if isinstance(text, dict):
@@ -165,6 +188,8 @@ def _method(file: str, told: Mapping[str, Any]) -> str:
     method = str(named or "").lower()
     if file == "hf_quant_config.json" or method.startswith(("modelopt", "nvfp4")) or "producer" in told:
         return "modelopt"
+    if not method and {"bits", "group_size"} <= set(told) and not _GPTQ & set(told):
+        return "mlx"
     if not method and ("w_bit" in told or "zero_point" in told):
         return "awq"
     if not method and ("desc_act" in told or "bits" in told):
@@ -178,7 +203,7 @@ def _method(file: str, told: Mapping[str, Any]) -> str:
 
 def _read_plain(told: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "bits": _count(told.get("bits", told.get("w_bit", told.get("weight_bits")))),
+        "bits": _bits(told.get("bits", told.get("w_bit", told.get("weight_bits")))),
         "group": _group(told.get("group_size", told.get("q_group_size"))),
         "desc_act": told.get("desc_act") is True,
         "packed": True,
@@ -210,7 +235,7 @@ def _read_modelopt(told: Mapping[str, Any]) -> dict[str, Any]:
     is_four = "NVFP4" in kind or "FP4" in kind
     return {
         "bits": 4 if is_four or "INT4" in kind or "W4" in kind else 8,
-        "group": _group(told.get("group_size")),
+        "group": _group(told.get("group_size", 16 if is_four else None)),
         # Its names for 8-bit floats that share a scale in squares. Source: vLLM 0.32, quantization/modelopt.py.
         "block": (128, 128) if kind in {"FP8_PB_WO", "FP8_BLOCK_SCALES"} else None,
         "floating": is_four or "FP8" in kind,
@@ -219,6 +244,13 @@ def _read_modelopt(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_bitsandbytes(told: Mapping[str, Any]) -> dict[str, Any]:
     return {"bits": 4 if told.get("load_in_4bit") or told.get("_load_in_4bit") else 8}
+
+
+def _read_hqq(told: Mapping[str, Any]) -> dict[str, Any]:
+    inner = told.get("quant_config")
+    weights = inner.get("weight_quant_params") if isinstance(inner, dict) else None
+    weights = weights if isinstance(weights, dict) else {}
+    return {"bits": _count(weights.get("nbits")), "group": _group(weights.get("group_size"))}
 
 
 def _read_mxfp4(_told: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,6 +264,7 @@ _READERS = {
     "modelopt": _read_modelopt,
     "bitsandbytes": _read_bitsandbytes,
     "mxfp4": _read_mxfp4,
+    "hqq": _read_hqq,
 }
 
 
@@ -274,6 +307,12 @@ def _matches(pattern: str, module: str) -> bool:
     if "*" in pattern:
         return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), module) is not None and pattern.count("*") <= 4
     return module == pattern or f".{module}.".find(f".{pattern}.") >= 0
+
+
+def _bits(value: object) -> int | None:
+    """Return a number of bits, also where it is written as a text; 16 and more mean that nothing is packed."""
+    bits = int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,2}", value) else _count(value)
+    return bits if bits is not None and bits < 16 else None
 
 
 def _count(value: object) -> int | None:

@@ -114,3 +114,9 @@ def capability(accelerator: str | None) -> int | None:
     words = "-" + re.sub(r"[^a-z0-9]+", "-", text) + "-"
     found = [name for name in table("hardware")["capability"] if f"-{name}-" in words]
     return table("hardware")["capability"][max(found, key=len)] if found else None
+
+
+def lacks(accelerator: str | None, what: str) -> bool:
+    """Say whether an accelerator is one of those that are listed as lacking a number format."""
+    words = "-" + re.sub(r"[^a-z0-9]+", "-", (accelerator or "").lower()) + "-"
+    return any(f"-{name}-" in words for name in table("hardware")["without"].get(what, ()))

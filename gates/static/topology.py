@@ -8,7 +8,7 @@ from typing import Final
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, Where, flaw
 from gates.static.quantized import Quantization
-from gates.static.rules import capability
+from gates.static.rules import capability, lacks
 from gates.static.shape import MOST, Shape, moe_layers
 from schemas.result import Severity
 
@@ -24,6 +24,7 @@ _RECURRENT: Final = {
     "mamba_n_groups": "groups of a state-space layer",
 }
 _GROUPS: Final = frozenset({"mamba_n_groups"})
+_METHOD: Final = ("--quantization", "-q")
 
 
 def check(c: Composition) -> Iterator[Flaw]:
@@ -39,7 +40,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     if told is not None:
         yield from _groups(c, shape, told)
         yield from _blocks(c, shape, told)
-        yield from _arch(c, told)
+    yield from list(_arch(c, told)) or _brain(c, shape)
 
 
 def _degrees(c: Composition) -> Iterator[Flaw]:
@@ -250,6 +251,8 @@ def _groups(c: Composition, shape: Shape, told: Quantization) -> Iterator[Flaw]:
     if told.method in {"mxfp4", "bitsandbytes"}:
         return
     for one in (*_divided(c, shape), *_attention(c, shape)):
+        if told.method == "modelopt" and one.degree == 1:
+            continue  # kernels pad what no devices share
         sizes = {scheme.group for scheme in told.schemes_of(one.paths, one.layers) if not scheme.block}
         cut = sorted(
             group for group in sizes if group and one.size % one.degree == 0 and one.size // one.degree % group
@@ -318,27 +321,55 @@ def _fitting(size: int, step: int) -> list[int]:
     return [n for n in (1, 2, 4, 8, 16, 32) if size % n == 0 and size // n % step == 0]
 
 
-def _arch(c: Composition, told: Quantization) -> Iterator[Flaw]:
-    found = capability(c.declared.accelerator)
-    if found is None or not told.is_fp8:
+def _arch(c: Composition, told: Quantization | None) -> Iterator[Flaw]:
+    """Find accelerators without 8-bit floats, for weights that have them or are to be given them at the start."""
+    asked = c.declared.arguments.get(*_METHOD)
+    if not (told.is_fp8 if told is not None else asked == "fp8"):
         return
-    rule = c.rules.get("fp8")
-    if not isinstance(rule, dict) or found >= rule["native"]:
+    found, rule = capability(c.declared.accelerator), c.rules.get("fp8")
+    has_none = lacks(c.declared.accelerator, "fp8")
+    if not has_none and (found is None or not isinstance(rule, dict) or found >= rule["native"]):
         return
-    fallback = rule.get("fallback")
-    can = fallback is not None and found >= fallback
-    message = f"sm_{found} has no 8-bit floating point arithmetic, and the weights are {told.method}"
+    native, fallback = (rule.get("native"), rule.get("fallback")) if isinstance(rule, dict) else (None, None)
+    can = found is not None and fallback is not None and found >= fallback
+    name = c.declared.accelerator if found is None else f"sm_{found}"
+    method = f"the weights are {told.method}" if told is not None else f"{_METHOD[0]} {asked} is asked for"
+    message = f"{name} has no 8-bit floating point arithmetic, and {method}"
     yield flaw(
         "arch-unsupported",
         f"{message}; {c.engine} serves them weight-only there." if can else f"{message}; {c.engine} cannot serve them.",
         severity=Severity.WARN if can else Severity.BLOCK,
-        file=c.model.path(told.file),
+        file=None if told is None else c.model.path(told.file),
         pointer="/hardware/accelerator",
-        found={"arch": f"sm_{found}", "engine": c.engine, "mode": "weight-only" if can else "none"},
-        expected={"arch": f"sm_{rule['native']}"},
+        found={"arch": name, "engine": c.engine, "mode": "weight-only" if can else "none"},
+        expected={"arch": f"sm_{native}"},
         advice="Throughput that was measured on another architecture says nothing here: measure again."
         if can
         else None,
+    )
+
+
+def _brain(c: Composition, shape: Shape) -> Iterator[Flaw]:
+    """Find accelerators without bfloat16, where the engine would compute in another format than the weights'."""
+    found, native = capability(c.declared.accelerator), c.rules.get("bfloat16")
+    if found is None or type(native) is not int or found >= native:
+        return
+    asked = c.declared.arguments.get("--dtype")
+    stored = next(
+        (one[key] for one in (shape.text, shape.config) for key in ("torch_dtype", "dtype") if key in one), None
+    )
+    if asked not in (None, "auto", "bfloat16") or (asked != "bfloat16" and stored != "bfloat16"):
+        return
+    ends = "does not start with it" if asked == "bfloat16" else "computes in float16, which overflows earlier"
+    yield flaw(
+        "arch-unsupported",
+        f"sm_{found} has no bfloat16 arithmetic, and the weights are bfloat16: {c.engine} {ends}.",
+        severity=Severity.BLOCK if asked == "bfloat16" else Severity.WARN,
+        file=c.model.path("config.json"),
+        pointer="--dtype" if asked == "bfloat16" else "/hardware/accelerator",
+        found={"arch": f"sm_{found}", "engine": c.engine, "dtype": stored},
+        expected={"arch": f"sm_{native}"},
+        advice="Say --dtype float16 and record goldens with it, or choose newer GPUs.",
     )
 
 

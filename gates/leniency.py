@@ -21,12 +21,14 @@ class ServerError:
 class Leniency:
     """What one engine is known to accept, and to refuse as a server error.
 
-    `seen` are the versions that were asked everything here; empty where that is known from `source` alone.
+    `seen` are the versions that were asked everything here; empty where that is known from `source` alone, which then
+    also names cases that are refused.
     """
 
     source: str
     seen: frozenset[str] = frozenset()
     accepts: frozenset[str] = frozenset()
+    refuses: frozenset[str] = frozenset()
     errors: Mapping[str, ServerError] = field(default_factory=dict)
 
     @property
@@ -88,6 +90,26 @@ LENIENCY: dict[str, Leniency] = {
     "sglang": Leniency(
         source="its request models leave what they do not name unread, entrypoints/openai/protocol.py @9b116df",
         accepts=frozenset({"field-unknown", "json-nested-unknown-field"}),
+    ),
+    "trtllm": Leniency(
+        source="serve/openai_protocol.py @0076e93, serve/openai_server.py @0005772 and serve/chat_utils.py @0c35190",
+        # Nobody looks at the model's name; a message is any role with or without a content; "yes" is true. Only the
+        # fields of the request itself, of a tool and of a format of answers are all that there may be.
+        accepts=frozenset(
+            {"model-unknown", "role-unknown", "content-missing", "tool-answer-without-call", "stream-text"}
+        ),
+        refuses=frozenset(
+            {
+                *("field-unknown", "json-nested-unknown-field", "tool-type-unknown", "tools-text"),
+                *("tool-choice-unknown", "response-format-unknown", "content-part-unknown", "tool-calls-text"),
+                *("max-tokens-text", "max-tokens-list", "temperature-text", "top-p-text", "seed-text"),
+                *("messages-missing", "messages-null", "messages-text", "messages-of-texts", "role-missing"),
+            }
+        ),
+    ),
+    "external": Leniency(
+        source="OpenAI's guide to error codes: an argument that is not recognized is a 400, an unknown model a 404",
+        refuses=frozenset({"field-unknown", "json-nested-unknown-field", "model-unknown"}),
     ),
     "tgi": Leniency(
         source="docs/openapi.json @003eaec calls `model` unused",

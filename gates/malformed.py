@@ -226,11 +226,17 @@ def _judge_accepted(case: Case, exchange: Records, known: Leniency, version: str
     if is_known:
         message = f"{case.name}: accepted, as the engine documents it: {known.source}."
         return [finding("malformed-accepted-documented", message, severity=Severity.INFO, pointer=case.name)]
+    code = "malformed-accepted-unknown"
     message = f"{case.name}: accepted. Whether this engine means to is not known here, and other engines refuse it."
     advice = "Look into the engine's documentation, and accept the finding if callers may send this."
+    if case.name in known.refuses:
+        # It may be another engine behind a like API, or a version that changed: a person has to know, and may accept.
+        code = "malformed-accepted-unlike"
+        message = f"{case.name}: accepted, although it is documented to be refused: {known.source}."
+        advice = "Look what answers there: a misspelt option of a caller would be ignored without a word."
     return [
         finding(
-            "malformed-accepted-unknown",
+            code,
             message,
             severity=Severity.WARN,
             pointer=case.name,

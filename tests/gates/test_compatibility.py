@@ -425,7 +425,8 @@ def test_an_engine_without_a_table_fails_for_server_errors_and_warns_of_what_it_
     result = conclude(good, passed[1], bundle=on_another_engine(good.bundle, "external"))
     assert result.verdict is Verdict.FAILED
     assert blocking(result) == {("malformed-server-error", case) for case in known.errors}
-    warned = {pointer for code, pointer in told(result, Severity.WARN) if code == "malformed-accepted-unknown"}
+    codes = {"malformed-accepted-unknown", "malformed-accepted-unlike"}
+    warned = {pointer for code, pointer in told(result, Severity.WARN) if code in codes}
     assert warned
     assert warned <= known.accepts
 
@@ -435,16 +436,29 @@ def test_what_an_engine_without_a_table_accepts_is_a_person_s_to_judge(good, pas
     records = refusing(passed[1], LENIENCY["llamacpp"].errors)
     result = conclude(good, records, bundle=on_another_engine(good.bundle, "external"))
     assert result.verdict is Verdict.PASSED
-    assert ("malformed-accepted-unknown", "field-unknown") in told(result, Severity.WARN)
+    assert ("malformed-accepted-unknown", "role-unknown") in told(result, Severity.WARN)
 
 
-def test_what_an_engine_s_documents_say_that_it_accepts_is_noted(good, passed):
+@pytest.mark.parametrize(
+    ("engine", "unknown", "unlike"),
+    [
+        ("sglang", "model-unknown", set()),
+        ("trtllm", "temperature-negative", {"field-unknown", "json-nested-unknown-field"}),
+        ("external", "role-unknown", {"field-unknown", "json-nested-unknown-field", "model-unknown"}),
+    ],
+)
+def test_what_an_engine_s_documents_say_that_it_accepts_is_noted_and_what_they_say_it_refuses_is_not_let_pass(
+    good, passed, engine, unknown, unlike
+):
+    """llama.cpp's answers, said to be another engine's: it accepts more than any of these."""
     records = refusing(passed[1], LENIENCY["llamacpp"].errors)
-    result = conclude(good, records, bundle=on_another_engine(good.bundle, "sglang"))
+    result = conclude(good, records, bundle=on_another_engine(good.bundle, engine))
     assert result.verdict is Verdict.PASSED
     noted = {pointer for code, pointer in told(result, Severity.INFO) if code == "malformed-accepted-documented"}
-    assert noted == LENIENCY["sglang"].accepts
-    assert ("malformed-accepted-unknown", "model-unknown") in told(result, Severity.WARN)
+    assert noted == LENIENCY[engine].accepts & LENIENCY["llamacpp"].accepts
+    warned = told(result, Severity.WARN)
+    assert ("malformed-accepted-unknown", unknown) in warned
+    assert {pointer for code, pointer in warned if code == "malformed-accepted-unlike"} == unlike
 
 
 def test_an_acceptance_without_an_answer_is_a_fault_of_any_engine(good, passed):
@@ -551,5 +565,6 @@ def test_the_cases_have_distinct_names_and_every_exception_names_a_case():
     assert len(set(names)) == len(names)
     assert len(malformed.cases("chain", context_tokens=512, has_completions=False)) >= 40
     for known in LENIENCY.values():
-        assert known.accepts | set(known.errors) <= set(names)
-        assert not known.accepts & set(known.errors)
+        assert known.accepts | known.refuses | set(known.errors) <= set(names)
+        assert not known.accepts & (known.refuses | set(known.errors))
+        assert not (known.is_whole and known.refuses)

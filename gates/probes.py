@@ -110,6 +110,7 @@ async def _complete(endpoint: Endpoint, *, is_stream: bool) -> Records:
     dialect = endpoint.dialect
     body: dict[str, object] = {"model": endpoint.model, "prompt": _PROMPT, "max_tokens": MAX_TOKENS}
     body |= {"temperature": 0, "stream": is_stream, **dialect.cache_fields(use_cache=False)}
+    body = dialect.generation_fields(body, is_chat=False)
     return await _exchange(endpoint, dialect.completions_path, json.dumps(body).encode())
 
 

@@ -54,12 +54,13 @@ class ScriptedHttp:
             except OSError:
                 return
             with connection:
-                asked = _request(connection)
+                asked = read_request(connection)
                 self.asked.append(asked)
                 connection.sendall(self.script(asked) or b"")
 
 
-def _request(connection: socket.socket) -> Asked:
+def read_request(connection: socket.socket) -> Asked:
+    """Read one request. Raises ValueError when it has no whole first line."""
     with connection.makefile("rb") as stream:
         method, path, _ = stream.readline().decode().split(" ", 2)
         headers = {}

@@ -5,16 +5,18 @@ it say something that has to be noticed.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gates.dialects import releases
 from tests.support.folder_bundles import VERSIONS
+from tests.support.requests_in_order import misuse
 from tests.support.scripted_http import Asked, answer
 
 PIECES = ("H", "i")
-USAGE = {"prompt_tokens": 23, "completion_tokens": 3, "total_tokens": 26}
+PROMPT_TOKENS = 23
 LOGPROBS = [("H", -0.25, "J", -1.5), ("i", -0.5, "a", -2.0)]
 DONE = "data: [DONE]\n\n"
 
@@ -24,9 +26,27 @@ def event(body: object, name: str = "") -> str:
     return (f"event: {name}\n" if name else "") + f"data: {json.dumps(body)}\n\n"
 
 
+class Said(NamedTuple):
+    """One answer: its pieces, how it ended, and tokens of the answer, of which the end of the turn is one."""
+
+    pieces: tuple[str, ...]
+    finish: str | None
+    tokens: int
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """What an engine counts of it."""
+        total = PROMPT_TOKENS + self.tokens
+        return {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": self.tokens, "total_tokens": total}
+
+
 @dataclass(frozen=True)
 class Speech:
-    """One engine's script. `served` is the model's name, `flaw` what is wrong with what it says; none if empty."""
+    """One engine's script. `served` is the model's name, `flaw` what is wrong with what it says; none if empty.
+
+    `accepts` are names of `gates.malformed.cases` that it takes for requests in order; `answers_as` is the name under
+    which it answers, where that is another one.
+    """
 
     engine: str
     error: Callable[[int, str], bytes]
@@ -43,6 +63,8 @@ class Speech:
     names_model: bool = True
     finish: str = "stop"
     usage_with_finish: bool = False
+    accepts: frozenset[str] = frozenset()
+    answers_as: str | None = None
 
     def __call__(self, asked: Asked) -> bytes:
         """Answer one request."""
@@ -50,9 +72,11 @@ class Speech:
             return self._get(asked.path)
         try:
             body = json.loads(asked.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return self.error(400, "the body is no JSON")
         if asked.path in {"/v1/chat/completions", "/v1/completions"}:
+            if asked.headers.get("content-type") != "application/json" or not isinstance(body, dict):
+                return self.error(self.refused_status, "the body is no object of JSON")
             return self._generate(body, is_chat="chat" in asked.path)
         if asked.path == self.tokens:
             return _json([] if self.flaw == "no_tokens" else self._tokens(body))
@@ -84,7 +108,7 @@ class Speech:
         page = releases.recorded()[self.engine]["pages"]
         version = VERSIONS[self.engine]
         names: list[str] = next((one["names"] for one in page if one["release"] == version), [])
-        return "".join(f'# TYPE {name} gauge\n{name}{{model_name="{self.served}"}} 1.0\n' for name in names)
+        return "".join(f'# TYPE {name} gauge\n{name}{{model_name="{self.served}"}} 0.0\n' for name in names)
 
     def _tokens(self, body: Mapping[str, Any]) -> object:
         said = body.get("prompt", body.get("inputs", ""))
@@ -96,6 +120,8 @@ class Speech:
     # ---------------------------------------------------------------------------------------- generations
 
     def _generate(self, body: Mapping[str, Any], *, is_chat: bool) -> bytes:
+        if (why := misuse(body, self.served, is_chat=is_chat, accepts=self.accepts)) is not None:
+            return self.error(self.refused_status, why)
         if (why := self.refuses(body, is_chat)) is not None:
             return self.error(self.refused_status, why)
         if self.flaw == "refuses":
@@ -104,51 +130,67 @@ class Speech:
             return answer(200, b"<html>busy</html>", kind="text/html")
         if self.flaw == "server_error":
             return self.error(500, "the engine died")
+        said = self._said(body)
         if body.get("stream"):
-            text = "".join(self._events(is_chat=is_chat))
-            said = text[: len(text) // 2] if self.flaw == "cut" else text
-            return answer(200, said.encode(), kind="text/event-stream", length=len(text))
-        return _json(self._plain(is_chat=is_chat, with_logprobs=bool(body.get("logprobs"))))
+            wants_usage = self.usage_with_finish or (body.get("stream_options") or {}).get("include_usage", False)
+            text = "".join(self._events(said, is_chat=is_chat, wants_usage=wants_usage))
+            sent = text[: len(text) // 2] if self.flaw == "cut" else text
+            return answer(200, sent.encode(), kind="text/event-stream", length=len(text))
+        return _json(self._plain(said, is_chat=is_chat, with_logprobs=bool(body.get("logprobs"))))
+
+    def _said(self, body: Mapping[str, Any]) -> Said:
+        """Return the answer to a request: cut at its limit, or before what is to stop it."""
+        limit = body.get("max_tokens") or len(PIECES) + 1
+        pieces = () if self.flaw == "empty" else PIECES[:limit]
+        finish = {"no_finish": None, "abort": "abort", "strange_finish": "tired"}.get(self.flaw, self.finish)
+        whole = "".join(pieces)
+        stops = [told] if isinstance(told := body.get("stop") or [], str) else told
+        stop = next((one for one in stops if one in whole), None)
+        if stop is not None:
+            text = whole[: whole.index(stop)]
+            return Said((text,) if text else (), finish, len(pieces))
+        return Said(pieces, finish, len(PIECES) + 1) if limit > len(PIECES) else Said(pieces, "length", limit)
 
     def _choice(self, *, is_chat: bool, holder: str, text: str | None, finish: str | None) -> dict[str, Any]:
         said: dict[str, Any] = {holder: {"role": "assistant", "content": text}} if is_chat else {"text": text or ""}
         return {"index": 0, **said, "finish_reason": finish}
 
-    def _finish_reason(self) -> str | None:
-        return {"no_finish": None, "abort": "abort", "strange_finish": "tired"}.get(self.flaw, self.finish)
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        model = self.answers_as or self.served
+        return {"id": "said-1", "object": kind, "created": int(time.time()), "model": model}
 
-    def _plain(self, *, is_chat: bool, with_logprobs: bool) -> dict[str, Any]:
-        text = "" if self.flaw == "empty" else "".join(PIECES)
-        choice = self._choice(is_chat=is_chat, holder="message", text=text, finish=self._finish_reason())
+    def _plain(self, said: Said, *, is_chat: bool, with_logprobs: bool) -> dict[str, Any]:
+        choice = self._choice(is_chat=is_chat, holder="message", text="".join(said.pieces), finish=said.finish)
         if with_logprobs:
             choice["logprobs"] = {"content": [_logprob(*row) for row in LOGPROBS]} if is_chat else _columns()
         choices = [choice, {**choice, "index": 1}] if self.flaw == "two_choices" else [choice]
-        usage = {} if self.flaw == "no_usage" else {"usage": USAGE}
-        return {"object": "chat.completion", "model": self.served, "choices": choices, **usage}
+        usage = {} if self.flaw == "no_usage" else {"usage": said.usage}
+        return {**self._envelope("chat.completion" if is_chat else "text_completion"), "choices": choices, **usage}
 
-    def _events(self, *, is_chat: bool) -> Iterator[str]:
+    def _events(self, said: Said, *, is_chat: bool, wants_usage: bool) -> Iterator[str]:
+        envelope = self._envelope("chat.completion.chunk" if is_chat else "text_completion")
+
         def chunk(text: str | None, finish: str | None = None, usage: object = None) -> str:
             if self.engine == "tgi" and not is_chat:
                 finish = {None: "", "stop": "eos_token"}.get(finish, finish)
             choice = self._choice(is_chat=is_chat, holder="delta", text=text, finish=finish)
-            return event({"model": self.served, "choices": [choice], **({"usage": usage} if usage else {})})
+            return event({**envelope, "choices": [choice], **({"usage": usage} if usage else {})})
 
+        wants_usage = wants_usage and self.flaw != "no_usage"
         if is_chat:
             yield chunk("")
-        pieces: Sequence[str] = () if self.flaw == "empty" else PIECES
-        for place, piece in enumerate(pieces):
+        for place, piece in enumerate(said.pieces):
             if self.flaw == "error_event" and place == 1:
                 yield self.stream_error + self.done
                 return
             yield "data: {half\n\n" if self.flaw == "broken_event" else chunk(piece)
-        usage = USAGE if self.usage_with_finish and self.flaw != "no_usage" else None
-        yield chunk(None, self._finish_reason(), usage)
+        yield chunk(None, said.finish, said.usage if wants_usage and self.usage_with_finish else None)
         if self.flaw == "two_finishes":
             yield chunk(None, self.finish)
         if self.flaw == "late_output":
             yield chunk("!")
-        if not self.usage_with_finish and self.flaw != "no_usage":
-            yield event({"model": self.served, "choices": [], "usage": USAGE})
+        if wants_usage and not self.usage_with_finish:
+            yield event({**envelope, "choices": [], "usage": said.usage})
         if self.flaw != "no_done":
             yield self.done
 
@@ -189,8 +231,9 @@ def _error(status: int, text: str) -> bytes:
 
 
 def _refused_elsewhere(body: Mapping[str, Any], is_chat: bool) -> str | None:
-    known = {"model", "max_tokens", "stream", "stream_options", "temperature", "top_p", "seed", "logprobs"}
-    unknown = set(body) - known - ({"messages", "top_logprobs"} if is_chat else {"prompt"})
+    known = {"model", "max_tokens", "stream", "stream_options", "temperature", "top_p", "seed", "logprobs", "stop", "n"}
+    known |= {"messages", "top_logprobs", "response_format", "tools", "tool_choice"} if is_chat else {"prompt"}
+    unknown = set(body) - known
     return f"Unrecognized request argument supplied: {', '.join(sorted(unknown))}" if unknown else None
 
 
@@ -205,11 +248,11 @@ def _refused_by_tgi(body: Mapping[str, Any], is_chat: bool) -> str | None:
 
 
 def _refused_by_transformers(body: Mapping[str, Any], is_chat: bool) -> str | None:
-    known = {"model", "max_tokens", "stream", "temperature", "top_p", "seed", "generation_config"}
+    known = {"model", "max_tokens", "stream", "temperature", "top_p", "seed", "generation_config", "stop"}
     unknown = set(body) - known - ({"messages"} if is_chat else {"prompt"})
     if unknown:
         return f"Unexpected fields in the request: {unknown}"
-    told = json.loads(body.get("generation_config", "{}"))
+    told = json.loads(body.get("generation_config") or "{}")
     return (
         None if set(told) <= {"top_k", "min_p", "repetition_penalty", "do_sample"} else f"no GenerationConfig: {told}"
     )
@@ -217,7 +260,8 @@ def _refused_by_transformers(body: Mapping[str, Any], is_chat: bool) -> str | No
 
 def _refused_by_trtllm(body: Mapping[str, Any], is_chat: bool) -> str | None:
     known = {"model", "max_tokens", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "seed"}
-    known |= {"repetition_penalty", "logprobs"} | ({"messages", "top_logprobs"} if is_chat else {"prompt"})
+    known |= {"repetition_penalty", "logprobs", "stop", "n"}
+    known |= {"messages", "top_logprobs", "response_format", "tools", "tool_choice"} if is_chat else {"prompt"}
     unknown = sorted(set(body) - known)
     return f"Extra inputs are not permitted: {', '.join(unknown)}" if unknown else None
 
@@ -238,6 +282,7 @@ SPEECHES: dict[str, Speech] = {
         stream_error=event({"error": {"message": "it broke", "http_status_code": 424}}),
         refuses=_refused_by_tgi,
         refused_status=422,
+        accepts=frozenset({"model-unknown"}),
         tokens="/tokenize",
         extras={
             "/info": {

@@ -11,9 +11,7 @@ from gates.endpoint import Endpoint
 from gates.environment import NotInstalled
 from registry.settings import RunnerSettings
 from schemas.runner import ReplicaState
-from tests.support.engine import chain_engine
 from tests.support.folder_bundles import DIGEST, bundle
-from tests.support.runners import result
 from tests.support.scripted_http import ScriptedHttp
 from tests.support.speech import flawed
 from workers.boot import EngineMismatch, require_engine
@@ -177,19 +175,3 @@ async def test_a_replica_elsewhere_is_ready_by_a_real_answer_and_known_by_its_wo
         assert re.match(r"502: the endpoint does not answer", said.detail)
     assert replica.stop().code == 0
     assert replica.state is ReplicaState.STOPPED
-
-
-def test_a_gate_run_measures_an_engine_elsewhere_and_says_that_it_is_known_by_its_word(bench, tmp_path):
-    with chain_engine(tmp_path / "elsewhere") as engine:
-        named = {"name": "external", "version": "1", "arguments": ["--endpoint", engine.base_url]}
-        chosen = bench.bundle("elsewhere", engine=named)
-        run = bench.evaluate(chosen, bench.policy())
-        bench.start(external_hosts=f"inner:{engine.base_url}")
-        done = bench.done(run)
-        assert done.problem is None
-        (booted,) = [entry.body["engine"] for entry in bench.entries(run) if entry.kind == "engine_booted"]
-        assert (booted["basis"], booted["model_ids"], booted.get("environment")) == ("reported", ["chain"], None)
-        # Nobody knows what this endpoint accepts: that is a warning. An error of its own blocks, whoever made it.
-        findings = {(one["code"], one["severity"]) for one in result(done, "compatibility")["findings"]}
-        assert {one for one in findings if one[1] == "block"} == {("malformed-server-error", "block")}
-        assert ("malformed-accepted-unknown", "warn") in findings

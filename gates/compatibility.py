@@ -7,7 +7,7 @@ a field was understood, and a malformed request may cost its sender an error but
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gates import malformed, wire
+from gates import adapters, malformed, wire
 from gates.gate import MAX_FINDINGS, Gate, Judged, JudgeInput, Records, clip, errored, finding
 from gates.probes import LOGPROBS_TOP, MAX_TOKENS, measure
 from schemas.bundle import Bundle, Feature
@@ -59,6 +59,7 @@ def judge(given: JudgeInput) -> Judged:
     tally.findings += _judge_wire(bundle, records)
     tally.findings += _judge_features(bundle)
     _judge_malformed(rule, bundle, records, tally)
+    _judge_adapters(bundle, records, tally)
     measurements = _measurements(rule, bundle, records)
     blocking = [one for one in tally.findings if one.severity is Severity.BLOCK]
     others = [one for one in tally.findings if one.severity is not Severity.BLOCK]
@@ -199,6 +200,16 @@ def _judge_features(bundle: Bundle) -> Iterator[Finding]:
             yield finding("feature-not-probed", message, severity=Severity.WARN, pointer=feature.value, advice=advice)
 
 
+def _judge_adapters(bundle: Bundle, records: Records, tally: _Tally) -> None:
+    asked = records.get("adapters", {})
+    if lacking := adapters.lacking(bundle, asked):
+        message = f"{lacking[0]} was not asked all questions that adapters are; run the gate again."
+        tally.doubtful.append(finding("adapter-not-asked", message, pointer="adapters", found=", ".join(lacking)))
+        return
+    unknown = next((one["exchange"] for one in records["cases"] if one["case"] == "model-unknown"), None)
+    tally.findings += adapters.judge(bundle, asked, unknown)
+
+
 def _judge_malformed(rule: CompatibilityRule, bundle: Bundle, records: Records, tally: _Tally) -> None:
     baseline, engine = records["baseline"], bundle.engine
     states = [sentinel["state"] for sentinel in baseline]
@@ -297,7 +308,7 @@ def _measurements(rule: CompatibilityRule, bundle: Bundle, records: Records) -> 
 
 GATE = Gate(
     name="compatibility",
-    version=2,
+    version=3,
     depends_on=(
         *("weights", "tokenizer", "template", "quantization", "adapters", "draft", "engine", "topology", "hardware"),
         *("runtime", "serving"),

@@ -192,7 +192,9 @@ class Joint:
         return " + ".join(self.features)
 
 
-_ADAPTER_UNSEEN: Final = "No gate asks an adapter yet: ask it under its own name, alone and beside the base."
+_ADAPTER_UNSEEN: Final = (
+    "Each adapter is asked alone and held against the base; no gate asks several at once, nor for long."
+)
 
 JOINTS: Final = (
     Joint(
@@ -215,7 +217,7 @@ JOINTS: Final = (
     Joint(
         ("LoRA", "prefix cache"),
         "The adapter is part of the cache's key, adapters are paged, and batches may mix them.",
-        (),
+        ("compatibility",),
         _ADAPTER_UNSEEN,
     ),
     Joint(
@@ -267,7 +269,7 @@ JOINTS: Final = (
     Joint(
         ("quantized KV", "LoRA"),
         "Keys and values of an adapter fit scales that were made for the base.",
-        (),
+        ("compatibility",),
         _ADAPTER_UNSEEN,
     ),
     Joint(
@@ -288,7 +290,7 @@ JOINTS: Final = (
     Joint(
         ("speculative decoding", "LoRA"),
         "The target verifies under the adapter that was asked for, although the draft knows only the base.",
-        (),
+        ("compatibility",),
         _ADAPTER_UNSEEN,
     ),
     Joint(
@@ -299,7 +301,7 @@ JOINTS: Final = (
     Joint(
         ("LoRA", "TP/PP/EP"),
         "An adapter's matrices are cut as the layers are that they change.",
-        (),
+        ("compatibility",),
         _ADAPTER_UNSEEN,
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from gates import wire
+from gates import adapters, wire
 from gates.answers import Outcome
 from gates.dialects.base import Malformed
 from gates.endpoint import Endpoint, EndpointError, Reply
@@ -50,9 +50,12 @@ async def _measure(context: GateContext, endpoint: Endpoint, answer_seconds: flo
         start = await _start(context, endpoint, health)
         context.progress("compatibility: wire format")
         probes, stops = await _probe(context, endpoint)
+        context.progress("compatibility: adapters")
+        asked = await adapters.ask(context.bundle, endpoint, _exchange)
         baseline = [await _sentinel(endpoint, answer_seconds) for _ in range(2)]
         done = await _misuse(context, endpoint, start["context_tokens"] or 0, answer_seconds)
-    return {"start": start, "probes": probes, "stops": stops, "baseline": baseline, "cases": done}
+    records = {"start": start, "probes": probes, "stops": stops, "baseline": baseline, "cases": done}
+    return records | ({"adapters": asked} if asked else {})
 
 
 async def _start(context: GateContext, endpoint: Endpoint, health: Reply) -> Records:

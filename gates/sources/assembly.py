@@ -89,10 +89,18 @@ class Assembly:
             resolved = patiently(source.resolve, self._bounds)
             items = patiently(lambda one=source, to=resolved: one.list(to), self._bounds)  # type: ignore[misc]
             self._parts[name] = self._part(name, source, resolved, items)
+        of_parts = self._of_parts()
         choices = {
-            name: choose(name, part.items, self._wants.reader, self._roles(part)) for name, part in self._parts.items()
+            name: choose(
+                name,
+                part.items if name != BASE else part.items.keys() - of_parts.keys(),
+                self._wants.reader,
+                self._roles(part),
+            )
+            for name, part in self._parts.items()
         }
         self._whole = together(choices)
+        self._whole.left_out += [LeftOut(path, "replaced", f"brought by {part}") for path, part in of_parts.items()]
         self._whole.left_out += [one for part in self._parts.values() for one in part.hidden]
         refused = [*self._whole.refused, *self._unlistable(), *self._names()]
         if refused:
@@ -197,6 +205,30 @@ class Assembly:
         if isinstance(source, DirectorySource):
             hidden += source.listing.left_out
         return _Part(name, source, resolved, found, hidden)
+
+    def _of_parts(self) -> dict[str, str]:
+        """Return the base's files that lie in the folder of another part, each with that part, which brings them."""
+        found: dict[str, str] = {}
+        for name, folder in self._folders().items():
+            found |= {path: name for path in self._parts[BASE].items if path.startswith(f"{folder}/")}
+        return found
+
+    def _folders(self) -> dict[str, str]:
+        """Return each part whose folder is inside the base's, and that folder's path there."""
+        base = self._parts[BASE].source
+        if not isinstance(base, DirectorySource):
+            return {}
+        root = base.root.resolve()
+        places = {
+            name: part.source.root.resolve()
+            for name, part in self._parts.items()
+            if name != BASE and isinstance(part.source, DirectorySource)
+        }
+        return {
+            name: place.relative_to(root).as_posix()
+            for name, place in places.items()
+            if place != root and place.is_relative_to(root)
+        }
 
     def _roles(self, part: _Part) -> dict[str, Role]:
         """Return the given roles of a part's own files. What no part has is told of the base."""

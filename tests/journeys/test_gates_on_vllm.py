@@ -18,7 +18,7 @@ from registry.settings import Gateway
 from registry.storage.local import LocalBlobs
 from tests.conftest import settings_for
 from tests.support import chain, factories, structured
-from tests.support.chain_folder import describe_folder, write_chain_folder
+from tests.support.chain_folder import describe_folder, write_chain_adapter, write_chain_folder
 from tests.support.command import Command, Ran
 from tests.support.runners import Bench, bench
 
@@ -240,6 +240,23 @@ def test_a_bundle_that_one_gate_is_there_for_fails_it_and_no_other(ground, comma
     gates = [gate] if gate == "compatibility" else ["compatibility", gate]
     ran, results = ground.gates(command, bundle, *gates)
     assert codes <= set(failed(ran, results, gate)), results[gate]
+
+
+@pytest.mark.slow
+def test_an_adapter_that_changes_nothing_fails_and_one_that_does_is_let_through(ground, command):
+    """CHAIN's layer is all zeros: what an adapter adds to the values gets out only where it adds an output as well."""
+    folder = ground.home / "adapted"
+    write_chain_folder(folder)
+    overlay = ground.overlay("adapted", adapters={"loud": "loud", "mute": "mute"})
+    write_chain_adapter(folder / "loud", {"self_attn.v_proj": 0.05, "self_attn.o_proj": 0.05})
+    write_chain_adapter(folder / "mute", {"self_attn.q_proj": 0.05})
+    made = command.ok("bundle", "create", folder, "-f", overlay, *LICENCE, "--json")
+    ran, results = ground.gates(command, made.json["digest"], "compatibility")
+    failed(ran, results, "compatibility")
+    blocks = [
+        (one["code"], one["pointer"]) for one in results["compatibility"]["findings"] if one["severity"] == "block"
+    ]
+    assert blocks == [("adapter-no-effect", "model mute")]
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from tests.support.chain import (
     VOCABULARY_SIZE,
     Matrix,
 )
+from tests.support.headers import safetensors
 
 STOPS = [2, 4]
 _NAMES = {
@@ -222,3 +223,44 @@ def describe_folder(
         **chain.SERVED,
     }
     return Bundle.model_validate(document | changes)
+
+
+def write_chain_adapter(directory: Path, modules: Mapping[str, float], *, rank: int = 8) -> Path:
+    """Write a LoRA adapter of CHAIN: module of its layer, such as `self_attn.v_proj` → value of all its entries.
+
+    The layer's own matrices are zero, so that one module alone changes nothing: values reach an answer through
+    `self_attn.v_proj` and `self_attn.o_proj` together.
+    """
+    directory.mkdir(parents=True)
+    shapes = {
+        _NAMES[name].removeprefix("model.layers.0."): shape
+        for name, shape in (
+            (name, one.shape) for name, one in chain.tensors(np.zeros((1, 1), np.float32), None).items()
+        )
+        if len(shape) == 2 and name.startswith("blk.0")
+    }
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    blobs, offset = [], 0
+    for module, value in sorted(modules.items()):
+        rows, columns = shapes[module]
+        for half, shape in (("lora_A", (rank, columns)), ("lora_B", (rows, rank))):
+            blob = np.full(shape, value, np.float32).tobytes()
+            name = f"base_model.model.model.layers.0.{module}.{half}.weight"
+            header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, offset + len(blob)]}
+            blobs.append(blob)
+            offset += len(blob)
+    (directory / "adapter_model.safetensors").write_bytes(safetensors(header, b"".join(blobs)))
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": "chain",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": sorted({module.rpartition(".")[2] for module in modules}),
+        "bias": "none",
+        "use_rslora": False,
+        "use_dora": False,
+        "modules_to_save": None,
+        "task_type": "CAUSAL_LM",
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory

@@ -196,6 +196,20 @@ def test_an_adapter_in_gguf_is_refused_with_what_to_do_and_not_taken_for_nothing
     assert put.fetched() == set()
 
 
+@pytest.mark.parametrize("folder", ["lora", "adapters/own", "adapters/de"])
+def test_a_part_may_lie_in_the_folder_of_the_base_and_is_taken_once(put, tmp_path, folder):
+    for path, body in ADAPTER.items():
+        (tmp_path / "base" / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "base" / folder / path).write_bytes(body)
+    (tmp_path / "base" / "config.json").write_text("{}")
+    (tmp_path / "base" / "model.safetensors").write_bytes(safetensors({"a": tensor(0, 8)}, b"\0" * 8))
+    found = put({"base": tmp_path / "base", "adapter:de": tmp_path / "base" / folder})
+    adapters = ["adapters/de/adapter_config.json", "adapters/de/adapter_model.safetensors"]
+    assert [path for path, role in placed(found).items() if role == "adapter"] == adapters
+    replaced = {path for path, code in left_out(found).items() if code == "replaced"}
+    assert replaced == {f"{folder}/{path}" for path in ADAPTER}
+
+
 def test_two_parts_cannot_bring_one_file(put):
     reader = Reader("vllm", code=frozenset({"tokenizer.json"}))
     with pytest.raises(SourceRefused) as refused:

@@ -177,16 +177,8 @@ def _store(
     is_again = kept != identity
     evidence.note_here(session, key, here)
     if kind in _ENTRY:
-        where = stream(actor.project_id, digest)
         body = RegisteredBody(digest=digest, name=name, serving_digest=serving, components=components, locks=locks)
-        act = f"registered:{evidence.next_position(session, where)}" if is_again else "registered"
-        signed = evidence.state(
-            service.signer, where, act, actor.name, _ENTRY[kind], body, subjects={kind: digest}, now=at
-        )
-        if is_again:
-            evidence.append(session, actor.project_id, signed)
-        else:
-            evidence.open_stream(session, actor.project_id, signed)
+        _record(session, service, actor, kind, body, is_again=is_again, at=at)
     if is_again:
         return _get(session, actor.project_id, kind, digest)
     registered = Registered(
@@ -204,6 +196,20 @@ def _store(
         aliases=None,
     )
     return Found(identity, registered, is_quarantined=False)
+
+
+def _record(
+    session: Session, service: Service, actor: Actor, kind: str, body: RegisteredBody, *, is_again: bool, at: datetime
+) -> None:
+    """Append the entry of a registration; `is_again`: its stream is there from before it was deleted."""
+    where = stream(actor.project_id, body.digest)
+    act = f"registered:{evidence.next_position(session, where)}" if is_again else "registered"
+    subjects = {kind: body.digest}
+    signed = evidence.state(service.signer, where, act, actor.name, _ENTRY[kind], body, subjects=subjects, now=at)
+    if is_again:
+        evidence.append(session, actor.project_id, signed)
+    else:
+        evidence.open_stream(session, actor.project_id, signed)
 
 
 def _as_kept(value: dict[str, str] | None) -> dict[str, str] | None:

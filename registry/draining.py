@@ -10,7 +10,7 @@ from schemas.runner import Drain, Fingerprint, JobKind, JobState, Runner
 
 def wire(session: Session, row: RunnerRow) -> Runner:
     """Return a runner as the service gives it out."""
-    held = session.scalars(
+    jobs = session.scalars(
         select(JobRow.id).where(JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED).order_by(JobRow.id)
     )
     return Runner(
@@ -22,7 +22,7 @@ def wire(session: Session, row: RunnerRow) -> Runner:
         last_seen_at=row.last_seen_at,
         is_alive=runners.is_alive(session, row),
         slots=row.slots,
-        jobs=list(held),
+        jobs=list(jobs),
         environments=row.environments or {},
         launcher=runners.launcher(row),
         disk_free_bytes=row.disk_free_bytes,
@@ -34,18 +34,24 @@ def _drain(session: Session, row: RunnerRow) -> Drain | None:
     """Return that a runner drains, and what that waits for; None when it takes jobs."""
     if row.drained_at is None:
         return None
-    held = session.execute(
+    return Drain(
+        since=row.drained_at,
+        by=row.drained_by or "unknown",
+        reason=row.drain_reason or "",
+        waits_for=[_held(session, job, target) for job, target in held(session, row)],
+        empty_at=row.empty_at,
+    )
+
+
+def held(session: Session, row: RunnerRow) -> list[tuple[JobRow, str | None]]:
+    """Return the jobs that a runner holds, oldest first, each with the name of its target."""
+    query = (
         select(JobRow, TargetRow.name)
         .join(TargetRow, TargetRow.id == JobRow.target_id, isouter=True)
         .where(JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED)
         .order_by(JobRow.id)
     )
-    return Drain(
-        since=row.drained_at,
-        by=row.drained_by or "unknown",
-        reason=row.drain_reason or "",
-        waits_for=[_held(session, job, target) for job, target in held],
-    )
+    return [(job, target) for job, target in session.execute(query)]
 
 
 def _held(session: Session, job: JobRow, target: str | None) -> str:

@@ -18,6 +18,8 @@ CRASHES = 5
 """Times that a live replica may become ready and die within `CRASH_WINDOW` before it is tried no more."""
 CRASH_WINDOW = timedelta(minutes=30)
 BACKOFF_SECONDS = 5.0
+EMPTIED = "emptied"
+"""In the act of an attempt that ended since its runner had to be empty: nobody failed."""
 BESIDE = "beside"
 """In the act of a failed attempt of a replica that was to take the place of one that serves still."""
 
@@ -72,7 +74,7 @@ def history(log: Sequence[EntryRow]) -> History:
             if body["purpose"] == "live" and body["replica"]["state"] == ReplicaState.READY:
                 seen.failures = seen.engine_failures = 0
                 seen.is_ready = True
-        elif row.kind == Kind.ATTEMPT_ERRORED and row.act.startswith("job:") and f":{BESIDE}:" not in row.act:
+        elif row.kind == Kind.ATTEMPT_ERRORED and row.act.startswith("job:") and not _is_nobodys(row.act):
             body = evidence.claim_of(row.envelope)["body"]
             cause = body.get("cause")
             if seen.is_ready and cause is not None:
@@ -83,6 +85,10 @@ def history(log: Sequence[EntryRow]) -> History:
             seen.is_ready = False
             seen.is_over = body.get("retry_in_seconds") is None
     return seen
+
+
+def _is_nobodys(act: str) -> bool:
+    return f":{BESIDE}:" in act or f":{EMPTIED}:" in act
 
 
 def after(attempt: int, cause: Cause | None) -> Next:

@@ -14,6 +14,7 @@ from registry import (
     attempts,
     db,
     doubts,
+    emptying,
     evidence,
     failures,
     preemption,
@@ -220,7 +221,7 @@ def renew(session: Session, service: Service, project: UUID, job: UUID, said: Pr
         # Why it ends stays known, should the quarantine be lifted before it has.
         is_wanted, row.problem = False, QUARANTINED
         session.flush()
-    elif preemption.is_to_end(session, row, db.now(session)):
+    elif emptying.is_over(session, row, db.now(session)) or preemption.is_to_end(session, row, db.now(session)):
         is_wanted = False
     return Renewal(lease_seconds=service.settings.lease_seconds, is_wanted=is_wanted)
 
@@ -315,6 +316,12 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
     row = held(session, project, job, said.fencing_token)
     at = db.now(session)
     quotas.spend(row, at)
+    if said.problem is None and row.is_wanted and emptying.is_over(session, row, at):
+        is_left = row.kind == JobKind.SERVE or _is_unfinished(session, row)
+        if is_left and emptying.give_back(session, service, row, at):
+            _settle_replica(row, at=at)
+            _wake_target(session, row)
+            return
     if said.problem is None and row.kind == JobKind.SERVE and row.is_wanted:
         # Nobody asked the replica to stop, so however it ended it is a failure, and the bundle must serve again.
         detail = "the replica ended, and nobody had asked for it"

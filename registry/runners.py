@@ -92,7 +92,7 @@ def drain(session: Session, actor: Actor, name: str, reason: str) -> RunnerRow:
 def undrain(session: Session, actor: Actor, name: str) -> RunnerRow:
     """Let a runner take jobs again. Raises NotFound, NotPermitted."""
     row = _to_change(session, actor, name)
-    row.drained_at = row.drained_by = row.drain_reason = None
+    row.drained_at = row.drained_by = row.drain_reason = row.empty_at = None
     _wake(session, row)
     return row
 

@@ -415,6 +415,8 @@ class RunnerRow(Base):
     """Since when it takes no job."""
     drained_by: Mapped[str | None]
     drain_reason: Mapped[str | None]
+    empty_at: Mapped[datetime | None]
+    """When what it still holds is ended; null for never."""
     registered_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
     __table_args__ = (UniqueConstraint("project_id", "name"), Index(None, "project_id", "id"))

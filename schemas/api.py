@@ -306,6 +306,14 @@ class RunnerAct(Closed):
     reason: Text = Field(description="Why; shown with the runner.")
 
 
+class RunnerDrain(RunnerAct):
+    """Have a runner take no job any more."""
+
+    force_in_seconds: Annotated[int, Field(ge=0, le=30 * 86_400, strict=True)] | None = Field(
+        None, description="After how many seconds what it still holds is ended, whatever that loses; absent for never."
+    )
+
+
 class Approve(Act):
     """Approve a release, and answer for the warnings of its gates."""
 
@@ -417,6 +425,9 @@ class RunnerDetail(Runner):
 
     registered_at: Instant = Field(description="When it was first heard of.")
     runs: list[Run] = Field(description="The newest runs that it holds or held last, newest first; at most 20.")
+    loses: list[str] = Field(
+        default_factory=list, description="What would be lost if it were emptied now, a sentence for each job it holds."
+    )
 
 
 class Complete(Closed):

@@ -75,6 +75,8 @@ class Kind(StrEnum):
     TOKEN_REVOKED = "token_revoked"  # noqa: S105 - as above
     KEY_ROTATED = "key_rotated"
     EVIDENCE_REVOKED = "evidence_revoked"
+    RUNNER_DRAINED = "runner_drained"
+    RUNNER_UNDRAINED = "runner_undrained"
 
 
 QuarantineCause = Literal["person", "integrity_gate", "blob_damaged"]
@@ -378,6 +380,23 @@ class EvidenceRevoked(Closed):
     reason: Text = Field(description="Why.")
 
 
+class RunnerDrained(Closed):
+    """A runner takes no job any more; with an instant, what it still holds then is ended."""
+
+    runner: ShortText = Field(description="Its name.")
+    reason: Text = Field(description="Why.")
+    empty_at: Instant | None = Field(None, description="When what it holds is ended; absent for never.")
+    loses: Annotated[list[Text], Field(max_length=200)] | None = Field(
+        None, description="What would have been lost at this moment, a sentence for each job; absent for nothing."
+    )
+
+
+class RunnerUndrained(Closed):
+    """A runner takes jobs again."""
+
+    runner: ShortText = Field(description="Its name.")
+
+
 class ReplicaChanged(Closed):
     """A replica changed state."""
 
@@ -432,6 +451,8 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.TOKEN_REVOKED: TokenRevoked,
     Kind.KEY_ROTATED: KeyRotated,
     Kind.EVIDENCE_REVOKED: EvidenceRevoked,
+    Kind.RUNNER_DRAINED: RunnerDrained,
+    Kind.RUNNER_UNDRAINED: RunnerUndrained,
 }
 """Kind → the closed model of its body. Every kind has one."""
 

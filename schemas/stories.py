@@ -112,6 +112,15 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     ),
     Kind.TOKEN_REVOKED: ("warn", lambda b: f"of {b['name']}: {b['reason']}"),
     Kind.KEY_ROTATED: ("warn", lambda b: f"key {b['key_id'][:12]} signs instead of {b['retired'][:12]}: {b['reason']}"),
+    Kind.RUNNER_DRAINED: (
+        "warn",
+        lambda b: (
+            f"{b['runner']} drains"
+            + (f", and is emptied at {b['empty_at'][:19]}Z" if b.get("empty_at") else "")
+            + f": {b['reason']}"
+        ),
+    ),
+    Kind.RUNNER_UNDRAINED: ("plain", lambda b: f"{b['runner']} takes jobs again"),
     Kind.EVIDENCE_REVOKED: ("warn", lambda b: f"{b['gate']} result {b['entry'][7:19]} no longer counts: {b['reason']}"),
 }
 """Kind → tone, and what to say of its body."""

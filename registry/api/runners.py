@@ -6,16 +6,16 @@ from uuid import UUID
 import anyio.to_thread
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from registry import blobs, draining, jobs, runners, runs
+from registry import blobs, draining, emptying, jobs, runners, runs
 from registry.api.blobs import BINARY, BlobDigest
 from registry.api.bodies import receive
-from registry.api.deps import ServiceDep, SessionDep, allow
+from registry.api.deps import PerformDep, ServiceDep, SessionDep, allow
 from registry.api.documents import RawJson, takes
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.api.routes import Route
 from registry.auth import Actor
-from schemas.api import Complete, Page, Progress, Reported, Run, RunnerAct, RunnerDetail
+from schemas.api import Complete, Page, Progress, Reported, Run, RunnerDetail, RunnerDrain
 from schemas.common import MAX_INTEGER, Name
 from schemas.problems import (
     BundleQuarantined,
@@ -58,7 +58,8 @@ def get_runner(
     row = runners.named(session, actor.project_id, runner)
     shown = [jobs.wire(session, job) for job, _ in jobs.of_runner(session, row.id, after=None, limit=MOST_RUNS)]
     told = draining.wire(session, row).model_dump()
-    return RunnerDetail(**told, registered_at=row.registered_at, runs=shown)
+    loses = emptying.losses(session, row)
+    return RunnerDetail(**told, registered_at=row.registered_at, runs=shown, loses=loses)
 
 
 @router.post("/runners", responses=declare(InvalidDocument), operation_id="registerRunner")
@@ -88,16 +89,25 @@ RunnerName = Annotated[Name, Path(description="Name or identity.")]
 
 @router.post("/runners/{runner}/drains", responses=declare(NotFound, InvalidDocument), operation_id="drainRunner")
 def drain_runner(
-    runner: RunnerName, body: RunnerAct, actor: Annotated[Actor, allow("drain_runner")], session: SessionDep
+    runner: RunnerName,
+    body: RunnerDrain,
+    actor: Annotated[Actor, allow("drain_runner")],
+    service: ServiceDep,
+    perform: PerformDep,
 ) -> Runner:
-    """Have a runner take no job any more, and hand over what serves on it; `drain` says what it waits for."""
-    return draining.wire(session, runners.drain(session, actor, runner, body.reason))
+    """Have a runner take no job any more, and hand over what serves on it; `drain` says what it waits for.
+
+    With `force_in_seconds` it ends then what it still holds. `loses` of the runner says before what that is.
+    """
+    return perform(lambda session: draining.wire(session, emptying.drain(session, service, actor, runner, body)))
 
 
 @router.delete("/runners/{runner}/drains", responses=declare(NotFound, InvalidDocument), operation_id="undrainRunner")
-def undrain_runner(runner: RunnerName, actor: Annotated[Actor, allow("drain_runner")], session: SessionDep) -> Runner:
+def undrain_runner(
+    runner: RunnerName, actor: Annotated[Actor, allow("drain_runner")], service: ServiceDep, perform: PerformDep
+) -> Runner:
     """Let a runner take jobs again."""
-    return draining.wire(session, runners.undrain(session, actor, runner))
+    return perform(lambda session: draining.wire(session, emptying.undrain(session, service, actor, runner)))
 
 
 @router.post(

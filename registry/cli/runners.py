@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from registry.cli.failures import Exit
+from registry.cli.failures import Exit, Usage
 from registry.cli.options import Json, Limit, Timeout, examples, group
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
 from registry.cli.replicas import failed_replica
+from schemas.api import RunnerDetail
 from schemas.runner import ReplicaState, Runner
 
 MOST_FAILURES = 5
@@ -118,6 +119,8 @@ def show(
     epilog=examples(
         'sluicegate runner drain gpu-1 --reason "a new driver tonight"',
         'sluicegate runner drain gpu-1 --reason "a new driver tonight" --wait --timeout 3600 --json',
+        'sluicegate runner drain gpu-1 --reason "it has to be off at six" --deadline 1800',
+        'sluicegate runner drain gpu-1 --reason "its cooling fails" --force --yes',
     )
 )
 def drain(
@@ -125,18 +128,30 @@ def drain(
     reason: Annotated[str, typer.Option("--reason", "-r", help="Why; shown with the runner.")],
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it holds nothing any more.")] = False,
     timeout: Timeout = 3600.0,
+    deadline: Annotated[
+        int | None,
+        typer.Option("--deadline", min=0, max=30 * 86_400, help="Seconds after which what it still holds is ended."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="End what it holds now: --deadline 0.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do so although it loses what is said to be lost.")] = False,
     as_json: Json = False,
 ) -> int:
     """Have a runner take no job any more, and hand over what serves on it.
 
     Gates end by themselves. A replica that serves goes on until another runner has one that is ready and has its
-    traffic, or for as long as there is none.
+    traffic, or for as long as there is none. With --deadline or --force what it still holds then is ended: what that
+    would lose now is said, and wants --yes.
 
-    Exit status with --wait: 0 it holds nothing; 3 time is up, and what it still holds is said.
+    Exit status with --wait: 0 it holds nothing; 3 time is up, and what it still holds is said. 4: without --yes.
     """
     output, started = Output(as_json=as_json), time.monotonic()
+    if force and deadline:
+        raise Usage("--force is --deadline 0: name one of them")
+    deadline = 0 if force else deadline
     with connect() as client:
-        found = client.runners.drain(runner, reason)
+        if deadline is not None and not _is_agreed(output, client.runners.get(runner), yes=yes):
+            return Exit.REFUSED
+        found = client.runners.drain(runner, reason, force_in_seconds=deadline)
         told: list[str] = []
         while wait and found.drain is not None and found.drain.waits_for:
             left = timeout - (time.monotonic() - started)
@@ -165,6 +180,15 @@ def undrain(
     return Exit.DONE
 
 
+def _is_agreed(output: Output, runner: RunnerDetail, *, yes: bool) -> bool:
+    """Say what would be lost, and tell whether that is what was asked for."""
+    for line in runner.loses:
+        output.note(f"loses: {line}")
+    if runner.loses and not yes:
+        output.note("nothing was done; say --yes to lose this, or leave --deadline and --force out and --wait")
+    return yes or not runner.loses
+
+
 def _alive(runner: Runner) -> str:
     return ("yes" if runner.is_alive else "no") + (", drained" if runner.drain is not None else "")
 
@@ -175,6 +199,8 @@ def _say_drain(output: Output, runner: Runner) -> None:
     output.say(
         f"drained by {runner.drain.by} at {runner.drain.since:%Y-%m-%d %H:%M:%S}Z: {runner.drain.reason}", "warn"
     )
+    if runner.drain.empty_at is not None:
+        output.say(f"what it holds at {runner.drain.empty_at:%Y-%m-%d %H:%M:%S}Z is ended", "warn")
     for line in runner.drain.waits_for:
         output.say(f"waits for {line}", "warn")
     if not runner.drain.waits_for:

@@ -5,7 +5,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from registry.client.transport import Transport
-from schemas.api import Complete, Progress, Reported, Run, RunnerAct, RunnerDetail
+from schemas.api import Complete, Progress, Reported, Run, RunnerDetail, RunnerDrain
 from schemas.runner import Claim, Renewal, Report, Runner, RunnerRegistration
 
 
@@ -33,10 +33,21 @@ class Runners:
         answer = self._transport.send("POST", f"/v1/runners/{runner}/heartbeats", parameters=parameters)
         return self._transport.parse(Runner, answer)
 
-    def drain(self, runner: UUID | str, reason: str) -> Runner:
-        """Have a runner take no job any more; `drain` says what it still holds. Raises NotFound, NotPermitted."""
+    def drain(self, runner: UUID | str, reason: str, *, force_in_seconds: int | None = None) -> Runner:
+        """Have a runner take no job any more; `drain` says what it still holds.
+
+        Args:
+            runner: by name or identity.
+            reason: why.
+            force_in_seconds: after so long what it still holds is ended; `loses` of `get` says what that loses.
+
+        Raises:
+            NotFound, NotPermitted.
+        """
         return self._transport.post(
-            Runner, f"/v1/runners/{quote(str(runner), safe='')}/drains", RunnerAct(reason=reason)
+            Runner,
+            f"/v1/runners/{quote(str(runner), safe='')}/drains",
+            RunnerDrain(reason=reason, force_in_seconds=force_in_seconds),
         )
 
     def undrain(self, runner: UUID | str) -> Runner:

@@ -1,0 +1,129 @@
+"""A runner that has to be empty at some time: what it holds ends then, and has not failed by that."""
+
+from uuid import UUID
+
+import pytest
+
+from registry import draining, emptying, evidence, failures, handover, jobs, releases, runners
+from registry.auth import Actor
+from registry.service import Service
+from registry.tables import JobRow, RunnerRow, TargetRow
+from schemas.api import RunnerDrain
+from schemas.problems import NotPermitted
+from schemas.runner import ReplicaReport, Report
+from tests.registry.test_scheduling import (
+    ask,
+    bundle,
+    claim,
+    end,
+    live,
+    register,
+    renew,
+    shown,
+    taken,
+)
+
+
+def drain(service: Service, actor: Actor, seconds: int | None, reason: str = "it burns") -> RunnerRow:
+    manager = Actor(project_id=actor.project_id, project="default", name="mia", role="manager")
+    with service.database.transaction() as session:
+        body = RunnerDrain(reason=reason, force_in_seconds=seconds)
+        return emptying.drain(session, service, manager, "r1", body)
+
+
+def losses(service: Service, runner: UUID) -> list[str]:
+    with service.database.transaction() as session:
+        return emptying.losses(session, session.get_one(RunnerRow, runner))
+
+
+def ready(service: Service, actor: Actor, job: UUID, token: int) -> None:
+    body = ReplicaReport.model_validate(
+        {"state": "ready", "cause": "it is", "address": "127.0.0.1:1", "pid": 7, "start_time": "1", "boot_id": "b"}
+    )
+    said = Report(
+        fencing_token=token, act="ready", kind="replica_changed", body=body.model_dump(mode="json", exclude_none=True)
+    )
+    with service.database.transaction() as session:
+        jobs.report(session, service, actor.project_id, job, said)
+
+
+def test_gates_end_at_the_deadline_and_begin_again_elsewhere_with_no_attempt_lost(
+    service: Service, actor: Actor
+) -> None:
+    runner = register(service, actor, "r1")
+    made = ask(service, actor, bundle(service, actor))
+    held = taken(service, actor, runner)
+    assert drain(service, actor, 3600).empty_at is not None
+    assert renew(service, actor, held)
+    assert losses(service, runner) == [f"run {made} begins its gate again elsewhere; it has lost no attempt"]
+    drain(service, actor, 0)
+    assert not renew(service, actor, held)
+    end(service, actor, held)
+    row = shown(service, actor, made)
+    assert (row.state, row.attempt) == ("pending", 0)
+    assert str(row.problem).startswith("runner-emptied: runner r1 was emptied by mia: it burns")
+    assert claim(service, actor, runner) is None
+    assert taken(service, actor, register(service, actor, "r2")).attempt == 1
+
+
+def test_what_serves_alone_boots_elsewhere_and_has_not_failed(service: Service, actor: Actor) -> None:
+    runner = register(service, actor, "r1")
+    serves = live(service, actor, waits=0)
+    held = taken(service, actor, runner)
+    ready(service, actor, serves, held.fencing_token)
+    with service.database.transaction() as session:
+        job = session.get_one(JobRow, serves)
+        session.get_one(TargetRow, job.target_id).applied = [{"bundle": job.bundle, "weight_bp": 10_000}]
+        release = job.release_id
+    (line,) = losses(service, runner)
+    assert "on live@prod is the only one, and has 100 % of the target's requests" in line
+    drain(service, actor, 0)
+    assert not renew(service, actor, held)
+    end(service, actor, held)
+    again = taken(service, actor, register(service, actor, "r2"))
+    assert (again.job, again.attempt) == (serves, 1)
+    assert release is not None
+    with service.database.transaction() as session:
+        log = releases.log(session, release)
+        assert failures.history(log).failures == 0
+        assert [evidence.claim_of(one.envelope)["body"]["problem"] for one in log if one.kind == "attempt_errored"] == [
+            "runner-emptied"
+        ]
+        replica = session.get_one(JobRow, serves).replica
+    assert replica is not None
+    assert replica["state"] == "stopped"
+
+
+def test_what_another_takes_the_place_of_ends_for_good(service: Service, actor: Actor) -> None:
+    runner = register(service, actor, "r1")
+    serves = live(service, actor, waits=0)
+    held = taken(service, actor, runner)
+    ready(service, actor, serves, held.fencing_token)
+    drain(service, actor, None)
+    with service.database.transaction() as session:
+        target = session.get_one(JobRow, serves).target_id
+        assert target is not None
+        (beside,) = handover.begin(session, target, session.get_one(RunnerRow, runner).last_seen_at)
+    drain(service, actor, 0, "now")
+    end(service, actor, held)
+    assert shown(service, actor, serves).state == "cancelled"
+    assert taken(service, actor, register(service, actor, "r2")).job == beside.id
+
+
+def test_a_drain_that_is_asked_for_again_says_nothing_new_and_one_that_is_over_has_no_deadline(
+    service: Service, actor: Actor
+) -> None:
+    runner = register(service, actor, "r1")
+    first = drain(service, actor, 60, "one").empty_at
+    assert drain(service, actor, None, "two").empty_at == first
+    manager = Actor(project_id=actor.project_id, project="default", name="mia", role="manager")
+    with service.database.transaction() as session:
+        assert emptying.undrain(session, service, manager, "r1").empty_at is None
+        emptying.undrain(session, service, manager, "r1")
+    with service.database.transaction() as session:
+        entries = evidence.read(session, emptying.stream(runner))
+        assert [(one.kind, one.actor) for one in entries] == [("runner_drained", "mia"), ("runner_undrained", "mia")]
+        assert draining.wire(session, runners.get(session, actor.project_id, runner)).drain is None
+    limited = Actor(actor.project_id, "default", "mia", "manager", targets=frozenset({"chat@prod"}))
+    with pytest.raises(NotPermitted), service.database.transaction() as session:
+        emptying.drain(session, service, limited, "r1", RunnerDrain(reason="why not", force_in_seconds=0))

@@ -13,10 +13,14 @@ from gates.static.tensors import Placed
 from schemas.result import Severity
 
 _PREFIX = re.compile(r"^(base_model\.model\.|base_model\.)?")
-LORA = re.compile(r"^(?P<module>.+)\.lora_(?P<side>A|B)(\.[^.]+)?(\.weight)?$")
+LORA = re.compile(r"^(?P<module>.+)\.lora_(?P<side>A|B)(\.(?!bias$)[^.]+)?(\.weight)?$")
 EMBEDDING = re.compile(r"^(?P<module>.+)\.lora_embedding_(?P<side>A|B)(\.[^.]+)?$")
 _WRAPPED = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)(?P<rest>.+)$")
 _EXPERTS = re.compile(r"\.experts(\.|$)")
+_OTHER = re.compile(
+    r"\.(lora_E|lora_B\.bias|lora_bias\b|ranknum|vera_lambda_[bd]|hada_\w+|lokr_\w+|oft_\w+|weight_m_wdecomp|ia3_l)(\.|$)"
+)
+"""What AdaLoRA, biases of LoRA, VeRA, LoHa, LoKr, OFT, the first DoRA and IA3 call their tensors."""
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_.]+")
 
 Modules = dict[str, dict[str, Placed]]
@@ -25,6 +29,7 @@ Modules = dict[str, dict[str, Placed]]
 def check(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Flaw]:
     """Check one adapter's matrices against its configuration and the base."""
     modules = modules_of(part)
+    yield from _strange(c, part, config, modules)
     yield from _rank(part, config, modules)
     yield from _halves(part, modules)
     yield from _saved(part, config)
@@ -45,6 +50,34 @@ def modules_of(part: Part) -> Modules:
         if match is not None:
             found.setdefault(_PREFIX.sub("", match["module"], count=1), {})[match["side"]] = placed
     return found
+
+
+def _strange(c: Composition, part: Part, config: Mapping[str, Any], modules: Modules) -> Iterator[Flaw]:
+    """Find tensors of another kind of adapter, or under the names of another library, which engines do not read."""
+    tensors = part.weights.effective
+    if config.get("peft_type", "LORA") != "LORA" or not tensors:
+        return
+    if not modules:
+        held = sorted(tensors)
+        yield flaw(
+            "lora-no-match",
+            f"0 of {len(held)} tensors are matrices of an adapter by their names: {listed(held)}.",
+            file=part.path("adapter_model.safetensors"),
+            found={"matched": 0, "of": len(held), "missing": held[:MAX_ITEMS]},
+            expected="names that end in lora_A.weight and lora_B.weight",
+        )
+        return
+    odd = sorted(name for name in tensors if _OTHER.search(name))
+    if odd and c.engine != "transformers" and c.rules.get("lora_bias") is not True:
+        yield flaw(
+            "lora-kind-unsupported",
+            f"{len(odd)} tensors are of another kind of adapter, which {c.engine or 'engines'} cannot apply: "
+            f"{listed(odd)}.",
+            file=tensors[odd[0]].entry.path,
+            pointer=odd[0],
+            found={"tensors": odd[:MAX_ITEMS], "count": len(odd)},
+            expected="matrices A and B alone",
+        )
 
 
 def targets_of(config: Mapping[str, Any]) -> list[str]:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from gates.static import adapter_fit
-from gates.static.adapter_fit import EMBEDDING, LORA, at, modules_of, pattern_of, targets_of
+from gates.static.adapter_fit import LORA, at, modules_of, pattern_of, targets_of
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.tensors import Placed, read_bytes
 from gates.static.vocabulary import embedding_rows
+from gates.static.words import Tokenizer, first_difference, special_texts
 from schemas.result import Severity
 
 _MAGNITUDE = re.compile(r"\.lora_magnitude_vector(\.|$)")
@@ -27,6 +28,7 @@ _FUSED = {
     "w3": "w13",
 }
 _ZERO_BYTES = 64 * 1024 * 1024
+_ROWS = re.compile(r"\.(embed_tokens|lm_head|wte|embed_out)\.(modules_to_save\.)?([^.]+\.)?weight$")
 
 
 def check(c: Composition) -> Iterator[Flaw]:
@@ -135,13 +137,22 @@ def _strength(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator
         )
     yield from _scaling(c, part, config)
     yield from _own_scaling(c, part, config)
-    seconds = {name: placed for name, placed in part.weights.effective.items() if _side(name) == "B"}
-    if seconds and all(_is_zero(placed) for placed in seconds.values()):
+    modules = modules_of(part)
+    if modules and all(any(_is_zero(one) for one in _backwards(sides)) for sides in modules.values()):
+        which = "B matrices" if all(_is_zero(sides["B"]) for sides in modules.values() if "B" in sides) else "products"
         yield flaw(
             "adapter-no-effect",
-            f"All {len(seconds)} B matrices are zero: the adapter was not trained.",
-            file=next(iter(seconds.values())).entry.path,
-            found={"zero": len(seconds), "of": len(seconds)},
+            f"All {len(modules)} {which} are zero: the adapter was not trained.",
+            file=next(iter(part.weights.effective.values())).entry.path,
+            found={"zero": len(modules), "of": len(modules)},
+        )
+    alphas = [pattern_of(config, "alpha_pattern", module) for module in modules]
+    if alphas and config.get("lora_alpha") != 0 and all(type(one) in (int, float) and one == 0 for one in alphas):
+        yield flaw(
+            "adapter-no-effect",
+            f"alpha_pattern gives all {len(alphas)} modules 0, so that the adapter changes nothing.",
+            **at(part, "/alpha_pattern"),
+            found={"lora_alpha": 0, "scale": 0.0},
         )
 
 
@@ -188,9 +199,9 @@ def _own_scaling(c: Composition, part: Part, config: Mapping[str, Any]) -> Itera
             return
 
 
-def _side(name: str) -> str | None:
-    match = LORA.match(name) or EMBEDDING.match(name)
-    return None if match is None else match["side"]
+def _backwards(sides: Mapping[str, Placed]) -> list[Placed]:
+    """Return B before A: it is what starts at zero, so that a trained adapter is known by it alone."""
+    return [sides[side] for side in sorted(sides, reverse=True)]
 
 
 def _is_zero(placed: Placed) -> bool:
@@ -258,9 +269,7 @@ def _tokens(c: Composition, part: Part) -> Iterator[Flaw]:
     odd = [
         name
         for name in part.weights.effective
-        if "token_adapter" in name
-        or "trainable_tokens" in name
-        or name.endswith((".embed_tokens.weight", ".lm_head.weight"))
+        if "token_adapter" in name or "trainable_tokens" in name or (_ROWS.search(name) and not LORA.match(name))
     ]
     if odd:
         yield flaw(
@@ -270,16 +279,25 @@ def _tokens(c: Composition, part: Part) -> Iterator[Flaw]:
             pointer=odd[0],
             found=odd[:MAX_ITEMS],
         )
-    theirs, ours = part.tokenizer, c.model.tokenizer
-    rows = embedding_rows(c.model)
+    ours, rows = c.model.tokenizer, embedding_rows(c.model)
+    theirs = part.tokenizer or _beside(part)
     if theirs is None or (ours is None and rows is None):
         return
-    known = {} if ours is None else ours.ids
+    known = set() if ours is None else {*ours.ids, *ours.restored, *ours.added_file}
     beyond = {
         text: number
-        for text, number in theirs.ids.items()
+        for text, number in _all_ids(theirs, ours).items()
         if (text not in known if ours is not None else False) or (rows is not None and number >= rows)
     }
+    place = None if ours is None or beyond else first_difference(ours.texts, theirs.texts)
+    if ours is not None and place is not None:
+        yield flaw(
+            "lora-new-tokens",
+            f"Token {place} is {ours.texts[place]!r} in the base and {theirs.texts[place]!r} for the adapter.",
+            file=part.path("tokenizer.json"),
+            found={"first_difference": place, "adapter": theirs.texts[place]},
+            expected={"base": ours.texts[place]},
+        )
     if beyond:
         texts = sorted(beyond, key=lambda text: beyond[text])
         used = [text for text in texts if any(text in source for source, _ in part.templates)]
@@ -287,7 +305,29 @@ def _tokens(c: Composition, part: Part) -> Iterator[Flaw]:
         yield flaw(
             "lora-new-tokens",
             f"The adapter's tokenizer has {len(beyond)} tokens that the base does not: {listed(texts)}{also}.",
-            file=part.path("tokenizer.json"),
+            file=part.path(next((name for name in _TOKEN_FILES if part.has(name)), "tokenizer.json")),
             found={"ids": sorted(beyond.values())[:MAX_ITEMS], "tokens": texts[:MAX_ITEMS], "in_template": used},
             expected={"rows": rows},
         )
+
+
+_TOKEN_FILES = ("tokenizer.json", "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def _beside(part: Part) -> Tokenizer | None:
+    """Return what files beside an absent tokenizer.json say of tokens; None where there are none."""
+    files = [part.object(name) for name in _TOKEN_FILES[1:]]
+    return Tokenizer({}, files[1], files[2], files[0]) if any(files) else None
+
+
+def _all_ids(theirs: Tokenizer, ours: Tokenizer | None) -> dict[str, int]:
+    """Return an adapter's tokens with their ids; what none of its files gives one would follow the base's last."""
+    found = theirs.ids | theirs.only_decoded
+    found |= {text: number for text, number in theirs.added_file.items() if type(number) is int}
+    size = 0 if ours is None else ours.size
+    for told in (theirs.special_map, theirs.config):
+        padding = set(special_texts({"pad_token": told.get("pad_token")}))  # a trainer's own, which no request uses
+        for text in special_texts(told):
+            if ours is not None and text not in found and text not in padding and text not in ours.ids:
+                found[text] = size + len([one for one in found if one not in ours.ids])
+    return found

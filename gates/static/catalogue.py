@@ -210,6 +210,11 @@ CODES: Final[Mapping[str, Code]] = {
             "The head is not tied, and no file holds it.",
             "Set tie_word_embeddings to true if the head is tied, or write lm_head.weight.",
         ),
+        head_untied=(
+            (WARN,),
+            "The head is declared as tied, and a file holds another; engines use one or the other.",
+            "Set tie_word_embeddings to false if the head was trained, else leave it out.",
+        ),
         shape_mismatch=(
             (BLOCK,),
             "A tensor has another shape than the configuration makes it.",

@@ -5,6 +5,7 @@ from typing import Any
 
 from gates.static import rotary
 from gates.static.composition import Composition, Part
+from gates.static.declared import Arguments
 from gates.static.flaw import Flaw, flaw
 from gates.static.shape import Shape, rope_of
 from gates.static.tensors import CONSOLIDATED
@@ -70,6 +71,18 @@ def _length(c: Composition, asked: int | None) -> Iterator[Flaw]:
                 expected={"at_most": longest},
             )
             return
+    if c.declared.arguments.has("--disable-sliding-window") and longest is not None:
+        longest = min(longest, c.model.shape.sliding_window or longest)
+    promised = c.declared.context_tokens
+    if asked is not None and promised is not None and asked < promised:
+        yield flaw(
+            "context-too-long",
+            f"{promised} tokens of context are promised, and the launch arguments allow {asked}.",
+            pointer="/runtime/context_tokens",
+            found={"requested": promised, "derived": asked},
+            expected={"at_most": asked},
+        )
+        return
     yield from _too_long(c, asked, longest, source)
 
 
@@ -118,6 +131,8 @@ def _rescaled(c: Composition) -> int | None:
     """Return the context that rotary settings in the launch arguments make, or None."""
     arguments = c.declared.arguments
     over: dict[str, Any] = arguments.json("--hf-overrides", "--json-model-override-args") or {}
+    inner = over.get(c.model.shape.pointer.removeprefix("/"))
+    over |= inner if isinstance(inner, dict) else {}
     told = arguments.json("--rope-scaling") or over.get("rope_scaling") or over.get("rope_parameters")
     if isinstance(told, dict) and type(told.get("factor")) in (int, float):
         original = told.get("original_max_position_embeddings")
@@ -144,10 +159,14 @@ def _slots(c: Composition) -> Iterator[Flaw]:
     if not c.rules.get("context_is_shared"):
         return
     arguments = c.declared.arguments
-    total, slots = arguments.number("-c", "--ctx-size"), arguments.number("-np", "--parallel")
+    variables = Arguments(tuple(f"{name}={value}" for name, value in c.declared.variables.items()))
+    total = arguments.number("-c", "--ctx-size") or variables.number("LLAMA_ARG_CTX_SIZE")
+    slots = arguments.number("-np", "--parallel") or variables.number("LLAMA_ARG_N_PARALLEL") or 1
     promised = c.declared.context_tokens
-    if total is None or slots is None or promised is None or arguments.has("--kv-unified", "-kvu"):
+    if not total or promised is None:
         return
+    if arguments.has("--kv-unified", "-kvu") or variables.has("LLAMA_ARG_KV_UNIFIED"):
+        slots = 1
     each = total // slots
     if each < promised:
         yield flaw(

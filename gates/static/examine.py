@@ -157,7 +157,7 @@ def _of_gguf(c: Composition, part: Part) -> dict[str, Any]:
     has_head = any(tensor.name == "output.weight" for tensor in tensors)
     sampling_told = {
         key: told[f"general.sampling.{end}"]
-        for key, end in origins.GGUF_SAMPLING.items()
+        for key, end in sampling.GGUF_SAMPLING.items()
         if f"general.sampling.{end}" in told
     }
     return {

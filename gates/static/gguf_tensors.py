@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
+from gates.files.header import Array, Tensor
+
 Ways = tuple[tuple[str, ...], ...]
 """Sets of tensors of which one has to be there whole."""
 
@@ -69,3 +71,65 @@ def missing(architecture: str, metadata: Mapping[str, Any], names: AbstractSet[s
 
 def _holds(names: AbstractSet[str], stem: str) -> bool:
     return f"{stem}.weight" in names
+
+
+_SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "token_embd": ("V", "H"),
+    "output": ("V", "H"),
+    "output_norm": ("H",),
+    "attn_norm": ("H",),
+    "ffn_norm": ("H",),
+    "attn_q": ("Q", "H"),
+    "attn_k": ("K", "H"),
+    "attn_v": ("W", "H"),
+    "attn_output": ("H", "O"),
+    "ffn_up": ("F", "H"),
+    "ffn_gate": ("F", "H"),
+    "ffn_down": ("H", "F"),
+}
+"""Tensor → its sizes: vocabulary, hidden, queries, keys, values, the attention's output, and the feed-forward layer."""
+_FUSED: Final = frozenset({"phi3"})
+"""Architectures whose ffn_up holds the gate too."""
+
+
+def misshapen(
+    architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Yield tensors whose shape is another than the header makes it: name, shape, and the shape that it must have.
+
+    llama.cpp loads nothing then. Sizes that differ from layer to layer are left out.
+    """
+    if architecture not in BLOCK:
+        return
+    sizes = _sizes(architecture, metadata)
+    for name, tensor in tensors.items():
+        stem = name.removesuffix(".weight")
+        inner = stem.split(".", 2)[2] if stem.startswith("blk.") and stem.count(".") == 2 else stem
+        if stem == name or inner not in _SHAPES or (inner == "ffn_up" and architecture in _FUSED):
+            continue
+        wanted = [sizes.get(one) for one in _SHAPES[inner]]
+        known = tuple(one for one in wanted if one is not None)
+        if len(known) == len(wanted) and known != tensor.shape:
+            yield name, tensor.shape, known
+
+
+def _sizes(architecture: str, metadata: Mapping[str, Any]) -> dict[str, int]:
+    def told(key: str) -> int | None:
+        value = metadata.get(f"{architecture}.{key}")
+        return value if type(value) is int and value > 0 else None
+
+    hidden, heads, keys = told("embedding_length"), told("attention.head_count"), told("attention.head_count_kv")
+    keys = heads if f"{architecture}.attention.head_count_kv" not in metadata else keys
+    usual = hidden // heads if hidden and heads else None
+    key, value = told("attention.key_length") or usual, told("attention.value_length") or usual
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    found = {
+        "V": tokens.count if isinstance(tokens, Array) else None,
+        "H": hidden,
+        "Q": heads * key if heads and key else None,
+        "K": keys * key if keys and key else None,
+        "W": keys * value if keys and value else None,
+        "O": heads * value if heads and value else None,
+        "F": told("feed_forward_length"),
+    }
+    return {name: size for name, size in found.items() if size is not None}

@@ -5,6 +5,7 @@ from typing import Any
 
 from gates.static.composition import Composition, Part
 from gates.static.names import embedding
+from gates.static.sampling import GGUF_SAMPLING
 from gates.static.shape import KEYS, Shape, place_of
 
 GGUF_SHAPE = {
@@ -15,13 +16,6 @@ GGUF_SHAPE = {
     "head_dim": "attention.key_length",
     "intermediate": "feed_forward_length",
     "experts": "expert_count",
-}
-GGUF_SAMPLING = {
-    "temperature": "temp",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "penalty_repeat",
 }
 _LENGTHS = ("--max-model-len", "--context-length", "--max-context-length", "--max-seq-len", "--max-total-tokens")
 _GGUF_LENGTHS = ("-c", "--ctx-size")

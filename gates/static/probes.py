@@ -61,6 +61,8 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "system": {"messages": [{"role": "system", "content": SYSTEM}, _USER]},
     "later": {"messages": [_USER], "now": _LATER},
     "tool": {"messages": [_USER], "tools": [_FLAT]},
+    "dressed": {"messages": [{"role": "system", "content": SYSTEM}, _USER], "tools": [_FLAT]},
+    "dressed-later": {"messages": [{"role": "system", "content": SYSTEM}, _USER], "tools": [_FLAT], "now": _LATER},
     **{name: {"messages": [_USER], "tools": [tool]} for name, (_, tool) in FURTHER.items()},
     "called": {
         "messages": [

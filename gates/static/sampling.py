@@ -15,6 +15,14 @@ NEUTRAL: Mapping[str, float] = {
     "repetition_penalty": 1.0,
 }
 """What leaves the model's own distribution alone. `top_k` 0, -1 and off are one thing."""
+GGUF_SAMPLING: Mapping[str, str] = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""Value → its key below `general.sampling` of a GGUF header."""
 _RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 100),
     "top_p": (0, 1),
@@ -26,11 +34,28 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 
 def check(c: Composition) -> Iterator[Flaw]:
     """Check generation_config.json against the engine."""
-    told = c.model.object("generation_config.json")
+    told, file = _told(c)
     asked = model_defaults(told)
-    yield from _range(c, told)
+    yield from _range(c, told, file)
     if asked and c.model.gguf is None:
-        yield from _ignored(c, asked)
+        yield from _ignored(c, asked, file)
+
+
+def _told(c: Composition) -> tuple[Mapping[str, Any], str]:
+    """Return the generation config and the file that it stands in.
+
+    A model without one has it in config.json, where both transformers and vLLM look then; a GGUF file has its own keys.
+    """
+    if c.model.gguf is not None:
+        keys = {f"general.sampling.{key}": name for name, key in GGUF_SAMPLING.items()}
+        told = c.model.gguf.metadata
+        inside = {name: told[key] for key, name in keys.items() if key in told}
+        return inside, c.model.path(next(iter(c.model.gguf_files)))
+    if c.model.has("generation_config.json"):
+        return c.model.object("generation_config.json"), c.model.path("generation_config.json")
+    return {name: c.model.config[name] for name in (*NEUTRAL, "do_sample") if name in c.model.config}, c.model.path(
+        "config.json"
+    )
 
 
 def model_defaults(told: Mapping[str, Any]) -> dict[str, float]:
@@ -50,18 +75,20 @@ def effective_defaults(c: Composition) -> dict[str, float] | None:
     rule = c.rules.get("sampling_defaults")
     if rule is None:
         return None
-    defaults = dict(NEUTRAL)
-    if rule == "all" and c.declared.arguments.get("--generation-config", "--sampling-defaults") not in {
-        "vllm",
-        "openai",
-    }:
-        defaults |= model_defaults(c.model.object("generation_config.json"))
+    defaults, told = dict(NEUTRAL), _told(c)[0]
+    asked = c.declared.arguments.get("--generation-config", "--sampling-defaults")
+    if c.engine == "vllm" and rule == "stops" and asked is not None:
+        rule = "all"  # before it was the default, it was asked for
+    if rule == "sampled" and told.get("do_sample") is not True:
+        defaults["temperature"] = 0.0  # without do_sample the likeliest token is taken, whatever else is said
+    elif rule in {"all", "sampled"} and asked not in {"vllm", "openai"}:
+        defaults |= model_defaults(told)
     override = c.declared.arguments.json("--override-generation-config") or {}
     defaults |= {name: override[name] for name in NEUTRAL if type(override.get(name)) in (int, float)}
     return defaults
 
 
-def _ignored(c: Composition, asked: Mapping[str, float]) -> Iterator[Flaw]:
+def _ignored(c: Composition, asked: Mapping[str, float], file: str) -> Iterator[Flaw]:
     effective = effective_defaults(c)
     if effective is None:
         return
@@ -74,9 +101,9 @@ def _ignored(c: Composition, asked: Mapping[str, float]) -> Iterator[Flaw]:
     )
     yield flaw(
         "engine-sampling-diff",
-        f"{c.engine} does not apply these defaults of generation_config.json: {pairs}.",
+        f"{c.engine} does not apply these defaults of {file}: {pairs}.",
         severity=Severity.WARN,
-        file=c.model.path("generation_config.json"),
+        file=file,
         found={name: _shown(name, effective[name]) for name in differing},
         expected={name: _shown(name, value) for name, value in differing.items()},
     )
@@ -86,7 +113,8 @@ def _shown(name: str, value: float) -> float | str:
     return "off" if name == "top_k" and value <= 0 else value
 
 
-def _range(c: Composition, told: Mapping[str, Any]) -> Iterator[Flaw]:
+def _range(c: Composition, told: Mapping[str, Any], file: str) -> Iterator[Flaw]:
+    is_gguf = c.model.gguf is not None
     for name, (low, high) in _RANGES.items():
         value = told.get(name)
         if value is None:
@@ -95,9 +123,9 @@ def _range(c: Composition, told: Mapping[str, Any]) -> Iterator[Flaw]:
         if type(value) not in (int, float) or not low <= value <= high or zero:
             yield flaw(
                 "sampling-out-of-range",
-                f"generation_config.json says {name} {value!r}, and it must be from {low} to {high}.",
-                file=c.model.path("generation_config.json"),
-                pointer=f"/{name}",
+                f"{file} says {name} {value!r}, and it must be from {low} to {high}.",
+                file=file,
+                pointer=f"general.sampling.{GGUF_SAMPLING[name]}" if is_gguf else f"/{name}",
                 found=value,
                 expected={"from": low, "to": high},
             )

@@ -136,20 +136,23 @@ def _sources(c: Composition) -> Iterator[Flaw]:
 
 
 def _clock(seen: Renderings) -> Iterator[Flaw]:
-    now, later = seen.text("plain"), seen.text("later")
-    if now is None or later is None or now == later:
+    for today, after, what in (("plain", "later", "question"), ("dressed", "dressed-later", "question with tools")):
+        now, later = seen.text(today), seen.text(after)
+        if now is None or later is None or now == later:
+            continue
+        pairs = enumerate(zip(now, later, strict=False))
+        place = next((at for at, (a, b) in pairs if a != b), min(len(now), len(later)))
+        yield flaw(
+            "template-clock",
+            f"{seen.file} writes the date: on another day a {what} is rendered otherwise from character {place} on.",
+            file=seen.file,
+            found={
+                "character": place,
+                "now": now[max(0, place - 20) : place + 20],
+                "later": later[max(0, place - 20) : place + 20],
+            },
+        )
         return
-    place = next((at for at, (a, b) in enumerate(zip(now, later, strict=False)) if a != b), min(len(now), len(later)))
-    yield flaw(
-        "template-clock",
-        f"{seen.file} writes the date: on another day a question is rendered otherwise from character {place} on.",
-        file=seen.file,
-        found={
-            "character": place,
-            "now": now[max(0, place - 20) : place + 20],
-            "later": later[max(0, place - 20) : place + 20],
-        },
-    )
 
 
 def _content(c: Composition, seen: Renderings) -> Iterator[Flaw]:

@@ -1,12 +1,14 @@
 """Checks of the tensors: all that the architecture needs are there, in the shapes that the configuration says."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from gates.files.header import Array, Header, Tensor
 from gates.static import gguf_tensors, names, required
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.required import Needed
+from gates.static.tensors import sample
 from schemas.result import Severity
 
 MANY = 2
@@ -52,6 +54,7 @@ def _whole(part: Part) -> Iterator[Flaw]:
             found={"count": len(lost), "missing": lost[:MAX_ITEMS]},
         )
     yield from _head(part, told | held)
+    yield from _other_head(part)
 
 
 def _head(part: Part, held: set[str]) -> Iterator[Flaw]:
@@ -81,6 +84,26 @@ def _has_other_head(part: Part, start: str) -> bool:
     rows = tensors[start].tensor.shape[0]
     others = (placed.tensor.shape for name, placed in tensors.items() if name != start and name not in inside)
     return any(len(shape) == 2 and shape[0] == rows for shape in others)
+
+
+def _other_head(part: Part) -> Iterator[Flaw]:
+    """Find a head that is said to be the embedding, and is stored with other values."""
+    shape, tensors = part.shape, part.weights.effective
+    start, head = names.embedding(tensors), names.head(tensors)
+    if shape.is_tied is not True or start is None or head is None or not head.endswith(".weight"):
+        return
+    one, other = tensors[start], tensors[head]
+    is_alike = (one.tensor.dtype, one.tensor.shape) == (other.tensor.dtype, other.tensor.shape)
+    if one.tensor.dtype not in _PLAIN or (is_alike and sample(one) == sample(other)):
+        return
+    yield flaw(
+        "head-untied",
+        f"config.json ties the head to {start}, and {head} holds other values: engines read one or the other.",
+        file=other.entry.path,
+        pointer=head,
+        found={"head": head, "tie_word_embeddings": True},
+        expected={"equal_to": start},
+    )
 
 
 def _layers(part: Part) -> Iterator[Flaw]:
@@ -209,6 +232,9 @@ def _gguf(part: Part) -> Iterator[Flaw]:
             file=path,
             found={"count": len(lost), "missing": lost[:MAX_ITEMS]},
         )
+    yield from _gguf_shapes(str(architecture), header, tensors, path)
+    yield from _gguf_lists(header, path)
+    yield from _gguf_split(part, header, path)
     start, tokens = tensors.get("token_embd.weight"), header.metadata.get("tokenizer.ggml.tokens")
     said = getattr(tokens, "count", None)
     if start is not None and isinstance(said, int) and start.shape[0] < said:
@@ -227,4 +253,56 @@ def _gguf(part: Part) -> Iterator[Flaw]:
             severity=Severity.BLOCK,
             file=path,
             found={"count": 1, "missing": ["token_embd.weight"]},
+        )
+
+
+def _gguf_shapes(architecture: str, header: Header, tensors: Mapping[str, Tensor], path: str) -> Iterator[Flaw]:
+    wrong = list(gguf_tensors.misshapen(architecture, header.metadata, tensors))
+    for name, found, expected in wrong[:MAX_ITEMS]:
+        rows = name in {"token_embd.weight", "output.weight"} and found[1:] == expected[1:]
+        if rows and found < expected:
+            continue  # told as tokens without a row
+        yield flaw(
+            "embedding-rows" if rows else "shape-mismatch",
+            f"{name} has the shape {list(found)}, and the header makes it {list(expected)}.",
+            file=path,
+            pointer=name,
+            found=list(found),
+            expected=list(expected),
+            advice="Convert the model again, from a directory that is whole." if rows else None,
+        )
+
+
+def _gguf_lists(header: Header, path: str) -> Iterator[Flaw]:
+    """Find lists about tokens that are not as long as there are tokens: llama.cpp would read beyond their end."""
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    for name in ("token_type", "scores"):
+        told = header.metadata.get(f"tokenizer.ggml.{name}")
+        if isinstance(tokens, Array) and isinstance(told, Array) and told.count != tokens.count:
+            yield flaw(
+                "header-invalid",
+                f"{path} has {tokens.count} tokens, and {name} has {told.count} entries.",
+                file=path,
+                pointer=f"tokenizer.ggml.{name}",
+                found=told.count,
+                expected=tokens.count,
+                advice="Convert the model again.",
+            )
+
+
+def _gguf_split(part: Part, header: Header, path: str) -> Iterator[Flaw]:
+    """Find a part of a model whose other parts are not there, whatever its name is."""
+    count = header.metadata.get("split.count")
+    if type(count) is not int or count < 2 or part.weights.numbering():
+        return  # one, or numbered by their names, of which any that is missing is told by itself
+    there = sorted({one.metadata.get("split.no", 0) for one in part.gguf_files.values()}, key=str)
+    if len(there) < count:
+        yield flaw(
+            "shard-missing",
+            f"{path} says that it is one of {count} files, and {len(there)} are there.",
+            file=path,
+            pointer="split.count",
+            found=there[:MAX_ITEMS],
+            expected=count,
+            advice="Fetch the missing files; llama.cpp finds them by their names, NAME-00001-of-0000N.gguf.",
         )

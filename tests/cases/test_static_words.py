@@ -317,7 +317,7 @@ SAMPLING = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [2, 
     [
         ({"name": "vllm", "version": "0.32.0"}, True),
         ({"name": "sglang", "version": "0.5.4"}, True),
-        ({"name": "transformers", "version": "5.0.0"}, True),
+        ({"name": "transformers", "version": "5.0.0", "rules": {"sampling_defaults": "all"}}, True),
         ({"name": "trtllm", "version": "1.2.0"}, False),
         ({"name": "vllm", "version": "0.7.3"}, False),
         ({"name": "tgi", "version": "3.3.0"}, False),

@@ -213,6 +213,8 @@ def _resolved(base: Part, module: str, there: set[str]) -> str | None:
 
 
 def _match(c: Composition, part: Part, config: Mapping[str, Any], modules: Modules) -> Iterator[Flaw]:
+    if part.folder == c.model.folder and not c.model.config:
+        return  # an adapter alone, without its base
     if not c.model.weights.effective or not modules:
         yield from _by_config(c, part, config, modules)
         return

@@ -271,7 +271,7 @@ def _tokens(c: Composition, part: Part) -> Iterator[Flaw]:
         for name in part.weights.effective
         if "token_adapter" in name or "trainable_tokens" in name or (_ROWS.search(name) and not LORA.match(name))
     ]
-    if odd:
+    if odd and c.rules.get("lora_modules_to_save") is not True:
         yield flaw(
             "unsupported-lora-tensor",
             f"{len(odd)} tensors replace or add rows of the embedding, which engines do not swap: {listed(odd)}.",

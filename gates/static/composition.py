@@ -464,4 +464,13 @@ def _found_adapters(listing: Listing) -> Iterator[tuple[Adapter, Part]]:
     for path in sorted(listing.entries):
         folder, _, name = path.rpartition("/")
         if name == "adapter_config.json":
-            yield Adapter(folder.rpartition("/")[2] or "adapter", folder), Part(folder, listing.entries)
+            yield Adapter(folder.rpartition("/")[2] or "adapter", folder), _adapter_part(folder, listing)
+
+
+def _adapter_part(folder: str, listing: Listing) -> Part:
+    """Return an adapter of a folder, of which only its own files count where a whole model lies there too."""
+    here = {path: entry for path, entry in listing.entries.items() if entry.folder == folder}
+    names = [entry.name for entry in here.values() if entry.name.endswith(".safetensors")]
+    if all(name.startswith("adapter_model") for name in names):
+        return Part(folder, here)
+    return Part(folder, {path: entry for path, entry in here.items() if entry.name.startswith("adapter_")})

@@ -56,7 +56,15 @@ def _presence(c: Composition) -> Iterator[Flaw]:
         )
     is_gguf = any(name.endswith(".gguf") for name in part.entries)
     if not part.has("config.json", "params.json") and not is_gguf:
-        yield flaw("config-missing", "There is no config.json.", file=part.path("config.json"))
+        is_adapter = part.has("adapter_config.json")
+        yield flaw(
+            "config-missing",
+            "This is an adapter without its base: there is no config.json."
+            if is_adapter
+            else "There is no config.json.",
+            file=part.path("config.json"),
+            advice="Check the base, and name this directory under adapters in the file of -f." if is_adapter else None,
+        )
     if c.several:
         yield flaw(
             "weights-several",

@@ -11,6 +11,8 @@ from gates.static.probes import ANSWER, MARKER
 from gates.static.words import Tokenizer
 from schemas.result import Severity
 
+_ENDS_OF_TEXT: Final = frozenset({"</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<｜end▁of▁sentence｜>"})
+"""Tokens that end a text, by which base models were trained."""
 _MOST_CLOSING: Final = 4
 """Tokens behind an answer that are looked at: after them the next turn may begin."""
 
@@ -112,7 +114,7 @@ def _disagreement(c: Composition, sources: dict[str, list[int]], effective: list
     yield flaw(
         "eos-sources-disagree",
         message + ".",
-        severity=Severity.BLOCK if lost else Severity.WARN,
+        severity=Severity.BLOCK if lost and not _ends_otherwise(c, lost, effective or []) else Severity.WARN,
         file=c.model.path("generation_config.json" if c.model.has("generation_config.json") else "config.json"),
         pointer="/eos_token_id",
         found={
@@ -124,6 +126,20 @@ def _disagreement(c: Composition, sources: dict[str, list[int]], effective: list
         },
         expected={"stops": sorted(wanted)},
     )
+
+
+def _ends_otherwise(c: Composition, lost: list[int], effective: list[int]) -> bool:
+    """Say whether the engine knows the end of a turn, and only lacks the one that ended a text before there were turns.
+
+    Families leave the base model's end in config.json, and name the one of the turn in generation_config.json.
+    """
+    seen, words = c.renderings if c.speaks else None, c.model.tokenizer
+    text = None if seen is None else seen.text("answered")
+    if words is None or text is None or ANSWER not in text:
+        return False
+    ends = _closing(text.split(ANSWER, 1)[1].lstrip(), words.added)
+    is_known = any(words.added[end].id in effective for end in ends)
+    return is_known and all(words.texts.get(number) in _ENDS_OF_TEXT for number in lost)
 
 
 def _braced(ids: list[int]) -> str:

@@ -86,6 +86,8 @@ def validate(
     asked = given(source, part, parts, allow_host, cache)
     if asked.directory is not None and not asked.directory.is_dir() and not _is_weights(asked.directory):
         raise Usage(f"{source} is neither a directory nor a file of weights (.gguf or .safetensors)")
+    if asked.directory is not None:
+        _refuse_cache(asked.directory)
     try:
         with composed(asked, declared, output, file=file, weights=weights) as what:
             found = examine.examine(what, with_digest=digest)
@@ -135,6 +137,13 @@ def _with_engine(
         version=version or (declared.version if told == declared.engine else None),
         arguments=Arguments((*declared.arguments.words, *(words or ()))),
     )
+
+
+def _refuse_cache(place: Path) -> None:
+    """Say which folder of the Hub's cache holds a repository's files. Raises Usage."""
+    snapshots = sorted((place / "snapshots").glob("*")) if (place / "blobs").is_dir() else []
+    if snapshots:
+        raise Usage(f"{place} is a repository in the Hub's cache; its files are in {snapshots[-1]}")
 
 
 def _is_weights(place: Path) -> bool:

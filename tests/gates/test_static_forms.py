@@ -14,6 +14,7 @@ from schemas.bundle import Role
 from tests.support.checkpoints import (
     T0,
     T,
+    adapt,
     alarms,
     codes,
     edit_json,
@@ -64,6 +65,18 @@ def test_a_base_model_with_the_template_of_its_family_warns_and_blocks_where_it_
 def test_a_template_counts_where_something_renders_it(tmp_path, features, is_rendered):
     root = speak(micro(tmp_path / "m"), template="{{ strftime_now('%d') }}{{ nothing.at.all }}")
     assert ("template-fails" in codes(validate(root, {"features": features}), "block")) is is_rendered
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "severity"),
+    [([2], [4], "warn"), ([2, 4], [4], "warn"), ([2, 4, 3], [4], "block"), ([2, 4], [3], "block")],
+)
+def test_an_engine_that_knows_the_end_of_a_turn_may_lack_that_of_a_text(tmp_path, config, generation, severity):
+    root = speak(
+        micro(tmp_path / "m", eos_token_id=config), config={"eos_token": "<|im_end|>"} if 4 in generation else {}
+    )
+    write_json(root / "generation_config.json", {"eos_token_id": generation})
+    assert only(validate(root, {"engine": VLLM}), "eos-sources-disagree").severity == severity
 
 
 # ------------------------------------------------------------------------------------------------ files and names
@@ -239,6 +252,30 @@ def test_a_head_that_drafts_has_no_embedding_and_a_vocabulary_of_its_own(tmp_pat
 def test_a_head_that_drafts_is_sound_alone(tmp_path):
     root = micro(tmp_path / "m", tensors=head_tensors(), architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=32)
     assert alarms(validate(root)) == set()
+
+
+# ----------------------------------------------------------------------------------------------------- adapters
+
+
+def test_an_adapter_beside_the_model_in_one_folder_is_held_against_it(tmp_path):
+    root = adapt(speak(micro(tmp_path / "m")))
+    assert alarms(validate(root, {"engine": VLLM})) == set()
+    adapt(root, module="model.layers.7.self_attn.q_proj")
+    assert alarms(validate(root, {"engine": VLLM})) == {"lora-no-match"}
+
+
+def test_an_adapter_without_its_base_is_told_what_it_lacks(tmp_path):
+    found = validate(adapt(tmp_path / "m"))
+    assert codes(found) == {"config-missing"}
+    assert "adapters in the file of -f" in only(found, "config-missing").advice
+
+
+def test_whole_matrices_beside_an_adapter_are_for_an_engine_that_swaps_them(tmp_path):
+    head = T("base_model.model.lm_head.weight", "BF16", (264, 8), b"\x00\x3f" * 264 * 8)
+    root = speak(micro(tmp_path / "m"))
+    adapt(root / "adapt", more=[head], modules_to_save=["lm_head"])
+    assert alarms(validate(root, {"engine": {"name": "transformers", "version": "5.19.0"}})) == set()
+    assert "unsupported-lora-tensor" in codes(validate(root, {"engine": VLLM}), "block")
 
 
 # --------------------------------------------------------------------------------------------------------- heads

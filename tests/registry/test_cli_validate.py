@@ -100,6 +100,14 @@ def test_a_truncated_file_is_a_finding_whatever_was_asked_for(capsys, tmp_path):
     assert (status, "neither a directory nor a file" in said.err) == (2, True)
 
 
+def test_a_repository_in_the_hub_s_cache_is_told_where_its_files_are(capsys, tmp_path):
+    snapshot = micro(tmp_path / "models--org--m" / "snapshots" / ("a" * 40))
+    (tmp_path / "models--org--m" / "blobs").mkdir()
+    status, said = run(capsys, tmp_path / "models--org--m")
+    assert (status, str(snapshot) in said.err) == (2, True)
+    assert run(capsys, snapshot)[0] == 0
+
+
 def test_adapters_are_directories_beside_the_model_or_the_file(capsys, sound, tmp_path):
     adapt(tmp_path / "elsewhere", lora_alpha=0)
     (tmp_path / "bundle.yaml").write_text("adapters:\n  adpt: elsewhere\n")

@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 
 from registry import runners, waits
 from registry.tables import JobRow, RunnerRow, TargetRow
-from schemas.runner import Drain, Fingerprint, JobKind, JobState, Runner
+from schemas.runner import Drain, Fingerprint, JobKind, JobState, Runner, Undrained
 
 
 def wire(session: Session, row: RunnerRow) -> Runner:
@@ -27,6 +27,9 @@ def wire(session: Session, row: RunnerRow) -> Runner:
         launcher=runners.launcher(row),
         disk_free_bytes=row.disk_free_bytes,
         drain=_drain(session, row),
+        undrained=None
+        if row.undrained_at is None
+        else Undrained(since=row.undrained_at, by=row.undrained_by or "unknown", reason=row.undrain_reason),
     )
 
 

@@ -52,12 +52,12 @@ def drain(session: Session, service: Service, actor: Actor, name: str, body: Run
     return row
 
 
-def undrain(session: Session, service: Service, actor: Actor, name: str) -> RunnerRow:
+def undrain(session: Session, service: Service, actor: Actor, name: str, reason: str | None = None) -> RunnerRow:
     """Let a runner take jobs again; what was ended by a deadline stays so. Raises NotFound, NotPermitted."""
     was = runners.named(session, actor.project_id, name).drained_at
-    row = runners.undrain(session, actor, name)
+    row = runners.undrain(session, actor, name, reason)
     if was is not None:
-        _record(session, service, actor, row, Kind.RUNNER_UNDRAINED, RunnerUndrained(runner=row.name))
+        _record(session, service, actor, row, Kind.RUNNER_UNDRAINED, RunnerUndrained(runner=row.name, reason=reason))
     return row
 
 

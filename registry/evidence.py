@@ -438,7 +438,14 @@ class Selection:
 
 
 def browse(
-    session: Session, project: UUID, selection: Selection, *, after: Cursor, before: int, limit: int
+    session: Session,
+    project: UUID,
+    selection: Selection,
+    *,
+    after: Cursor,
+    before: int,
+    limit: int,
+    is_newest_first: bool = False,
 ) -> list[EntryRow]:
     """Return entries of a project in the order of cursors; none that is committed later comes before them.
 
@@ -449,11 +456,14 @@ def browse(
         after: the last one seen.
         before: what `cursors.horizon` gave, in a statement before this one.
         limit: most entries.
+        is_newest_first: whether to go backwards from `after`, which is not included.
     """
     place = tuple_(EntryRow.transaction_id, EntryRow.sequence)
     seen = tuple_(cursors.number(after.transaction), after.sequence)
     query = select(EntryRow).where(
-        EntryRow.project_id == project, place > seen, EntryRow.transaction_id < cursors.number(before)
+        EntryRow.project_id == project,
+        place < seen if is_newest_first else place > seen,
+        EntryRow.transaction_id < cursors.number(before),
     )
     if selection.stream is not None:
         query = query.where(EntryRow.stream == selection.stream)
@@ -462,13 +472,26 @@ def browse(
         query = query.where(or_(EntryRow.stream == f"target/{selection.target}", EntryRow.stream.in_(of)))
     if selection.kinds:
         query = query.where(EntryRow.kind.in_(selection.kinds))
-    return list(session.scalars(query.order_by(EntryRow.transaction_id, EntryRow.sequence).limit(limit)))
+    if is_newest_first:
+        query = query.order_by(EntryRow.transaction_id.desc(), EntryRow.sequence.desc())
+    else:
+        query = query.order_by(EntryRow.transaction_id, EntryRow.sequence)
+    return list(session.scalars(query.limit(limit)))
 
 
-def browse_stream(session: Session, project: UUID, stream: str, *, after: int, limit: int) -> list[EntryRow]:
-    """Return a stream's entries after a sequence, oldest first: its lock makes sequence and commit agree."""
-    query = select(EntryRow).where(EntryRow.project_id == project, EntryRow.stream == stream, EntryRow.sequence > after)
-    return list(session.scalars(query.order_by(EntryRow.sequence).limit(limit)))
+def browse_stream(
+    session: Session, project: UUID, stream: str, *, after: int, limit: int, is_newest_first: bool = False
+) -> list[EntryRow]:
+    """Return a stream's entries after a sequence, oldest first: its lock makes sequence and commit agree.
+
+    With `is_newest_first`, those before that sequence, the newest first.
+    """
+    query = select(EntryRow).where(EntryRow.project_id == project, EntryRow.stream == stream)
+    if is_newest_first:
+        query = query.where(EntryRow.sequence < after).order_by(EntryRow.sequence.desc())
+    else:
+        query = query.where(EntryRow.sequence > after).order_by(EntryRow.sequence)
+    return list(session.scalars(query.limit(limit)))
 
 
 def traffic(session: Session, target: UUID, *, upto: int | None, limit: int) -> list[EntryRow]:

@@ -85,13 +85,16 @@ def drain(session: Session, actor: Actor, name: str, reason: str) -> RunnerRow:
     row = _to_change(session, actor, name)
     if row.drained_at is None:
         row.drained_at, row.drained_by, row.drain_reason = db.now(session), actor.name, reason
+        row.undrained_at = row.undrained_by = row.undrain_reason = None
         _wake(session, row)
     return row
 
 
-def undrain(session: Session, actor: Actor, name: str) -> RunnerRow:
-    """Let a runner take jobs again. Raises NotFound, NotPermitted."""
+def undrain(session: Session, actor: Actor, name: str, reason: str | None = None) -> RunnerRow:
+    """Let a runner take jobs again. Of one that takes them, it changes nothing. Raises NotFound, NotPermitted."""
     row = _to_change(session, actor, name)
+    if row.drained_at is not None:
+        row.undrained_at, row.undrained_by, row.undrain_reason = db.now(session), actor.name, reason
     row.drained_at = row.drained_by = row.drain_reason = row.empty_at = None
     _wake(session, row)
     return row

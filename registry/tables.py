@@ -417,6 +417,10 @@ class RunnerRow(Base):
     drain_reason: Mapped[str | None]
     empty_at: Mapped[datetime | None]
     """When what it still holds is ended; null for never."""
+    undrained_at: Mapped[datetime | None]
+    """When somebody last let it take jobs again; null while it drains."""
+    undrained_by: Mapped[str | None]
+    undrain_reason: Mapped[str | None]
     registered_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
     __table_args__ = (UniqueConstraint("project_id", "name"), Index(None, "project_id", "id"))

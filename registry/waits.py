@@ -10,6 +10,7 @@ from registry.lifecycle import BEFORE_TRAFFIC
 from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.release import SERVES_ON, Phase
 from schemas.runner import JobKind, JobState, ReplicaState
+from schemas.short import many
 
 
 def why(session: Session, waiting: UUID) -> str | None:
@@ -92,7 +93,7 @@ def for_whom(session: Session, job: JobRow) -> str:
     taken, slots = sum(held for _, held in machines), sum(runner.slots or 0 for runner, _ in machines)
     kept = sum(runners.kept_slots(runner) for runner, _ in machines)
     rest = f"; {kept} {'is' if kept == 1 else 'are'} kept for what is live or was" if kept else ""
-    return f"a free slot: runners of class {job.runner_class} hold {taken} jobs in {slots} slots{rest}"
+    return f"a free slot: runners of class {job.runner_class} hold {many(taken, 'job')} in {many(slots, 'slot')}{rest}"
 
 
 def _quota(session: Session, job: JobRow) -> str | None:

@@ -395,6 +395,7 @@ class RunnerUndrained(Closed):
     """A runner takes jobs again."""
 
     runner: ShortText = Field(description="Its name.")
+    reason: Text | None = Field(None, description="Why, where that was said.")
 
 
 class ReplicaChanged(Closed):

@@ -159,6 +159,14 @@ class Drain(Wire):
     empty_at: Instant | None = Field(None, description="When what it holds is ended; null for never.")
 
 
+class Undrained(Wire):
+    """That a runner which drained takes jobs again."""
+
+    since: Instant = Field(description="When it was let.")
+    by: str = Field(description="By whom.")
+    reason: str | None = Field(description="Why, where that was said.")
+
+
 class Runner(Wire):
     """A registered runner."""
 
@@ -175,6 +183,9 @@ class Runner(Wire):
     launcher: LauncherName = Field(description="How it starts engines.")
     disk_free_bytes: int | None = Field(description="Disk that it had left when it last said so, in bytes.")
     drain: Drain | None = Field(description="Why it takes no job, and what it still holds; null when it takes jobs.")
+    undrained: Undrained | None = Field(
+        description="Who let it take jobs again last, and why; null while it drains, or if it never did."
+    )
 
 
 class Claim(Wire):

@@ -6,6 +6,7 @@ from typing import Any
 from schemas.evidence import Entry, Kind
 from schemas.release import Phase, Release
 from schemas.runner import ReplicaState
+from schemas.short import many
 
 Body = dict[str, Any]
 
@@ -20,15 +21,10 @@ def _split(body: Body) -> str:
     return " + ".join(f"{_percent(arm['weight_bp'])} {arm['bundle'][7:19]}" for arm in body["desired"])
 
 
-def file_count(count: int) -> str:
-    """Return a number of files in words, such as `1 file`."""
-    return f"{count} file{'' if count == 1 else 's'}"
-
-
 def _files(body: Body) -> str:
     count, size = body["files"], body["size"]
     amount = f"{size} bytes" if size < 100_000 else f"{size / 1e6:,.1f} MB"
-    return f"{file_count(count)}, {amount}"
+    return f"{many(count, 'file')}, {amount}"
 
 
 def _booted(body: Body) -> str:
@@ -120,10 +116,16 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
             + f": {b['reason']}"
         ),
     ),
-    Kind.RUNNER_UNDRAINED: ("plain", lambda b: f"{b['runner']} takes jobs again"),
+    Kind.RUNNER_UNDRAINED: (
+        "plain",
+        lambda b: f"{b['runner']} takes jobs again" + (f": {b['reason']}" if b.get("reason") else ""),
+    ),
     Kind.EVIDENCE_REVOKED: ("warn", lambda b: f"{b['gate']} result {b['entry'][7:19]} no longer counts: {b['reason']}"),
 }
 """Kind → tone, and what to say of its body."""
+
+LABELS = {Kind.REFUSED: "rejected"}
+"""Kind → the word for people where it is not the kind's own: a release is rejected, a request is refused."""
 
 REPLACES = {Phase.PROMOTED: "replaces", Phase.SUPERSEDED: "replaced", Phase.REJECTED: None, Phase.ROLLED_BACK: None}
 
@@ -139,6 +141,11 @@ def way_out(release: Release) -> str | None:
 def replaces(release: Release) -> str | None:
     """Return what a release is to the one that was live before it, as a verb; None when it took nothing's place."""
     return None if release.predecessor is None else REPLACES.get(release.phase, "is to replace")
+
+
+def label(kind: Kind) -> str:
+    """Return the word for a kind of entry that people read."""
+    return LABELS.get(kind, str(kind))
 
 
 TONES = {"passed": "good", "failed": "bad", "errored": "warn", "inconclusive": "warn", "aborted": "warn"}

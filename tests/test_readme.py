@@ -12,18 +12,21 @@ from gates.catalog import CATALOG
 from gates.couplings import COUPLINGS
 from gates.difference import AFFECTS, PARTS
 from gates.features import JOINTS
+from gates.policy import plan_problems
 from gates.static.catalogue import markdown
 from gates.static.declared import Declared, read_declared
 from registry.auth import PERMISSIONS
+from registry.cli.suites import read_suite
 from registry.cli.yaml_files import read_yaml
 from registry.lifecycle import BEFORE_TRAFFIC, NEXT
 from registry.settings import RunnerSettings, Settings
 from schemas.api import RoleName
 from schemas.failures import FAILURES
+from schemas.policy import Policy, SuiteRule
 from schemas.problems import PROBLEMS
 from schemas.release import Phase
 from schemas.result import Severity, Verdict
-from schemas.suite import LoadSpec
+from schemas.suite import GoldenSuite, LoadSpec
 
 README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
 ROLES = get_args(RoleName)
@@ -104,9 +107,27 @@ def test_decisions_are_numbered_without_gaps() -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
+EXAMPLES = Path(__file__).parents[1] / "deploy" / "examples"
+
+
+def example(name: str) -> str:
+    """Return a file as the README shows it: it must be the one that lies there to be copied."""
+    shown = README.split(f"`deploy/examples/{name}`", 1)[1].split("```json\n", 1)[1].split("```", 1)[0]
+    assert shown == (EXAMPLES / name).read_text("utf-8")
+    return shown
+
+
+def test_the_files_of_the_example_fit_each_other_and_can_decide() -> None:
+    assert {file.name for file in EXAMPLES.iterdir()} == {"golden.json", "load-spec.json", "policy.json"}
+    suites = {suite.digest: suite for suite in map(read_suite, sorted(EXAMPLES.glob("[gl]*.json")))}
+    policy = Policy.model_validate_json(example("policy.json"))
+    assert {rule.suite for rule in policy.gates if isinstance(rule, SuiteRule)} == set(suites)
+    assert plan_problems(policy, suites) == []
+    assert suites[GoldenSuite.model_validate_json(example("golden.json")).digest]
+
+
 def test_the_load_spec_of_the_readme_draws_a_plan() -> None:
-    (block,) = re.findall(r"```json\n(\{\n  \"name\": .*?)```", README, re.DOTALL)
-    spec = LoadSpec.model_validate_json(block)
+    spec = LoadSpec.model_validate_json(example("load-spec.json"))
     assert len(make_suite(spec).plan) == spec.requests
     section = README.split("\n## Command line\n", 1)[1].split("\n## ", 1)[0]
     assert [name for name in LoadSpec.model_fields if f"`{name}`" not in section and f'"{name}"' not in section] == []

@@ -26,7 +26,7 @@ from schemas.bundle import Bundle
 from schemas.common import Closed, Digest, Integer, ShortText
 from schemas.problems import EngineFailed, Problem
 from schemas.runner import Claim, ReplicaState
-from schemas.stories import file_count
+from schemas.short import many
 from workers.boot import Transitions, booted, require_engine, require_integrity, start_and_wait
 from workers.engines.base import Command
 from workers.launchers.base import Launched, Launcher
@@ -275,7 +275,7 @@ class _Live:
         replica = self._replica()
         facts = place.facts
         self.transitions(
-            ReplicaState.STAGED, f"{file_count(facts.files)}, {facts.size} bytes, right where the engine reads them"
+            ReplicaState.STAGED, f"{many(facts.files, 'file')}, {facts.size} bytes, right where the engine reads them"
         )
         try:
             ready = start_and_wait(self.lease, replica, BOOT_SECONDS)

@@ -452,7 +452,7 @@ def _refuse_more(control: Control, session: Session, release: ReleaseRow, step: 
         detail = f"release {release.id} was paused while the gateway took its first traffic"
         raise TransitionRefused(detail, phase=release.phase)
     revision = applied.split.revision
-    detail = f"it was paused while the gateway took step {step} at revision {revision}; the step before comes back"
+    detail = f"it was paused while the gateway took step {step + 1} at revision {revision}; the step before comes back"
     body = Attempt(problem="traffic-unrecorded", detail=detail, attempt=1)
     control.act(session, release, f"undone:{step}:r{revision}", Kind.ATTEMPT_ERRORED, body)
     return 0.0

@@ -550,6 +550,16 @@ CODES: Final[Mapping[str, Code]] = {
     ),
     **_codes(
         "serving",
+        argument_unknown=(
+            (BLOCK,),
+            "A launch argument that the engine does not have, or that its driver does not take.",
+            "Write an argument that the driver takes, spelled out.",
+        ),
+        argument_value=(
+            (BLOCK,),
+            "A launch argument's value is missing or out of its range, or the argument is there twice.",
+            "Give it once, with a value in its range.",
+        ),
         served_name_differs=(
             (BLOCK,),
             "The served name is not the one that callers are told.",

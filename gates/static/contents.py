@@ -19,6 +19,7 @@ from gates.static.listing import Entry
 from gates.static.rules import implemented
 from schemas.bundle import Role
 from schemas.result import Severity
+from schemas.short import many
 
 JUDGED = frozenset({"archive", "program", "remote-code", "launch-refused", "role-hides", "weights-foreign"})
 """Codes of refusals that are codes of the catalogue too."""
@@ -75,7 +76,8 @@ def check(c: Composition) -> Iterator[Flaw]:
     launch = refuse_launch(c.engine, c.declared.arguments.words, c.declared.variables, c.listing.entries)
     yield from (_as_flaw(one, "") for one in launch)
     if code and not refused and not ran:
-        message = f"{len(code)} files of code such as {code[0]} lie here; no engine runs them."
+        lie = "lies" if len(code) == 1 else "lie"
+        message = f"{many(len(code), 'file')} of code such as {code[0]} {lie} here; no engine runs code."
         yield flaw("code-left-out", message, file=code[0], found=sorted(code))
 
 

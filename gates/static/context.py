@@ -175,5 +175,5 @@ def _slots(c: Composition) -> Iterator[Flaw]:
             pointer="--ctx-size",
             found={"per_slot": each, "total": total, "slots": slots},
             expected={"per_slot": promised},
-            advice=f"Give the engine -c {promised * slots}.",
+            advice=f"Give the engine --ctx-size {promised * slots}.",
         )

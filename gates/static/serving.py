@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from gates.static import arguments
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
 from schemas.bundle import Feature
@@ -12,7 +13,8 @@ _SHUTDOWN = ("--shutdown-timeout",)
 
 
 def check(c: Composition) -> Iterator[Flaw]:
-    """Check served name, features and drain times."""
+    """Check launch arguments, served name, features and drain times."""
+    yield from arguments.check(c)
     yield from _name(c)
     yield from _tool_flags(c)
     yield from _embeddings(c)

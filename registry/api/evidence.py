@@ -41,15 +41,28 @@ def list_evidence(
     stream: StreamName = None,
     after: After = None,
     envelopes: Annotated[bool, Query(description="Whether to give the signed envelopes too.")] = False,
+    newest_first: Annotated[bool, Query(description="Whether to go backwards, from the newest entry on.")] = False,
     limit: Limit = 50,
 ) -> Page[Entry]:
     """List evidence entries: of one stream by position, of all in an order that no later commit changes."""
     project = actor.project_id
     if stream is not None:
-        rows = evidence.browse_stream(session, project, stream, after=_sequence(after), limit=limit + 1)
+        seen = MAX_INTEGER if newest_first and after is None else _sequence(after)
+        rows = evidence.browse_stream(
+            session, project, stream, after=seen, limit=limit + 1, is_newest_first=newest_first
+        )
     else:
-        horizon, where = cursors.horizon(session), cursor(after)
-        rows = evidence.browse(session, project, Selection(), after=where, before=horizon, limit=limit + 1)
+        horizon = cursors.horizon(session)
+        where = Cursor.ahead_of(horizon) if newest_first and after is None else cursor(after)
+        rows = evidence.browse(
+            session,
+            project,
+            Selection(),
+            after=where,
+            before=horizon,
+            limit=limit + 1,
+            is_newest_first=newest_first,
+        )
     following = None
     if len(rows) > limit:
         last = rows[limit - 1]

@@ -16,7 +16,7 @@ from registry.api.problems import declare
 from registry.api.routes import Route
 from registry.auth import Actor
 from schemas.api import Complete, Page, Progress, Reported, Run, RunnerDetail, RunnerDrain
-from schemas.common import MAX_INTEGER, Name
+from schemas.common import MAX_INTEGER, Name, Text
 from schemas.problems import (
     BundleQuarantined,
     DigestMismatch,
@@ -104,10 +104,14 @@ def drain_runner(
 
 @router.delete("/runners/{runner}/drains", responses=declare(NotFound, InvalidDocument), operation_id="undrainRunner")
 def undrain_runner(
-    runner: RunnerName, actor: Annotated[Actor, allow("drain_runner")], service: ServiceDep, perform: PerformDep
+    runner: RunnerName,
+    actor: Annotated[Actor, allow("drain_runner")],
+    service: ServiceDep,
+    perform: PerformDep,
+    reason: Annotated[Text | None, Query(description="Why; kept in evidence.")] = None,
 ) -> Runner:
     """Let a runner take jobs again."""
-    return perform(lambda session: draining.wire(session, emptying.undrain(session, service, actor, runner)))
+    return perform(lambda session: draining.wire(session, emptying.undrain(session, service, actor, runner, reason)))
 
 
 @router.post(

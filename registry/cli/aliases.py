@@ -221,7 +221,7 @@ def patterns(as_json: Json = False) -> int:
 
     def human(out: Output) -> None:
         out.table(
-            ["PATTERN", "MOVED BY", "SET", "BY"],
+            ["PATTERN", "MOVED BY", "CHANGED", "BY"],
             ([f"@{one.pattern}", _roles(one.movers), f"{one.set_at:%Y-%m-%d %H:%M:%S}Z", one.set_by] for one in found),
         )
 

@@ -8,6 +8,7 @@ from registry.cli.failures import Exit
 from registry.cli.options import Json, examples, group
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
+from schemas.short import many
 
 app = group("Blobs: stored bytes, by digest.")
 
@@ -28,9 +29,11 @@ def gc(
 
     def human(out: Output) -> None:
         went = "would go" if found.is_dry_run else "went"
-        out.say(f"{found.blobs} blobs {went}, {size(found.bytes)}; {found.strays} files that nobody recorded")
+        strays = many(found.strays, "file")
+        out.say(f"{many(found.blobs, 'blob')} {went}, {size(found.bytes)}; {strays} that nobody recorded")
         if found.missing_count:
-            out.say(f"{found.missing_count} blobs are not in the store:", "bad")
+            are = "is" if found.missing_count == 1 else "are"
+            out.say(f"{many(found.missing_count, 'blob')} {are} not in the store:", "bad")
             out.table(["MISSING"], ([digest] for digest in found.missing))
 
     output.result(found, human)

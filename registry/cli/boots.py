@@ -16,7 +16,20 @@ def show_boots(out: Output, boots: Sequence[Boot]) -> None:
         return
     out.say("")
     out.table(
-        ["BOOT", "COLD", "IN MEMORY", "STAGE", "LOAD", "COMPILE", "WARM", "READY", "GATES", "IDENTITY", "RUNNER", "AT"],
+        [
+            "BOOT",
+            "CACHES",
+            "IN MEMORY",
+            "STAGE",
+            "LOAD",
+            "COMPILE",
+            "WARM",
+            "READY",
+            "GATES",
+            "IDENTITY",
+            "RUNNER",
+            "AT",
+        ],
         (
             [
                 one.kind,

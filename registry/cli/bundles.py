@@ -30,7 +30,7 @@ from registry.client import Client
 from schemas.api import LockedSource, Registered
 from schemas.bundle import Bundle, Role
 from schemas.problems import BlobsMissing, DigestMismatch, InvalidDocument
-from schemas.stories import file_count
+from schemas.short import many
 
 app = group("Bundles: everything that decides what is served, named by one digest.")
 app.command("validate", epilog=EXAMPLES)(validate)
@@ -271,7 +271,7 @@ def _read(asked: _Asked, output: Output) -> Gathered:
     read = sum(found.size for found in contents.files if found.was_read)
     total = sum(found.size for found in contents.files)
     output.note(
-        f"{file_count(len(contents.files))}, {size(total)}: {size(read)} read in {clock.seconds:.1f} s, "
+        f"{many(len(contents.files), 'file')}, {size(total)}: {size(read)} read in {clock.seconds:.1f} s, "
         f"{size(total - read)} known and unchanged"
     )
     for one in contents.left_out[:_LISTED]:
@@ -379,7 +379,8 @@ def _show_body(out: Output, bundle: Bundle) -> None:
             ("tokenizer", f"in {bundle.tokenizer.origin}"),
             ("template", bundle.template.file or bundle.template.origin),
             ("engine", f"{engine.name} {engine.version}"),
-            ("identified by", engine.image or engine.environment),
+            ("image", engine.image),
+            ("environment", engine.environment),
             ("arguments", " ".join(engine.arguments)),
             ("hardware", f"{bundle.hardware.count or ''} {bundle.hardware.accelerator}".strip()),
             ("context", f"{runtime.context_tokens} tokens for each of {runtime.max_sequences} requests at once"),
@@ -427,7 +428,7 @@ def show(bundle: BundleName, as_json: Json = False) -> int:
             out.table(["PART", "ASKED FOR", "RESOLVED TO", "AT"], map(_locked, found.locks))
         show_boots(out, boots)
         out.say("")
-        out.say(f"registered {found.created_at:%Y-%m-%d %H:%M:%S}Z by {found.created_by}")
+        out.say(f"created {found.created_at:%Y-%m-%d %H:%M:%S}Z by {found.created_by}")
 
     output.result({**plain(found), "boots": boots}, human)
     return Exit.DONE
@@ -479,7 +480,7 @@ def delete(bundle: BundleName, reason: Reason, as_json: Json = False) -> int:
     def human(out: Output) -> None:
         out.say(f"deleted: {gone.name} {gone.digest}", "warn")
         if gone.blobs:
-            out.say(f"{gone.blobs} files, {size(gone.bytes)}, may go from {gone.free_at:%Y-%m-%d %H:%M:%S}Z on")
+            out.say(f"{many(gone.blobs, 'file')}, {size(gone.bytes)}, may go from {gone.free_at:%Y-%m-%d %H:%M:%S}Z on")
 
     output.result(gone, human)
     return Exit.DONE
@@ -488,7 +489,7 @@ def delete(bundle: BundleName, reason: Reason, as_json: Json = False) -> int:
 def show_documents(out: Output, found: list[Registered]) -> None:
     """Print a list of documents."""
     out.table(
-        ["NAME", "DIGEST", "REGISTERED", "BY", "LABELS"],
+        ["NAME", "DIGEST", "CREATED", "BY", "LABELS"],
         (
             [
                 one.name + (" (quarantined)" if one.quarantine else ""),
@@ -499,5 +500,5 @@ def show_documents(out: Output, found: list[Registered]) -> None:
             ]
             for one in found
         ),
-        spare=("BY", "REGISTERED"),
+        spare=("BY", "CREATED"),
     )

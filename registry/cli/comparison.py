@@ -20,6 +20,7 @@ from schemas.bundle import Bundle
 from schemas.comparison import BundleDiff, BundleImpact, FileState, GateImpact, Side
 from schemas.policy import Policy
 from schemas.problems import TransitionRefused
+from schemas.short import many
 
 DIFF_EXAMPLES = examples(
     "sluicegate bundle diff 3c3aff2a 9c1d77aa",
@@ -187,7 +188,7 @@ def _say_diff(out: Output, found: BundleDiff) -> None:
             ([part, change.path, _file(change.was), _file(change.now)] for part, change in files[:MOST_FILES]),
         )
     if len(files) > MOST_FILES:
-        out.note(f"{len(files) - MOST_FILES} files more, which --json lists")
+        out.note(f"{many(len(files) - MOST_FILES, 'more file')}, which --json lists")
     out.say("")
     out.fields([("the same", ", ".join(found.unchanged))])
     if found.is_served_same:

@@ -4,7 +4,7 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -21,6 +21,7 @@ from schemas.bundle import Bundle
 from schemas.common import MAX_DOCUMENT_BYTES, NAME_PATTERN, Document, canonical_json, strict_json
 from schemas.policy import Policy
 from schemas.problems import Conflict, InvalidDocument, NotFound
+from schemas.release import Release
 
 LISTED = {"release": "release", "run": "gate", "token": "token"}
 """Noun → the group of commands whose `list` shows all of them."""
@@ -29,7 +30,8 @@ REGISTERED_BY = {
     "suite": "register it with `sluicegate suite push {file}`",
 }
 """Noun → how a file with such a document gets to the service."""
-MOST_SHOWN = 4
+MOST_SHOWN = 10
+"""Things that a beginning may mean which are listed; the rest is counted."""
 _DIGEST = re.compile(r"(sha256:)?([0-9a-f]{8,64})")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -118,11 +120,16 @@ def resolve(text: str, registry: Registry, read: Callable[[Path], Document], wha
         try:
             return registry.get(match[2]).digest
         except Conflict as error:
-            digests = ", ".join(str(one) for one in error.members.get("digests") or ())
-            raise Usage(f"{what} {text}: {error.detail}" + (f": {digests}" if digests else "")) from None
+            digests = [str(one) for one in error.members.get("digests") or ()]
+            raise ambiguous(text, what, [(digest, _told(registry.get(digest))) for digest in digests]) from None
     if Path(text).is_file():
         return _registered(text, read(Path(text)).digest, registry, what)
     raise Usage(f"{what} {text!r} is neither a digest, nor 8 or more of its hexadecimal digits, nor a file")
+
+
+def _told(found: Registered) -> str:
+    """Return what tells a document from another whose digest begins alike."""
+    return f"{found.name}, created {found.created_at:%Y-%m-%d %H:%M:%S}Z by {found.created_by}"
 
 
 def _registered(file: str, digest: str, registry: Registry, what: str) -> str:
@@ -137,7 +144,12 @@ def _registered(file: str, digest: str, registry: Registry, what: str) -> str:
 
 def resolve_release(text: str, client: Client) -> UUID:
     """Return the id that a person means by an id or its first 8 or more characters. Raises Usage."""
-    return resolve_id(text, "release", (release.id for release in client.releases.list()))
+    return resolve_id(text, "release", ((one.id, told_release(one)) for one in client.releases.list()))
+
+
+def told_release(one: Release) -> str:
+    """Return what tells a release from another whose id begins alike."""
+    return f"{one.bundle_name} on {one.target}, {one.phase}, created {one.created_at:%Y-%m-%d %H:%M:%S}Z"
 
 
 def is_beginning(text: str) -> bool:
@@ -145,16 +157,17 @@ def is_beginning(text: str) -> bool:
     return re.fullmatch(r"[0-9a-f-]{8,36}", text.lower()) is not None
 
 
-def resolve_id(text: str, what: str, known: Iterable[UUID]) -> UUID:
+def resolve_id(text: str, what: str, known: Iterable[tuple[UUID, str]]) -> UUID:
     """Return the id that a person means by an id or its first 8 or more characters.
 
     Args:
         text: as written.
         what: noun, such as release.
-        known: the ids that there are, newest first; read only when `text` is no whole id, and as far as needed.
+        known: the ids that there are, newest first, and what each is; read only when `text` is no whole id, and as
+            far as needed.
 
     Raises:
-        Usage: it is neither, or none or several begin so; those are named.
+        Usage: it is neither, or none or several begin so; those are listed, each with what it is.
     """
     try:
         return UUID(text)
@@ -162,16 +175,30 @@ def resolve_id(text: str, what: str, known: Iterable[UUID]) -> UUID:
         pass
     if not is_beginning(text):
         raise Usage(f"{what} {text!r} is neither an id nor the first 8 or more characters of one")
-    short, found = text.lower(), []
-    for one in known:
+    short, found = text.lower(), dict[UUID, str]()
+    for one, said in known:
         head = str(one)[: len(short)]
         if head == short:
-            found.append(one)
+            found[one] = said
         elif head < short:
             break  # ids begin with the time: what follows is older still
     if len(found) == 1:
-        return found[0]
+        return next(iter(found))
     if not found:
         raise Usage(f"no {what} begins with {text}; `sluicegate {LISTED[what]} list` shows all of them")
-    shown = ", ".join(str(one) for one in found[:MOST_SHOWN]) + (", …" if len(found) > MOST_SHOWN else "")
-    raise Usage(f"{len(found)} {what}s begin with {text}: {shown}; give more characters")
+    raise ambiguous(text, what, [(str(one), said) for one, said in found.items()])
+
+
+def ambiguous(text: str, what: str, found: Sequence[tuple[str, str]]) -> Usage:
+    """Return the refusal of a beginning that several have, which lists each and what it is.
+
+    Args:
+        text: as written.
+        what: noun, such as release.
+        found: name and description of each, in the order in which they are listed.
+    """
+    candidates = [{"name": name, "is": said} for name, said in found]
+    rest = "" if len(found) <= MOST_SHOWN else f"; the first {MOST_SHOWN} of {len(found)} are listed"
+    return Usage(
+        f"more than one {what} begins with {text}; give more characters{rest}", candidates=candidates[:MOST_SHOWN]
+    )

@@ -19,6 +19,7 @@ from registry.client import Client
 from schemas.checkpoint import Checkpoint
 from schemas.common import DIGEST_PATTERN, MAX_DOCUMENT_BYTES
 from schemas.evidence import Agreement, Kind, Recomputation, Verification
+from schemas.short import many
 
 app = group("Evidence: signed, hash-chained entries of what happened.")
 
@@ -40,6 +41,7 @@ def _stream(client: Client, stream: str | None, release: str | None) -> str | No
     "list",
     epilog=examples(
         "sluicegate evidence list --release 01a2289b-8894",
+        "sluicegate evidence list --newest-first --limit 20",
         "sluicegate evidence list --release 01a2289b-8894 --after 1200 --envelopes --json > evidence.json",
     ),
 )
@@ -50,17 +52,20 @@ def list_(
         int | None,
         typer.Option("--after", min=0, help="Of one stream or release: only entries with a higher sequence."),
     ] = None,
+    newest_first: Annotated[bool, typer.Option("--newest-first", help="Begin with the newest entry.")] = False,
     envelopes: Annotated[bool, typer.Option("--envelopes", help="With the signed envelopes, for --json.")] = False,
     limit: Limit = 200,
     as_json: Json = False,
 ) -> int:
-    """List entries, oldest first."""
+    """List entries, oldest first, or with --newest-first the other way round."""
     output = Output(as_json=as_json)
     with connect() as client:
         asked = _stream(client, stream, release)
         if after is not None and asked is None:
             raise Usage("--after needs --stream or --release: sequences of several streams are not committed in order")
-        entries = client.evidence.list(stream=asked, after=after, envelopes=envelopes)
+        if after is not None and newest_first:
+            raise Usage("--after goes on from a sequence to newer entries: leave out --newest-first")
+        entries = client.evidence.list(stream=asked, after=after, envelopes=envelopes, newest_first=newest_first)
         found = output.most(entries, limit)
 
     def human(out: Output) -> None:
@@ -217,15 +222,15 @@ def _verify_archive(path: Path, key: Path | None, kept: str | None) -> Verificat
 
 
 def _show(out: Output, found: Verification, results: list[Recomputation]) -> None:
-    read = f"{found.entries} entries in {found.streams} streams"
+    read = f"{many(found.entries, 'entry')} in {many(found.streams, 'stream')}"
     if found.checkpoints:
-        read += f", {found.sealed} of them under {found.checkpoints} checkpoints"
+        read += f", {found.sealed} of them under {many(found.checkpoints, 'checkpoint')}"
     if found.erased:
-        read += f"; {found.erased} records erased on purpose"
+        read += f"; {many(found.erased, 'record')} erased on purpose"
     if found.verified:
         out.say(f"verified: {read}", "good")
     else:
-        out.say(f"not verified: {read}, {len(found.faults)} faults", "bad")
+        out.say(f"not verified: {read}, {many(len(found.faults), 'fault')}", "bad")
         out.table(["STREAM", "POSITION", "WHAT IS WRONG"], ([f.stream, f.position, f.problem] for f in found.faults))
     for one in results:
         tone = {Agreement.SAME: "good", Agreement.IMPOSSIBLE: "warn", Agreement.ERASED: "warn"}.get(one.outcome, "bad")
@@ -244,7 +249,8 @@ def checkpoint(as_json: Json = False) -> int:
     with connect() as client:
         made = client.evidence.checkpoint()
         Seen(folder("config"), output).keep(client.url, client.me().project, digest=made.digest, number=made.number)
-    text = f"checkpoint {made.number}: {made.entries} entries in {made.streams} streams, {made.digest}"
+    held = f"{many(made.entries, 'entry')} in {many(made.streams, 'stream')}"
+    text = f"checkpoint {made.number}: {held}, {made.digest}"
     output.result(made, lambda out: out.say(text, "good"))
     return Exit.DONE
 
@@ -272,7 +278,8 @@ def export(
     finally:
         part.unlink(missing_ok=True)
     Seen(folder("config"), output).keep(url, whose, digest=made.checkpoint, number=made.checkpoints)
-    read = f"{made.entries} entries, {made.documents} documents, {made.checkpoints} checkpoints, {size(made.size)}"
+    counts = ((made.entries, "entry"), (made.documents, "document"), (made.checkpoints, "checkpoint"))
+    read = ", ".join([*(many(*one) for one in counts), size(made.size)])
     output.result(made, lambda out: out.say(f"{file}: {read}; last checkpoint {made.checkpoint}", "good"))
     return Exit.DONE
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from schemas.api import Approve
 from schemas.faults import Shape, faults_of
 from schemas.problems import InvalidDocument, Problem
+from schemas.short import many
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -55,6 +56,12 @@ def places(problem: Problem) -> list[tuple[str, str]]:
         for one in (users if isinstance(users, list) else [])
         if isinstance(one, Mapping)
     ]
+    candidates = problem.members.get("candidates")
+    found += [
+        (str(one.get("name", "")), str(one.get("is", "")))
+        for one in (candidates if isinstance(candidates, list) else [])
+        if isinstance(one, Mapping)
+    ]
     missing = problem.members.get("missing")
     found += [(str(digest), "has not been uploaded") for digest in (missing if isinstance(missing, list) else [])]
     return found
@@ -70,7 +77,7 @@ def invalid(what: str, error: ValidationError, document: Any, shape: Shape) -> I
         shape: the model.
     """
     count = error.error_count()
-    said = "1 place is wrong" if count == 1 else f"{count} places are wrong"
+    said = f"{many(count, 'place')} {'is' if count == 1 else 'are'} wrong"
     return InvalidDocument(f"{what}: {said}", errors=faults_of(error, document, shape))
 
 

@@ -15,7 +15,8 @@ from schemas.evidence import Entry
 from schemas.policy import Policy
 from schemas.problems import Unavailable
 from schemas.release import TERMINAL, Phase, ReleaseDetail
-from schemas.stories import TONES, tell, way_out
+from schemas.short import many
+from schemas.stories import TONES, label, tell, way_out
 
 INTERVAL_SECONDS = 0.5
 LOOK_SECONDS = 5.0
@@ -203,7 +204,7 @@ def _approvals_needed(client: Client, policy: str) -> int:
 
 def waits_for(release: ReleaseDetail, needed: int) -> str:
     """Return who must agree to a release whose gates have passed, and by which command."""
-    people = "1 approval" if needed == 1 else f"{needed} approvals"
+    people = many(needed, "approval")
     command = f"sluicegate release approve {release.id} --reason …"
     return f"waits for {people} by somebody other than {release.created_by}: {command}"
 
@@ -216,7 +217,7 @@ def line(entry: Entry) -> tuple[str, str]:
 def told(entry: Entry) -> str:
     """Return what an entry says, without its time."""
     actor = "" if entry.actor in ("controller", "runner") else f" ({entry.actor})"
-    return f"{entry.kind}{actor}: {tell(entry)[1]}".rstrip(": ")
+    return f"{label(entry.kind)}{actor}: {tell(entry)[1]}".rstrip(": ")
 
 
 def follow_run(client: Client, output: Output, run: Run, *, timeout_seconds: float) -> int:
@@ -293,7 +294,7 @@ def run_decided(run: Run) -> Decided | None:
         return Decided(Exit.DONE, "recorded", f"reference {run.reference}")
     verdicts = [(str(result.get("gate")), str(result.get("verdict"))) for result in run.results]
     if run.outcome == "passed":
-        return Decided(Exit.DONE, "passed", "1 gate passed" if len(verdicts) == 1 else f"{len(verdicts)} gates passed")
+        return Decided(Exit.DONE, "passed", f"{many(len(verdicts), 'gate')} passed")
     if run.outcome == "failed":
         failed = ", ".join(gate for gate, verdict in verdicts if verdict == "failed")
         return Decided(Exit.FAILED, "failed", failed or why)

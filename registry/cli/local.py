@@ -70,7 +70,7 @@ def up(context: typer.Context) -> int:
 
 
 def demo(context: typer.Context) -> int:
-    """Release a real model four times on a stack of its own: promoted, replaced, refused, taken back."""
+    """Release a real model four times on a stack of its own: promoted, replaced, rejected, taken back."""
     return _run("workers.demo", context.args, DEMO_EXAMPLES)
 
 

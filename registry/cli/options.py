@@ -1,10 +1,12 @@
 """Options that several commands have, and the way help shows examples."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+_LONGEST_SENTENCE = 1000
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output; all else goes to standard error.")
 ]
@@ -22,7 +24,10 @@ IfMatch = Annotated[
 ]
 BundleName = Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, 8 or more of its digits, or @ALIAS.")]
 ReleaseId = Annotated[
-    str, typer.Argument(metavar="RELEASE", help="Id of the release, or its first 8 or more characters.")
+    str,
+    typer.Argument(
+        metavar="RELEASE", help="Id of the release, or its beginning, as far as no other has it, such as 01a2289b-8894."
+    ),
 ]
 
 
@@ -41,6 +46,18 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
+class _Whole(TyperGroup):
+    """A group whose help has the first sentence of each command whole, over several lines where it takes them."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands and what they do."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(_LONGEST_SENTENCE)) for name, one in commands if one])
+
+
 def group(help_text: str, *, completes: bool = False) -> typer.Typer:
     """Return an empty group of commands; with `completes`, one that offers completion to shells."""
-    return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None, add_completion=completes)
+    return typer.Typer(
+        cls=_Whole, help=help_text, no_args_is_help=True, rich_markup_mode=None, add_completion=completes
+    )

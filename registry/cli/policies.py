@@ -103,7 +103,7 @@ def list_(limit: Limit = 50, as_json: Json = False) -> int:
 def show_list(out: Output, found: list[Registered]) -> None:
     """Print a list of policies or suites."""
     out.table(
-        ["NAME", "KIND", "DIGEST", "REGISTERED", "BY"],
+        ["NAME", "KIND", "DIGEST", "CREATED", "BY"],
         (
             [
                 one.name,
@@ -114,7 +114,7 @@ def show_list(out: Output, found: list[Registered]) -> None:
             ]
             for one in found
         ),
-        spare=("BY", "REGISTERED"),
+        spare=("BY", "CREATED"),
     )
 
 

@@ -4,10 +4,12 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
+from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from registry.cli import (
@@ -81,12 +83,21 @@ def _root(
     """A registry of immutable serving bundles and a release gate for LLM serving."""
 
 
+@cache
+def command_line() -> TyperGroup:
+    """Return the command line as it is parsed: putting it together takes longer than most commands."""
+    found = typer.main.get_command(app)
+    if not isinstance(found, TyperGroup):
+        raise TypeError("several commands are a group")
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Never raises, never shows a traceback."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     output = Output(as_json="--json" in arguments)
     try:
-        status = typer.main.get_command(app).main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+        status = command_line().main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except Problem as problem:
         status = output.refuse(problem)

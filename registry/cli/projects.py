@@ -28,7 +28,7 @@ def create(
     output = Output(as_json=as_json)
     with connect() as client:
         new = client.projects.create(made(ProjectCreate, "the project", name=name))
-    output.result(new, lambda out: out.say(f"made: {new.name}", "good"))
+    output.result(new, lambda out: out.say(f"created: {new.name}", "good"))
     return Exit.DONE
 
 
@@ -40,7 +40,9 @@ def list_(limit: Limit = 50, as_json: Json = False) -> int:
         found = list(itertools.islice(client.projects.list(), limit))
     output.result(
         {"items": found},
-        lambda out: out.table(["NAME", "MADE"], ([one.name, f"{one.created_at:%Y-%m-%d %H:%M:%S}Z"] for one in found)),
+        lambda out: out.table(
+            ["NAME", "CREATED"], ([one.name, f"{one.created_at:%Y-%m-%d %H:%M:%S}Z"] for one in found)
+        ),
     )
     return Exit.DONE
 

@@ -167,15 +167,21 @@ def drain(
     return Exit.UNDECIDED if wait and found.drain is not None and found.drain.waits_for else Exit.DONE
 
 
-@app.command(epilog=examples("sluicegate runner undrain gpu-1", "sluicegate runner undrain gpu-1 --json"))
+@app.command(
+    epilog=examples(
+        'sluicegate runner undrain gpu-1 --reason "the driver is in"',
+        "sluicegate runner undrain gpu-1 --json",
+    )
+)
 def undrain(
     runner: Annotated[str, typer.Argument(metavar="RUNNER", help="Name of the runner, or its id.")],
+    reason: Annotated[str | None, typer.Option("--reason", "-r", help="Why; shown with the runner.")] = None,
     as_json: Json = False,
 ) -> int:
-    """Let a runner take jobs again."""
+    """Let a runner take jobs again, and end what was booted in place of its replicas."""
     output = Output(as_json=as_json)
     with connect() as client:
-        found = client.runners.undrain(runner)
+        found = client.runners.undrain(runner, reason)
     output.result(found, lambda out: out.say(f"runner {found.name} takes jobs", "good"))
     return Exit.DONE
 
@@ -195,6 +201,9 @@ def _alive(runner: Runner) -> str:
 
 def _say_drain(output: Output, runner: Runner) -> None:
     if runner.drain is None:
+        if (again := runner.undrained) is not None:
+            why = f": {again.reason}" if again.reason else ""
+            output.say(f"takes jobs again since {again.since:%Y-%m-%d %H:%M:%S}Z, let by {again.by}{why}")
         return
     output.say(
         f"drained by {runner.drain.by} at {runner.drain.since:%Y-%m-%d %H:%M:%S}Z: {runner.drain.reason}", "warn"

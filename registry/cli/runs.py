@@ -11,7 +11,7 @@ from registry.cli.options import Json, Key, Limit, Timeout, Wait, examples, grou
 from registry.cli.output import Output
 from registry.cli.profile import connect
 from registry.cli.targets import only_class
-from schemas.api import RunCreate
+from schemas.api import Run, RunCreate
 
 app = group("Gates: measurements with a rule.")
 
@@ -72,7 +72,9 @@ def run(
     )
 )
 def watch(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, or its first 8 or more characters.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Id of the run, or its beginning, as far as no other has it.")
+    ],
     timeout: Timeout = 3600.0,
     as_json: Json = False,
 ) -> int:
@@ -82,8 +84,13 @@ def watch(
     """
     output = Output(as_json=as_json)
     with connect() as client:
-        found = client.runs.get(resolve_id(run, "run", (one.id for one in client.runs.list())))
+        found = client.runs.get(resolve_id(run, "run", ((one.id, _told(one)) for one in client.runs.list())))
         return follow_run(client, output, found, timeout_seconds=timeout)
+
+
+def _told(one: Run) -> str:
+    """Return what tells a run from another whose id begins alike."""
+    return f"{one.kind} of {one.bundle[7:19]}, {one.outcome or one.state}, created {one.created_at:%Y-%m-%d %H:%M:%S}Z"
 
 
 @app.command("list", epilog=examples("sluicegate gate list", "sluicegate gate list --release 01a2289b-8894 --json"))

@@ -16,6 +16,7 @@ from registry.cli.profile import connect
 from schemas.api import RecordCreate, Registered
 from schemas.problems import InvalidDocument
 from schemas.reference import Reference
+from schemas.short import many
 from schemas.suite import SUITE, AnySuite, LoadSpec, LoadSuite, StructuredSuite
 
 app = group("Suites: prompts and arrival plans that gates run.")
@@ -117,7 +118,7 @@ def _read_reference(file: Path) -> Reference:
 
 def _show_reference(out: Output, found: Registered) -> None:
     said = Reference.model_validate(found.document)
-    noise = said.noise
+    noise, prompts = said.noise, many(len(said.recordings), "prompt")
     out.fields(
         [
             ("reference", found.digest),
@@ -125,7 +126,7 @@ def _show_reference(out: Output, found: Registered) -> None:
             ("bundle", said.bundle),
             ("engine", said.engine),
             ("hardware", said.hardware),
-            ("noise", f"{noise.diverging_prompts} of {len(said.recordings)} prompts differ in {noise.repeats} repeats"),
+            ("noise", f"{noise.diverging_prompts} of {prompts} differ in {many(noise.repeats, 'repeat')}"),
         ]
     )
     out.say("")
@@ -162,8 +163,8 @@ def _show(out: Output, found: Registered) -> None:
         shape = f", shape {process.shape}" if process.shape is not None else ""
         pairs += [
             ("arrivals", f"{process.distribution}, {process.rate_per_second} a second{shape}, seed {process.seed}"),
-            ("warm-up", f"{len(suite.warmup)} requests"),
-            ("measured", f"{len(suite.plan)} requests in {suite.plan[-1].at_us / 1e6:.1f} s"),
+            ("warm-up", many(len(suite.warmup), "request")),
+            ("measured", f"{many(len(suite.plan), 'request')} in {suite.plan[-1].at_us / 1e6:.1f} s"),
             ("time-out", f"{suite.request_seconds} s"),
         ]
     elif isinstance(suite, StructuredSuite):

@@ -5,14 +5,15 @@ from collections.abc import Collection, Sequence
 
 from rich.cells import cell_len
 
+from schemas.short import ID_LENGTHS, apart
+
 GAP = 2
 """Columns of the terminal between two columns of a table."""
 PROSE = 24
 """Width that is enough for a cell of several words."""
 DIGEST_DIGITS = 12
-ID_CHARACTERS = 13
 _DIGEST = re.compile(r"(?<![0-9a-f])(?:sha256:)?([0-9a-f]{64})(?![0-9a-f])")
-_ID = re.compile(r"\b([0-9a-f]{8}-[0-9a-f]{4})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
+_ID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
 
 Rows = list[list[str]]
 
@@ -22,7 +23,8 @@ def fitted(
 ) -> tuple[list[str], Rows, list[str]]:
     """Return columns and rows as a terminal of a width can show them, and the columns that were left out.
 
-    What is too wide first gets its digests and ids cut to beginnings that every command takes, then loses columns.
+    What is too wide first gets its digests and ids cut to beginnings that every command takes and of which no two of
+    different ids are the same, then loses columns.
     What is too wide even so is folded by whoever prints it.
 
     Args:
@@ -33,7 +35,8 @@ def fitted(
     """
     shown, left = [*columns], rows
     if _width(shown, left) > width:
-        left = [[abbreviated(cell) for cell in row] for row in left]
+        characters = apart(found for row in left for cell in row for found in _ID.findall(cell))
+        left = [[abbreviated(cell, characters) for cell in row] for row in left]
     gone: list[str] = []
     for name in spare:
         if _width(shown, left) <= width:
@@ -45,9 +48,9 @@ def fitted(
     return shown, left, gone
 
 
-def abbreviated(text: str) -> str:
-    """Return a text with digests and ids cut to what the commands need to find them."""
-    return _ID.sub(r"\1", _DIGEST.sub(lambda found: found[1][:DIGEST_DIGITS], text))
+def abbreviated(text: str, characters: int = ID_LENGTHS[0]) -> str:
+    """Return a text with digests and ids cut to what the commands need to find them; ids to so many characters."""
+    return _ID.sub(lambda found: found[0][:characters], _DIGEST.sub(lambda found: found[1][:DIGEST_DIGITS], text))
 
 
 def _width(columns: Sequence[str], rows: Collection[Sequence[str]]) -> int:

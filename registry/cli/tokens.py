@@ -65,12 +65,12 @@ def list_(
 
     def human(out: Output) -> None:
         out.table(
-            ["TOKEN", "NAME", "ROLE", "TARGETS", "MADE", "STATE"],
+            ["TOKEN", "NAME", "ROLE", "TARGETS", "CREATED", "STATE"],
             (
                 [one.id, one.name, one.role, ", ".join(one.targets or ["all"]), _day(one.created_at), _state(one)]
                 for one in found
             ),
-            spare=("MADE",),
+            spare=("CREATED",),
         )
 
     output.result({"items": found}, human)
@@ -87,7 +87,8 @@ def revoke(
     token: Annotated[
         str,
         typer.Argument(
-            metavar="TOKEN", help="Id of the token, its first 8 or more characters, or the name of a valid one."
+            metavar="TOKEN",
+            help="Id of the token, or its beginning, as far as no other has it, or the name of a valid one.",
         ),
     ],
     reason: Reason,
@@ -115,8 +116,13 @@ def _identity(named: str, client: Client, project: str | None) -> UUID:
         if token.is_valid and token.name == named:
             return token.id
     if is_beginning(named):
-        return resolve_id(named, "token", (token.id for token in everyone))
+        return resolve_id(named, "token", ((token.id, _told(token)) for token in everyone))
     raise Usage(f"no valid token has the name {named}; `sluicegate token list` shows all of them")
+
+
+def _told(token: Token) -> str:
+    """Return what tells a token from another whose id begins alike."""
+    return f"{token.name}, {token.role}, {_state(token)}, created {token.created_at:%Y-%m-%d %H:%M:%S}Z"
 
 
 def _day(at: datetime) -> str:

@@ -50,9 +50,10 @@ class Runners:
             RunnerDrain(reason=reason, force_in_seconds=force_in_seconds),
         )
 
-    def undrain(self, runner: UUID | str) -> Runner:
-        """Let a runner take jobs again. Raises NotFound, NotPermitted."""
-        answer = self._transport.send("DELETE", f"/v1/runners/{quote(str(runner), safe='')}/drains")
+    def undrain(self, runner: UUID | str, reason: str | None = None) -> Runner:
+        """Let a runner take jobs again; `reason` is shown with it. Raises NotFound, NotPermitted."""
+        path = f"/v1/runners/{quote(str(runner), safe='')}/drains"
+        answer = self._transport.send("DELETE", path, parameters={"reason": reason})
         return self._transport.parse(Runner, answer)
 
     def claim(self, runner: UUID) -> Claim | None:

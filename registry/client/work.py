@@ -182,7 +182,12 @@ class Evidence:
         self._transport = transport
 
     def list(
-        self, *, stream: str | None = None, after: int | str | None = None, envelopes: bool = False
+        self,
+        *,
+        stream: str | None = None,
+        after: int | str | None = None,
+        envelopes: bool = False,
+        newest_first: bool = False,
     ) -> Iterator[Entry]:
         """List entries, oldest first.
 
@@ -190,8 +195,13 @@ class Evidence:
             stream: only of this stream, such as release/<id>.
             after: with a stream, a sequence; of all entries, a cursor, as `Client.events` gives it.
             envelopes: whether to ask for the signed envelopes too.
+            newest_first: whether to go backwards; then from the newest entry, or from before `after`.
         """
-        parameters = {"stream": stream, "envelopes": "true" if envelopes else None}
+        parameters: dict[str, str | None] = {
+            "stream": stream,
+            "envelopes": "true" if envelopes else None,
+            "newest_first": "true" if newest_first else None,
+        }
         start = None if after is None else str(after)
         return self._transport.pages(Entry, "/v1/evidence", parameters, cursor="after", start=start)
 

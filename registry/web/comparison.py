@@ -71,6 +71,6 @@ def choices(session: Session, project: UUID, bundle: str, name: str) -> list[tup
     }
     family = documents.browse(session, project, "bundle", names=[name], after=None, limit=MOST_CHOICES)
     for _, one, _ in family:
-        found.setdefault(one.digest, f"{one.name}, registered {one.created_at:%Y-%m-%d %H:%M} UTC")
+        found.setdefault(one.digest, f"{one.name}, created {one.created_at:%Y-%m-%d %H:%M} UTC")
     found.pop(bundle, None)
     return [*found.items()]

@@ -18,6 +18,8 @@ from registry.api.routes import Route
 from schemas.failures import FAILURES
 from schemas.problems import NotFound, Problem
 from schemas.release import Phase
+from schemas.short import apart
+from schemas.stories import label
 
 PHASE_TONES = {
     Phase.PROMOTED: "good",
@@ -114,6 +116,8 @@ templates.filters.update(
         "words": words,
         "tone": tone,
         "counted": counted,
+        "label": label,
+        "apart": apart,
         "shown": shown,
         "printable": printable,
     }

@@ -495,7 +495,7 @@ def test_c071_layers_of_several_kinds_have_settings_of_several_kinds(tmp_path):
     [
         (["-c", "4096", "-np", "4"], 4096, True),
         (["--ctx-size", "16384", "--parallel", "4"], 4096, False),
-        (["-c", "4096", "-np", "4", "--kv-unified"], 4096, False),
+        (["--ctx-size", "4096", "--parallel", "4", "--kv-unified"], 4096, False),
         (["-c", "4096", "-np", "4"], 1024, False),
     ],
 )
@@ -509,7 +509,7 @@ def test_c074_slots_share_the_context(tmp_path, words, promised, is_fault):
     assert bool(flaws) is is_fault
     if is_fault:
         assert flaws[0].found["per_slot"] == 1024
-        assert "-c 16384" in flaws[0].advice
+        assert "--ctx-size 16384" in flaws[0].advice
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,9 @@ def test_a_group_alone_shows_its_commands_and_is_a_usage_error(command, path):
     ran = command(*path)
     assert (ran.status, ran.out) == (2, "")
     assert "Commands:" in ran.err
+    # What a command does is a whole sentence, however many lines that takes.
+    assert "..." not in ran.err.split("Commands:")[1]
+    assert ran.err.rstrip().endswith(".") or "Examples:" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -212,7 +215,7 @@ def test_a_shell_is_told_what_a_word_can_become(words, expected):
 
 
 def test_a_defect_is_one_line_and_no_traceback(command, monkeypatch):
-    monkeypatch.setattr(typer.main, "get_command", lambda app: 1 / 0)
+    monkeypatch.setattr(program, "command_line", lambda: 1 / 0)
     ran = command("bundle", "list")
     assert ran.status == 3
     assert len(ran.err.splitlines()) == 1

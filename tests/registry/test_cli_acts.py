@@ -123,7 +123,13 @@ def test_a_runner_is_drained_waited_for_and_let_in_again(scene):
     assert "it holds nothing" in scene.command.ok("runner", "drain", "runner-1", "-r", "again", "--wait").out
     shown = scene.command.ok("runner", "show", "runner-1", "--json").json
     assert (shown["drain"]["reason"], shown["disk_free_bytes"]) == ("a new driver", 5_000_000_000)
-    assert scene.command.ok("runner", "undrain", "runner-1", "--json").json["drain"] is None
+    again = scene.command.ok("runner", "undrain", "runner-1", "-r", "the driver is in", "--json").json
+    assert (again["drain"], again["undrained"]["reason"]) == (None, "the driver is in")
+    # Of one that takes jobs already, it changes nothing.
+    scene.command.ok("runner", "undrain", "runner-1")
+    told = scene.command.ok("runner", "show", "runner-1").out
+    assert "takes jobs again since" in told
+    assert ": the driver is in" in told
     scene.command.be("engineer", scene.api)
     assert scene.command("runner", "drain", "runner-1", "-r", "why not").status == 4
 
@@ -210,3 +216,13 @@ def test_who_takes_a_release_back_may_wait_for_that_and_is_told_when_nothing_els
     scene.act(identity, "observed", Kind.RESTORE_OBSERVED, Restored(observed=12, seconds=0.8))
     assert scene.command.ok(*watch, "--json").json["outcome"] == "rolled_back"
     assert scene.command("release", "watch", identity, "--until", "ended").status == 1
+
+
+def test_evidence_is_listed_from_its_newest_entry_on(scene):
+    scene.target()
+    of, backwards = ("--release", scene.release()["id"]), ("--newest-first", "--json")
+    listed = scene.command.ok("evidence", "list", "--json").json["items"]
+    assert scene.command.ok("evidence", "list", *backwards).json["items"] == listed[::-1]
+    (newest,) = scene.command.ok("evidence", "list", "--limit", "1", *backwards).json["items"]
+    assert newest == scene.command.ok("evidence", "list", *of, *backwards).json["items"][0] == listed[-1]
+    assert scene.command("evidence", "list", *of, "--after", "1", "--newest-first").status == 2

@@ -204,11 +204,17 @@ def test_a_beginning_that_two_releases_share_is_refused(scene):
     scene.target()
     first = scene.release()["id"]
     scene.command.ok("release", "reject", first, "-r", "no")
-    scene.release()
+    second = scene.release()["id"]
     ran = scene.command("release", "show", first[:8])
     assert ran.status == 2
-    assert "2 releases begin with" in ran.err
-    assert first in ran.err
+    assert f"more than one release begins with {first[:8]}; give more characters" in ran.err
+    # Each is listed with what tells it from the other.
+    assert [line.split(":")[0].strip() for line in ran.err.splitlines()[1:]] == [second, first]
+    assert f"{first}: {scene.bundle.name} on chat@prod, rejected, created " in ran.err
+    listed = scene.command("release", "show", first[:8], "--json")
+    assert (listed.status, [one["name"] for one in listed.json["candidates"]]) == (2, [second, first])
+    # Thirteen characters are one millisecond.
+    assert scene.command.ok("release", "show", first[:13], "--json").json["id"] == first
 
 
 def test_watch_prints_every_entry_and_ends_as_the_release_does(scene):
@@ -527,9 +533,7 @@ def test_evidence_is_listed_and_verified(scene):
     verified = scene.command.ok("evidence", "verify", "--json").json
     assert verified["verified"] is True
     assert verified["entries"] == len(listed)
-    assert (
-        scene.command.ok("evidence", "verify", "--release", identity[:23]).out == "verified: 1 entries in 1 streams\n"
-    )
+    assert scene.command.ok("evidence", "verify", "--release", identity[:23]).out == "verified: 1 entry in 1 stream\n"
     assert scene.command("evidence", "verify", "--release", identity, "--stream", "x").status == 2
 
 

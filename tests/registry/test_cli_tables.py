@@ -17,6 +17,7 @@ from registry.cli.tables import abbreviated, fitted
 from registry.cli.targets import _show_served
 from schemas.evidence import SplitEntry
 from schemas.release import ServedAt
+from schemas.short import apart
 
 ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "3c3aff2a" * 8
@@ -28,6 +29,21 @@ def test_digests_and_ids_are_cut_to_what_commands_take_and_other_words_are_left(
     assert abbreviated("a" * 64) == "a" * 12
     for text in ("a" * 65, "chat@prod", "2026-11-29 22:00:00Z", "reason"):
         assert abbreviated(text) == text
+
+
+def test_ids_that_begin_alike_are_cut_where_they_differ():
+    same_millisecond, earlier = "01a2289b-8894-7000-8d4f-da769c0550b2", "01a2289b-1111-74d9-8d4f-da769c0550b2"
+    rows = [[one, "many words of prose " * 9] for one in (ID, same_millisecond, earlier)]
+    _, cells, _ = fitted(["ID", "WHY"], rows, 40)
+    assert [row[0] for row in cells] == [ID[:18], same_millisecond[:18], earlier[:18]]
+    # One that stands twice is one, and none is cut in the middle of what tells it apart.
+    assert [row[0] for row in fitted(["ID", "WHY"], [rows[0], rows[0], rows[2]], 40)[1]] == [
+        ID[:13],
+        ID[:13],
+        earlier[:13],
+    ]
+    assert apart([f"{ID[:35]}1", f"{ID[:35]}2"]) == 36
+    assert apart([]) == 13
 
 
 def test_a_table_that_fits_is_left_as_it_is():

@@ -306,7 +306,7 @@ def test_what_is_wrong_with_a_document_is_raised_with_its_places(engineer, manag
         engineer.suites.get("sha256:" + "0" * 64)
 
 
-def test_lists_go_on_past_one_page(engineer, monkeypatch):
+def test_lists_go_on_past_one_page(engineer, api, monkeypatch):
     monkeypatch.setattr(transport, "PAGE_SIZE", 3)
     count = 10
     for number in range(count):
@@ -316,6 +316,11 @@ def test_lists_go_on_past_one_page(engineer, monkeypatch):
     sequences = [entry.sequence for entry in engineer.evidence.list()]
     assert sequences == sorted(set(sequences))
     assert len(sequences) >= count
+    backwards = [entry.sequence for entry in engineer.evidence.list(newest_first=True)]
+    assert backwards == sequences[::-1]
+    stream = f"project/{api.project_id}"
+    there = [entry.id for entry in engineer.evidence.list(stream=stream)]
+    assert [entry.id for entry in engineer.evidence.list(stream=stream, newest_first=True)] == there[::-1]
 
 
 def test_a_stream_is_read_on_from_a_sequence(engineer, api):

@@ -76,7 +76,7 @@ def test_export_and_verification_from_the_command_line(here, own_api, tmp_path):
     count = made["entries"]
     here.use("http://127.0.0.1:1", None)  # nothing answers there
     ran = here.ok("evidence", "verify", "--archive", path)
-    assert ran.out == f"verified: {count} entries in 1 streams, {count} of them under 1 checkpoints\n"
+    assert ran.out == f"verified: {count} entries in 1 stream, {count} of them under 1 checkpoint\n"
     assert "trust yours with --key" in ran.err
     ran = here.ok("evidence", "verify", "--archive", path, "--key", key, "--checkpoint", made["checkpoint"])
     assert "--key" not in ran.err
@@ -115,7 +115,7 @@ def test_what_makes_no_sense_is_usage(here, tmp_path):
 def test_a_checkpoint_from_the_command_line(here):
     made = here.ok("evidence", "checkpoint", "--json").json
     assert here.ok("evidence", "checkpoint").out == (
-        f"checkpoint 1: {made['entries']} entries in 1 streams, {made['digest']}\n"
+        f"checkpoint 1: {made['entries']} entries in 1 stream, {made['digest']}\n"
     )
     assert here.ok("evidence", "verify", "--checkpoint", made["digest"]).status == 0
 

@@ -349,7 +349,7 @@ def test_a_release_says_what_its_job_waits_for(service: Service, actor: Actor) -
     with service.database.transaction() as session:
         session.get_one(JobRow, mine).due_at -= timedelta(seconds=600)
     assert str(waits()).endswith(
-        "for a free slot: runners of class cpu hold 1 jobs in 2 slots; 1 is kept for what is live or was"
+        "for a free slot: runners of class cpu hold 1 job in 2 slots; 1 is kept for what is live or was"
     )
     slots(service, actor, 3)
     second = take(service, actor)

@@ -27,10 +27,13 @@ class Stack:
         *arguments: str,
         module: Sequence[str] = ("workers.embedded",),
         settings: Mapping[str, str] | None = None,
+        in_background: bool = False,
     ) -> None:
-        """Start it. `settings` are more variables of its environment."""
+        """Start it. `settings` are more variables of its environment; `in_background` as a script does with `&`."""
         self.data = data
         command = [sys.executable, "-P", "-m", *module, "--data", str(data), "--json", *arguments]
+        if in_background:
+            command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
         self.process = subprocess.Popen(
             command,
             env={**os.environ, "PYTHONPATH": str(ROOT), **(settings or {})},
@@ -58,9 +61,9 @@ class Stack:
         """Return the process ids by part."""
         return {each["name"]: each["pid"] for each in json.loads((self.data / "processes.json").read_bytes())}
 
-    def stop(self) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop. Returns its exit status."""
-        self.process.send_signal(signal.SIGTERM)
+        self.process.send_signal(number)
         self.complaint()
         return self.process.returncode
 

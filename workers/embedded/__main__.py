@@ -37,6 +37,9 @@ def main(arguments: list[str]) -> int:
     """Run the stack until it is asked to stop. Returns the exit status."""
     began = time.monotonic()
     chosen = _parser().parse_args(arguments)
+    # A shell without job control has SIGINT ignored in what a script starts with `&`; `kill -INT` still means this.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         layout = Layout(data_directory(chosen.data))
         layout.prepare()

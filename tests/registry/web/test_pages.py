@@ -17,7 +17,8 @@ from registry.web.rendering import percent
 from schemas.api import Act
 from schemas.evidence import BODIES, Entry, Kind, SplitEntry
 from schemas.release import Phase
-from schemas.stories import STORIES, file_count, tell
+from schemas.short import many
+from schemas.stories import STORIES, tell
 from tests.support.api import Api
 from tests.support.streams import Script, stream_engine
 from tests.support.world import World, world
@@ -86,7 +87,8 @@ def test_there_is_no_chart_before_traffic_has_moved() -> None:
 
 
 def test_one_file_is_no_files() -> None:
-    assert [file_count(count) for count in (0, 1, 2)] == ["0 files", "1 file", "2 files"]
+    assert [many(count, "file") for count in (0, 1, 2)] == ["0 files", "1 file", "2 files"]
+    assert [many(count, "policy") for count in (1, 2)] == ["1 policy", "2 policies"]
 
 
 def split(*names: str) -> list[SplitEntry]:

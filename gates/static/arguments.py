@@ -1,0 +1,132 @@
+"""Checks the launch arguments of an engine whose driver takes a list of them, before anything is booted.
+
+Source: the `source` of the data file; the driver's own reader says the same (tests/gates/test_static_arguments.py).
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from gates.static.composition import Composition
+from gates.static.flaw import Flaw, flaw
+from gates.static.rules import table
+from schemas.faults import near
+
+TABLES: Final = ("llamacpp",)
+"""Engines with such a list, each in a data file of its name."""
+
+
+def check(c: Composition) -> Iterator[Flaw]:
+    """Check that each word is an argument that the driver takes, once, with a value in its range."""
+    if c.engine in TABLES:
+        yield from check_words(c.engine, c.declared.arguments.words)
+
+
+def check_words(engine: str, words: Sequence[str]) -> Iterator[Flaw]:
+    """Check a command line against an engine's list.
+
+    Args:
+        engine: one of TABLES.
+        words: of the command line, without the program.
+    """
+    known = table(engine)
+    taken: Mapping[str, Mapping[str, Any]] = known["arguments"]
+    seen: dict[str, str] = {}
+    place = 0
+    while place < len(words):
+        name, where = words[place], f"/engine/arguments/{place}"
+        place += 1
+        if name not in taken:
+            yield _unknown(engine, known, name, where)
+            # What follows an argument that is not known is taken for its value, unless it looks like another one.
+            if place < len(words) and not words[place].startswith("-"):
+                place += 1
+            continue
+        meant = "--" + name.removeprefix("--no-").removeprefix("--")
+        if meant in seen:
+            said = f"{name} is there twice" if seen[meant] == name else f"{name} contradicts {seen[meant]}"
+            yield flaw("argument-value", f"{said}.", pointer=where, found=name, expected="one of them, once")
+        seen[meant] = name
+        if taken[name]["type"] == "flag":
+            continue
+        if place == len(words):
+            yield flaw(
+                "argument-value", f"{name} needs a value.", pointer=where, found=None, expected=_range(taken[name])
+            )
+            return
+        if not _fits(words[place], taken[name]):
+            message = f"{name} is {_short(words[place])}, and may be {_range(taken[name])}."
+            yield flaw(
+                "argument-value",
+                message,
+                pointer=f"/engine/arguments/{place}",
+                found=words[place],
+                expected=_range(taken[name]),
+            )
+        place += 1
+
+
+def _unknown(engine: str, known: Mapping[str, Any], name: str, where: str) -> Flaw:
+    whole, equals, _ = name.partition("=")
+    plain = "--" + whole.lstrip("-").replace("_", "-")
+    advice = None
+    if name in known["managed"] or whole in known["managed"]:
+        message = f"{_short(name)} is set by the runner, from the rest of the document."
+        advice = "Leave it out."
+    elif equals and whole in known["arguments"]:
+        message = f"{_short(name)} is one word, and the driver takes name and value as two."
+        advice = f"Write {whole} and its value as two words."
+    elif whole in known["shorter"]:
+        message = f"{_short(name)} is to be spelled out: {known['shorter'][whole]}."
+        advice = f"Write {known['shorter'][whole]}."
+    elif whole in known["other_options"]:
+        message = f"The driver of {engine} does not take {_short(name)}, which the engine has."
+        advice = "Leave it out."
+    else:
+        meant = near(plain, [*known["arguments"], *known["other_options"]])
+        message = f"{engine} has no argument {_short(name)}" + (f"; {meant}" if meant else ".")
+    return flaw(
+        "argument-unknown", message, pointer=where, found=name, expected=_meant(known, whole, plain), advice=advice
+    )
+
+
+def _meant(known: Mapping[str, Any], whole: str, plain: str) -> str | None:
+    """Return the argument that was meant, where that can be told."""
+    if whole in known["arguments"]:
+        return whole
+    if whole in known["shorter"]:
+        return str(known["shorter"][whole])
+    if whole in known["managed"] or whole in known["other_options"]:
+        return None
+    return near(plain, list(known["arguments"])).removeprefix("did you mean ").removesuffix("?") or None
+
+
+def _fits(text: str, argument: Mapping[str, Any]) -> bool:
+    try:
+        match argument["type"]:
+            case "integer":
+                return bool(argument["least"] <= int(text) <= argument["most"])
+            case "number":
+                return bool(argument["least"] <= float(text) <= argument["most"])
+            case "choice":
+                return text in argument["choices"]
+            case _:
+                return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _range(argument: Mapping[str, Any]) -> str:
+    match argument["type"]:
+        case "integer":
+            return f"a whole number from {argument['least']} to {argument['most']}"
+        case "number":
+            return f"a number from {argument['least']:g} to {argument['most']:g}"
+        case "choice":
+            return f"one of {', '.join(argument['choices'])}"
+        case _:
+            return "a JSON object"
+
+
+def _short(word: str) -> str:
+    return word if len(word) <= 80 else f"{word[:80]}…"

@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -26,10 +26,10 @@ from workers.boot import installed_engines
 from workers.engines import external
 from workers.engines.external import EXTERNAL, Admission
 from workers.engines.table import DRIVERS
-from workers.launchers.base import Launcher
+from workers.launchers import earlier
+from workers.launchers.base import Launcher, NotTold
 from workers.launchers.choice import launcher_of
 from workers.launchers.proc import boot_id
-from workers.launchers.process import enders
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.site import Site
 from workers.staging import Staging
@@ -38,6 +38,8 @@ HEARTBEAT_SECONDS = 5.0
 LOOK_SECONDS = 2.0
 RETRY_SECONDS = 1.0
 FAILED_SECONDS = 5.0
+SWEEP_SECONDS = 10.0
+"""Between two looks for what runs and is nobody's."""
 STOP_SECONDS = 20.0
 """How long `stop` waits for jobs to end: engines of gates are killed, and the service is told."""
 
@@ -58,7 +60,9 @@ class Agent:
         self._client = client
         # The process is one runner: what its operator allows of engines that run elsewhere holds for all of its jobs.
         DRIVERS[EXTERNAL.name] = external.driver(Admission(settings.external_hosts or "", settings.external_tokens))
-        self._launcher: Launcher | None = None
+        self._launchers: tuple[Launcher, ...] = ()
+        self._sweeping: threading.Thread | None = None
+        self._swept = time.monotonic()
         self._bell = threading.Event()
         self._stopping = threading.Event()
         self._held: dict[UUID, Lease] = {}
@@ -115,6 +119,9 @@ class Agent:
         while not self._stopping.is_set():
             try:
                 self._live()
+            except earlier.Unreachable as error:
+                log.error("left_under_another_launcher", detail=str(error))
+                self._stopping.wait(FAILED_SECONDS)
             except Exception:  # edge: a runner that gave up would look alive to whoever watches its process
                 log.exception("agent_failed")
                 self._stopping.wait(FAILED_SECONDS)
@@ -124,7 +131,7 @@ class Agent:
         with self._lock:
             is_first = not self._held
         if is_first:
-            end_left_engines(site.data_dir, site.launcher)
+            end_left_engines(site.data_dir, site.launchers)
             site.staging.tidy()
         runner = self._register(site)
         if is_first and runner is not None:
@@ -136,7 +143,9 @@ class Agent:
                     self._client.runners.heartbeat(runner, disk_free_bytes=self._disk_left())
                     beat = time.monotonic()
                 self._claim_all(site, runner)
-                site.launcher.reap()
+                for launcher in site.launchers:
+                    launcher.reap()
+                self._sweep(site)
             except NotFound:
                 # The service has forgotten this runner: its database was replaced.
                 runner = self._register(site)
@@ -161,8 +170,11 @@ class Agent:
 
     def _site(self) -> Site:
         settings, found = self._settings, nvml.read()
-        # One for as long as this runs: it knows the engines that it started.
-        self._launcher = self._launcher or launcher_of(settings)
+        # The same for as long as this runs: they know the engines that they started and took up.
+        if not self._launchers:
+            own = launcher_of(settings)
+            ways = earlier.others(settings, live.shelf(settings.data_dir).handles())
+            self._launchers = earlier.all_of(own, ways.values())
         return Site(
             name=settings.name,
             data_dir=settings.data_dir,
@@ -170,7 +182,8 @@ class Agent:
             identifiers=found.identifiers,
             hardware=settings.runner_class,
             staging=Staging(settings.data_dir, settings.store_dir, kept_bytes=settings.kept_bytes),
-            launcher=self._launcher,
+            launcher=self._launchers[0],
+            others=self._launchers[1:],
             client=self._client,
         )
 
@@ -240,6 +253,28 @@ class Agent:
         held.keep()
         thread.start()
 
+    def _sweep(self, site: Site) -> None:
+        """End what runs and is nobody's, in a thread of its own: who is asked may take its time to answer."""
+        is_due = time.monotonic() - self._swept >= SWEEP_SECONDS
+        if not is_due or (self._sweeping is not None and self._sweeping.is_alive()):
+            return
+        self._swept = time.monotonic()
+        self._sweeping = threading.Thread(target=self._end_nobody_s, args=(site,), name="sweep", daemon=True)
+        self._sweeping.start()
+
+    def _end_nobody_s(self, site: Site) -> None:
+        shelf = live.shelf(site.data_dir)
+
+        def is_wanted(folder: str) -> bool:
+            with self._lock:
+                jobs = {*map(str, self._held), *shelf.jobs()}
+            # Asked last: a job that this runner lets go of because it stops is gone from those only then.
+            return any(folder == job or folder.startswith(f"{job}-") for job in jobs) or self._stopping.is_set()
+
+        for launcher in site.launchers:
+            for name in launcher.sweep(is_wanted):
+                log.warning("late_engine_ended", engine=name, launcher=launcher.name)
+
     # -------------------------------------------------------------------------------------- one job's edge
 
     def _work(self, site: Site, lease: Lease, previous: threading.Thread | None) -> None:
@@ -305,7 +340,7 @@ class Agent:
         for job in kept.jobs():
             left = kept.read(job)
             if left is None:
-                kept.end(job, site.launcher)
+                kept.end(job, site.launchers)
                 continue
             lease = Lease(self._client, left.claim)
             while not lease.renew() and not self._stopping.is_set():
@@ -314,23 +349,27 @@ class Agent:
                 return
             if lease.is_lost:
                 log.warning("replica_not_ours_any_more", job=job)
-                kept.end(job, site.launcher)
+                kept.end(job, site.launchers)
             else:
                 self._hold(site, left.claim, lease)
 
 
-def end_left_engines(data_dir: Path, launcher: Launcher) -> None:
+def end_left_engines(data_dir: Path, launchers: Sequence[Launcher]) -> None:
     """End the engines of gates that a dead predecessor left, and remove the folders that they were started for.
 
     What it ordered and never heard of may have no folder any more; replicas that serve have theirs on the shelf, and
-    are left to be taken up.
+    are left to be taken up. What cannot be looked for now, the sweep finds.
     """
     for workdir in sorted((data_dir / "engines").glob("*")):
-        for one in enders(launcher):
+        for one in launchers:
             for stray in one.strays(workdir):
                 log.warning("left_engine_ended", engine=str(stray), folder=workdir.name)
                 one.kill(stray)
         shutil.rmtree(workdir, ignore_errors=True)
-    for stray in launcher.left(live.shelf(data_dir).jobs()):
-        log.warning("left_engine_ended", engine=str(stray), folder=None)
-        launcher.kill(stray)
+    for one in launchers:
+        try:
+            for stray in one.left(live.shelf(data_dir).jobs()):
+                log.warning("left_engine_ended", engine=str(stray), folder=None)
+                one.kill(stray)
+        except NotTold as error:
+            log.warning("left_engines_not_told", launcher=one.name, why=str(error))

@@ -17,6 +17,7 @@ hears of the engine. Who may end it, and when:
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +30,8 @@ from schemas.runner import Claim, ReplicaState
 from schemas.short import many
 from workers.boot import Transitions, booted, require_engine, require_integrity, start_and_wait
 from workers.engines.base import Command
-from workers.launchers.base import Launched, Launcher
+from workers.launchers.base import Launched, Launcher, Order
 from workers.launchers.logs import trim
-from workers.launchers.process import enders
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.serving import NotWanted, Replica
 from workers.site import Site
@@ -76,6 +76,11 @@ class Left(Closed):
         """The process."""
         return Launched(self.pid, self.start_time, self.boot_id, handle=self.handle)
 
+    def launcher_among(self, launchers: Iterable[Launcher]) -> Launcher | None:
+        """Return the launcher that knows it, as what it was started as; None when it is provably no one's any more."""
+        handle = self.handle
+        return next((one for one in launchers if one.adopt(self.pid, self.start_time, self.boot_id, handle)), None)
+
     @property
     def command(self) -> Command | None:
         """What it was started with; None when its file does not say."""
@@ -118,6 +123,11 @@ class Shelf:
             log.warning("replica_file_unreadable", job=str(job), error=str(error))
             return None
 
+    def handles(self) -> list[str]:
+        """Return what container engines and clusters call the replicas that are kept."""
+        found = [self.read(job) for job in self.jobs()]
+        return [one.handle for one in found if one is not None and one.handle is not None]
+
     def jobs(self) -> list[str]:
         """Return the jobs of which anything is kept."""
         if not self.folder.is_dir():
@@ -129,10 +139,10 @@ class Shelf:
         self.file(job).unlink(missing_ok=True)
         shutil.rmtree(self.workdir(job), ignore_errors=True)
 
-    def end(self, job: object, launcher: Launcher) -> None:
+    def end(self, job: object, launchers: Iterable[Launcher]) -> None:
         """End what is provably the kept one, after its requests, and whatever else was started for its folder."""
         left = self.read(job)
-        for one in enders(launcher):
+        for one in launchers:
             if left is not None and (found := one.adopt(left.pid, left.start_time, left.boot_id, left.handle)):
                 one.stop(found, grace_seconds=left.drain_seconds + KILL_SECONDS)
             for stray in one.strays(self.workdir(job)):
@@ -159,7 +169,7 @@ def serve(site: Site, lease: Lease) -> None:
         _Live.prepare(site, lease).run()
     except JobEnded as ended:
         if ended.ending is not Ending.STOPPING:
-            shelf(site.data_dir).end(lease.job, site.launcher)
+            shelf(site.data_dir).end(lease.job, site.launchers)
         raise
 
 
@@ -203,17 +213,15 @@ class _Live:
 
     # ------------------------------------------------------------------------------------------- starting
 
-    def _replica(self) -> Replica:
+    def _replica(self, launcher: Launcher, order: Order) -> Replica:
         workdir = self.kept.workdir(self.lease.job)
-        root = self.site.staging.root(self.bundle)
-        order = self.site.order(self.lease, self.bundle, root)
         # An engine that has to be told its port gets one that is held for it.
-        launch = self.site.launcher.place(order, workdir, drain_seconds=self.drain_seconds, parent_pid=None)
+        launch = launcher.place(order, workdir, drain_seconds=self.drain_seconds, parent_pid=None)
         replica = Replica(
             self.bundle,
             launch,
             workdir=workdir,
-            launcher=self.site.launcher,
+            launcher=launcher,
             order=order,
             on_transition=lambda state, cause: self._changed(replica, state, cause),
             on_progress=self.lease.progress,
@@ -252,8 +260,11 @@ class _Live:
     def _adopt(self) -> Replica | None:
         """Take up the engine that a predecessor left, when it is provably that one and answers as it should."""
         left = self.kept.read(self.lease.job)
-        if left is not None and left.bundle == self.bundle.digest:
-            replica = self._replica()
+        launcher = None if left is None else left.launcher_among(self.site.launchers)
+        if left is not None and launcher is not None and left.bundle == self.bundle.digest:
+            # It has its accelerators, whatever this runner is set to now.
+            root = self.site.staging.root(self.bundle)
+            replica = self._replica(launcher, Order(self.bundle, root, str(self.lease.job), self.lease.token))
             self.is_adopting = True
             try:
                 if replica.adopt(left.pid, left.start_time, left.boot_id, None, left.handle, started=left.command):
@@ -265,14 +276,15 @@ class _Live:
                 log.warning("replica_not_adopted", job=str(self.lease.job), detail=failure.detail)
             finally:
                 self.is_adopting = False
-        self.kept.end(self.lease.job, self.site.launcher)
+        self.kept.end(self.lease.job, self.site.launchers)
         return None
 
     def _boot(self) -> Replica:
         require_engine(self.bundle, self.site.launcher)
         place = self.site.stage(self.lease, self.bundle)
         require_integrity(self.site, self.lease, self.bundle, place)
-        replica = self._replica()
+        order = self.site.order(self.lease, self.bundle, self.site.staging.root(self.bundle))
+        replica = self._replica(self.site.launcher, order)
         facts = place.facts
         self.transitions(
             ReplicaState.STAGED, f"{many(facts.files, 'file')}, {facts.size} bytes, right where the engine reads them"

@@ -38,8 +38,15 @@ class Site:
     staging: Staging
     launcher: Launcher
     client: Client
+    others: tuple[Launcher, ...] = ()
+    """Launchers under which something of this runner may still run, that it starts nothing with."""
     identifiers: tuple[str, ...] = ()
     """What the driver calls the accelerators of the fingerprint, in the same order."""
+
+    @property
+    def launchers(self) -> tuple[Launcher, ...]:
+        """The launchers that know what this runner has, its own first."""
+        return (self.launcher, *self.others)
 
     def devices(self, lease: Lease, bundle: Bundle, beside: Bundle | None = None) -> tuple[str, ...]:
         """Return the accelerators that are reserved for a replica of a job, as the driver names them.

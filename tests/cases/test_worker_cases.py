@@ -64,7 +64,7 @@ def test_c147_a_cancelled_gate_leaves_no_process_however_far_it_went(bench, monk
     bench.done(run)
     # Exit statuses were collected: no child of this process waits for that.
     until(lambda: not agent.held())
-    children = [child.poll() for child in agent._launcher._children.values()]
+    children = [child.poll() for child in agent._launchers[0]._children.values()]
     assert None not in children
     again = bench.evaluate(bundle, policy)
     assert bench.done(again).outcome == "passed"

@@ -266,9 +266,10 @@ def bench(service: Service, folder: Path, lease_seconds: float = LEASE_SECONDS) 
                 end_all(data_dir)
             for agent in made.agents:
                 # Engines that were left running are children of this process, which did not end.
-                if isinstance(agent._launcher, ProcessLauncher):
-                    for child in agent._launcher._children.values():
-                        child.wait(timeout=10)
+                for launcher in agent._launchers:
+                    if isinstance(launcher, ProcessLauncher):
+                        for child in launcher._children.values():
+                            child.wait(timeout=10)
             for client in made.clients:
                 client.close()
 
@@ -280,7 +281,7 @@ def end_all(data_dir: Path) -> None:
         left = kept.read(job)
         if left is not None:
             kept.write(job, left.model_copy(update={"drain_seconds": 0.0}))
-        kept.end(job, ProcessLauncher())
+        kept.end(job, [ProcessLauncher()])
 
 
 def result(run: Run, gate: str) -> dict[str, Any]:

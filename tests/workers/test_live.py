@@ -11,15 +11,27 @@ import pytest
 
 from gates.plain import NO_AUTHORITY
 from registry.storage.local import LocalBlobs
+from schemas.bundle import Bundle
+from tests.support.factories import bundle_body
 from tests.support.outage import door
 from tests.support.runners import is_running, until
+from tests.support.scripted_containers import ScriptedContainers
+from workers import agent as agent_module
 from workers import live
+from workers.engines.base import Command
 from workers.engines.llamacpp import LLAMACPP
 from workers.engines.table import DRIVERS
-from workers.launchers.container import ContainerLauncher
-from workers.launchers.container_command import Containers
-from workers.launchers.proc import arguments
+from workers.launchers.base import Order
+from workers.launchers.container_command import Containers, name, run
+from workers.launchers.proc import arguments, mark
 from workers.launchers.process import boot_id
+
+IN_IMAGE = {
+    "name": "llamacpp",
+    "version": "test",
+    "image": "registry.example/engine@sha256:" + "a" * 64,
+    "arguments": [],
+}
 
 
 def answers(replica) -> bool:
@@ -97,13 +109,30 @@ def test_a_replica_outlives_an_upgrade_after_which_engines_are_started_otherwise
     assert answers(first)
 
 
-def test_a_live_process_is_ended_by_a_runner_that_starts_containers_now(bench):
+def late_container(engine, data_dir):
+    """Let a container engine have made what a runner ordered before it was killed, and return its name."""
+    containers = Containers(runner="r1", folder=data_dir, user="1:1", mark=mark(data_dir), network="engines")
+    order = Order(Bundle.model_validate(bundle_body(engine=IN_IMAGE)), data_dir / "staged", "job", 1)
+    workdir = data_dir / "engines" / str(uuid4())
+    words = run(containers, Command(("engine",)), order, workdir)
+    subprocess.run([str(engine.path), *words], check=True, stdout=subprocess.DEVNULL)
+    return name(order, workdir)
+
+
+def test_a_live_process_is_taken_up_by_a_runner_that_starts_containers_now_which_ends_what_comes_late(
+    bench, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(agent_module, "SWEEP_SECONDS", 0.0)
+    engine = ScriptedContainers(tmp_path)
+    engine.set(images=[IN_IMAGE["image"]])
     job, agent, first = serving(bench)
     bench.stop(agent)
-    containers = Containers(runner="r1", folder=bench.settings().data_dir, user="1:1")
-    shelf(bench).end(job, ContainerLauncher("/no/such/program", containers))
-    assert not is_running(first["pid"])
-    assert shelf(bench).jobs() == []
+    bench.start(launcher="container", container_program=str(engine.path))
+    until(lambda: bench.states(job).count("ready") == 2, what="the adoption")
+    assert bench.replica(job)["pid"] == first["pid"]
+    late = late_container(engine, bench.settings().data_dir)
+    until(lambda: engine.world()["containers"] == {}, what=f"the end of {late}")
+    assert answers(first)
 
 
 def test_a_replica_outlives_its_runner_and_is_taken_up_again_by_the_next(bench):

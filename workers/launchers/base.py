@@ -4,7 +4,7 @@ Three of them keep to one protocol: processes of this machine, containers of thi
 is ended that is not provably ours, and nothing is believed of an engine that another one may have said.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +33,10 @@ class LaunchFailed(RuntimeError):
     def __init__(self, message: str, cause: str | None = None) -> None:
         super().__init__(message)
         self.cause = cause
+
+
+class NotTold(RuntimeError):
+    """Who runs engines did not answer as it should: what runs there is not known here."""
 
 
 class Condition(StrEnum):
@@ -180,4 +184,17 @@ class Launcher(Protocol):
         """Find what runs for a replica's folder and is nobody's any more: all of it provably ours."""
 
     def left(self, kept: Collection[str]) -> list[Launched]:
-        """Find what runs for this runner in a folder of none of these names, whether or not that is still there."""
+        """Find what runs for this runner in a folder of none of these names, whether or not that is still there.
+
+        Raises NotTold where nobody says what runs.
+        """
+
+    def sweep(self, is_wanted: Callable[[str], bool]) -> list[str]:
+        """End what runs for this runner and is nobody's, and return its names; asked again and again.
+
+        An order may be carried out long after whoever gave it was lost, and no start of a runner is late enough to see
+        that. What runs in the folder of a job that is held is nobody's once another one is known of there.
+
+        Args:
+            is_wanted: tells whether the job of a folder of this name is held; asked at the last moment.
+        """

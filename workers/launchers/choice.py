@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from registry.settings import RunnerSettings
+from workers.launchers import proc
 from workers.launchers.base import Launcher, LaunchFailed, Limits
 from workers.launchers.container import ContainerLauncher
 from workers.launchers.container_command import Containers
@@ -43,6 +44,7 @@ def _containers(settings: RunnerSettings, limits: Limits) -> Containers:
     return Containers(
         runner=settings.name,
         folder=settings.data_dir,
+        mark=proc.mark(settings.data_dir),
         user=f"{user[0]}:{user[1]}",
         limits=limits,
         gpus=settings.container_gpus,
@@ -68,6 +70,7 @@ def _kubernetes(settings: RunnerSettings, limits: Limits) -> KubernetesLauncher:
     pods = Pods(
         runner=settings.name,
         data=str(settings.data_dir),
+        mark=proc.mark(settings.data_dir),
         claim=settings.kubernetes_claim,
         limits=limits,
         owner=owner,

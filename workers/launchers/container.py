@@ -6,7 +6,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,14 @@ from typing import Any
 from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 from workers.launchers import container_command, container_made, passages
-from workers.launchers.base import Condition, Launched, LaunchFailed, Order, ProcessState
+from workers.launchers.base import Condition, Launched, LaunchFailed, NotTold, Order, ProcessState
 from workers.launchers.container_command import ALONE, HOME, LABEL, PORT, Containers
 from workers.launchers.logs import LOG_CAP_BYTES, cleaned, tail
 from workers.launchers.made import Made
 from workers.launchers.passages import Passages
 from workers.launchers.proc import boot_id
 from workers.launchers.process import refused_variables
-from workers.launchers.unanswered import Unanswered
+from workers.launchers.unanswered import Known, Unanswered
 
 COMMAND_SECONDS = 60.0
 """Longest wait for an answer of the container engine, beyond what the command itself waits for."""
@@ -39,7 +39,7 @@ _STARTED = frozenset({"running", "paused", "restarting", "stopping"})
 _SIGNALLED = 128
 
 
-class EngineUnreachable(RuntimeError):
+class EngineUnreachable(NotTold):
     """The container engine did not answer as it should: what it knows of containers is not known here."""
 
 
@@ -53,6 +53,7 @@ class ContainerLauncher:
         """Use a container engine's program, podman or docker, and make containers in this way."""
         self._program = program
         self._unanswered = Unanswered()
+        self._known = Known()
         self._passages = Passages()
         self._tied: set[Path] = set()
         self._containers = containers
@@ -103,11 +104,13 @@ class ContainerLauncher:
             raise LaunchFailed(str(error)) from error
         name = container_command.name(order, workdir)
         self._unanswered.settle(name)
-        try:
-            found = self._run(image, command, order, workdir)
-        except EngineUnreachable as error:
-            self._unanswered.add(name)
-            raise LaunchFailed(str(error)) from error
+        with self._known.ordering(name):
+            try:
+                found = self._run(image, command, order, workdir)
+            except EngineUnreachable as error:
+                self._unanswered.add(name)
+                raise LaunchFailed(str(error)) from error
+            self._known.add(found["Id"], workdir.name)
         launched = _launched(found)
         with self._lock:
             self._logs[found["Id"]] = log_path
@@ -125,7 +128,10 @@ class ContainerLauncher:
         if found is None or not self._is_ours(found) or not found["State"].get("Running"):
             return None
         launched = _launched(found)
-        return launched if (launched.pid, launched.start_time) == (pid, start_time_ticks) else None
+        if (launched.pid, launched.start_time) != (pid, start_time_ticks):
+            return None
+        self._known.add(handle, Path(_label(found, "folder")).name)
+        return launched
 
     def listening(self, launched: Launched, _port_file: Path | None) -> Launched:
         """Return the identity with the port of this machine that leads to the container, once there is one."""
@@ -251,8 +257,29 @@ class ContainerLauncher:
         return [_launched(one) for one in self._found(workdir)]
 
     def left(self, kept: Collection[str]) -> list[Launched]:
-        """Find this runner's containers of other folders than these, by their labels."""
-        return [_launched(one) for one in self._found() if Path(_label(one, "folder")).name not in kept]
+        """Find this runner's containers of other folders than these, by their labels. Raises EngineUnreachable."""
+        found = [self._inspect(handle) for handle in self._listed()]
+        ours = [one for one in found if one is not None and self._is_ours(one)]
+        return [_launched(one) for one in ours if Path(_label(one, "folder")).name not in kept]
+
+    def sweep(self, is_wanted: Callable[[str], bool]) -> list[str]:
+        """Remove this runner's containers that are nobody's, and return their names."""
+        ended = []
+        try:
+            for handle in self._listed():
+                folder = self._known.folder(handle)
+                if folder is not None and is_wanted(folder):
+                    continue
+                found = self._inspect(handle)
+                if found is None or not self._is_ours(found, is_certain=True):
+                    continue
+                name, folder = str(found.get("Name") or "").lstrip("/"), Path(_label(found, "folder")).name
+                if self._known.is_nobody_s(handle, name, folder, is_wanted):
+                    self._ask(["rm", "--force", "--volumes", handle])
+                    ended.append(name)
+        except EngineUnreachable:
+            return ended
+        return ended
 
     def reap(self) -> None:
         """Remove what an unanswered order made after all; what ends in a container, its engine collects."""
@@ -286,14 +313,20 @@ class ContainerLauncher:
             raise EngineUnreachable(f"{self._program} told no container that it started from {image}")
         return found
 
-    def _found(self, workdir: Path | None = None) -> list[dict[str, Any]]:
-        """Return this runner's containers, of one folder or all; none when the container engine does not say."""
+    def _found(self, workdir: Path) -> list[dict[str, Any]]:
+        """Return this runner's containers of one folder; none when the container engine does not say."""
         try:
-            done = self._ask(container_command.ours(self._containers, workdir))
-            found = [self._inspect(handle) for handle in done.stdout.split()] if done.returncode == 0 else []
+            found = [self._inspect(handle) for handle in self._listed(workdir)]
         except EngineUnreachable:
             return []
         return [one for one in found if one is not None and self._is_ours(one)]
+
+    def _listed(self, workdir: Path | None = None) -> list[str]:
+        """Return the ids of this runner's containers, of one folder or all. Raises EngineUnreachable."""
+        done = self._ask(container_command.ours(self._containers, workdir))
+        if done.returncode != 0:
+            raise EngineUnreachable(f"{self._program} ps: {_said(done)}")
+        return done.stdout.split()
 
     def _have(self, image: str) -> None:
         """See that an image is on this machine. Raises LaunchFailed when it cannot be had."""
@@ -320,9 +353,11 @@ class ContainerLauncher:
         if found is not None and self._is_ours(found) and found["State"].get("Status") in {"created", "configured"}:
             self._ask(["rm", "--force", "--volumes", found["Id"]])
 
-    def _is_ours(self, found: dict[str, Any]) -> bool:
+    def _is_ours(self, found: dict[str, Any], *, is_certain: bool = False) -> bool:
+        """Tell whether a container is this runner's; one made before there were marks is not certain to be."""
         expected = {"runner": self._containers.runner, "data": str(self._containers.folder)}
-        return all(_label(found, key) == value for key, value in expected.items())
+        marks = {self._containers.mark} if is_certain else {self._containers.mark, ""}
+        return _label(found, "mark") in marks and all(_label(found, key) == value for key, value in expected.items())
 
     def _look(self, handle: str) -> ProcessState:
         try:

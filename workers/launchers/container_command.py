@@ -47,14 +47,16 @@ Source: podman-run(1), `--http-proxy`; Docker CLI, "Proxy configuration".
 class Containers:
     """How this runner's containers are made.
 
-    `user` is UID:GID inside. `seccomp` is a profile's file; without one the container engine's own applies, never
-    none. `network` names a network on which the port is published; `none` is none at all, and then the image has a
-    `python3` that passes on what comes through a socket. `root` is where the bundle's files are inside.
+    `user` is UID:GID inside. `mark` lies in the data folder and is known to nobody else. `seccomp` is a profile's file;
+    without one the container engine's own applies, never none. `network` names a network on which the port is
+    published; `none` is none at all, and then the image has a `python3` that passes on what comes through a socket.
+    `root` is where the bundle's files are inside.
     """
 
     runner: str
     folder: Path
     user: str
+    mark: str = ""
     limits: Limits = field(default_factory=Limits)
     gpus: Literal["cdi", "runtime"] = "cdi"
     seccomp: Path | None = None
@@ -73,6 +75,7 @@ def labels(containers: Containers, order: Order, workdir: Path) -> dict[str, str
     return {
         f"{LABEL}.runner": containers.runner,
         f"{LABEL}.data": str(containers.folder),
+        **({f"{LABEL}.mark": containers.mark} if containers.mark else {}),
         f"{LABEL}.folder": str(workdir),
         f"{LABEL}.job": order.job,
         f"{LABEL}.token": str(order.fencing_token),

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from workers.launchers.base import NotTold
 from workers.launchers.logs import cleaned
 
 FIELD_MANAGER = "sluicegate"
@@ -17,7 +18,7 @@ ANSWER_SECONDS = 20.0
 _MOST_LOG_BYTES = 4 * 1024 * 1024
 
 
-class ClusterUnreachable(RuntimeError):
+class ClusterUnreachable(NotTold):
     """The cluster's API did not answer as it should: what runs there is not known here."""
 
 

@@ -8,7 +8,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from workers.launchers.kube_client import ClusterRefused, ClusterUnreachable, KubeClient
-from workers.launchers.kube_objects import BASES, Pods, owner_marks, path_of
+from workers.launchers.kube_objects import BASES, Pods, is_ours, owner_marks, path_of
 
 BASE = "/apis/networking.k8s.io/v1"
 _TRIES = 3
@@ -101,8 +101,13 @@ class Policies:
         Raises ClusterRefused or ClusterUnreachable: it may still be there.
         """
         found = self._client.get(self.path(name))
-        if found is None or not owner_marks(self._pods).items() <= (found["metadata"].get("labels") or {}).items():
+        if found is None or not is_ours(self._pods, found):
             return
         if any(self._client.get(f"{path_of(self._client.namespace, kind)}/{name}") is not None for kind in BASES):
             return
         self._client.delete(self.path(name), uid=found["metadata"]["uid"], grace_seconds=0)
+
+    def names(self) -> list[str]:
+        """Return the names of the policies that are certainly this runner's. Raises as `remove` does."""
+        found = self._client.listed(self.path(), owner_marks(self._pods))
+        return [one["metadata"]["name"] for one in found if is_ours(self._pods, one, is_certain=True)]

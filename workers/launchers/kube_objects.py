@@ -34,7 +34,7 @@ _LABEL = re.compile(r"[^A-Za-z0-9_.-]")
 class Pods:
     """How this runner's pods are made.
 
-    `claim` is the PersistentVolumeClaim that holds the runner's data folder, readable from every node. `owner` is the
+    `mark` is in the data folder and known to nobody else. `claim` is the PersistentVolumeClaim that holds the runner's data folder, readable from every node. `owner` is the
     object with which everything goes that is made for gates; `pull_secret` and `account` are names in the namespace.
     `port` is the one that engines listen on, each at an address of its own, and `root` is where they find the bundle's
     files. `is_closed` says that a NetworkPolicy lets nothing out. `resolvers` are addresses that answer DNS beside the
@@ -44,6 +44,7 @@ class Pods:
     runner: str
     data: str
     claim: str
+    mark: str = ""
     limits: Limits = field(default_factory=Limits)
     owner: dict[str, Any] | None = None
     pull_secret: str | None = None
@@ -82,6 +83,7 @@ def marks(pods: Pods, order: Order, folder: str) -> dict[str, str]:
     return {
         "app.kubernetes.io/managed-by": "sluicegate",
         **owner_marks(pods),
+        **({f"{GROUP}/mark": pods.mark} if pods.mark else {}),
         f"{GROUP}/folder": label(folder),
         f"{GROUP}/job": label(order.job or "none"),
         f"{GROUP}/token": str(order.fencing_token),
@@ -91,6 +93,13 @@ def marks(pods: Pods, order: Order, folder: str) -> dict[str, str]:
 def owner_marks(pods: Pods) -> dict[str, str]:
     """Return the labels that everything of this runner has, and of no other one."""
     return {f"{GROUP}/runner": label(pods.runner), f"{GROUP}/data": label(pods.data)}
+
+
+def is_ours(pods: Pods, found: dict[str, Any], *, is_certain: bool = False) -> bool:
+    """Tell whether an object is this runner's; one made before there were marks is not certain to be."""
+    labels = (found.get("metadata") or {}).get("labels") or {}
+    marked = labels.get(f"{GROUP}/mark", "")
+    return owner_marks(pods).items() <= labels.items() and (marked == pods.mark or not (marked or is_certain))
 
 
 def build(pods: Pods, command: Command, order: Order, folder: str, *, is_live: bool) -> tuple[str, dict[str, Any]]:

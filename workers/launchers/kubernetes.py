@@ -5,7 +5,7 @@ What runs is asked for, not watched: a watch that broke in silence would go on s
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from workers.launchers.kube_objects import (
     GROUP,
     Pods,
     build,
+    is_ours,
     label,
     owner_marks,
     path_of,
@@ -29,7 +30,7 @@ from workers.launchers.kube_objects import (
 from workers.launchers.logs import tail
 from workers.launchers.made import Made
 from workers.launchers.process import refused_variables
-from workers.launchers.unanswered import Unanswered
+from workers.launchers.unanswered import Known, Unanswered
 
 POLL_SECONDS = 0.2
 GONE_SECONDS = 60.0
@@ -106,6 +107,7 @@ class KubernetesLauncher:
         self._live: set[Path] = set()
         self._policies = Policies(client, pods)
         self._unanswered = Unanswered()
+        self._known = Known()
         self._lock = threading.Lock()
 
     def place(self, order: Order, workdir: Path, *, drain_seconds: float, parent_pid: int | None) -> Launch:
@@ -139,14 +141,16 @@ class KubernetesLauncher:
             is_live = workdir in self._live
         collection, body = build(self.pods, command, order, workdir.name, is_live=is_live)
         name = body["metadata"]["name"]
-        try:
-            self._close(body)
-            made = self._create(collection, body)
-        except (ClusterRefused, ClusterUnreachable) as error:
-            raise LaunchFailed(f"the cluster did not take {collection} {name}: {error}") from error
-        if self.pods.is_closed:
-            self._policies.tie(name, {"apiVersion": body["apiVersion"], "kind": body["kind"], **made})
-        launched = self._launched(collection, made)
+        with self._known.ordering(name):
+            try:
+                self._close(body)
+                made = self._create(collection, body)
+            except (ClusterRefused, ClusterUnreachable) as error:
+                raise LaunchFailed(f"the cluster did not take {collection} {name}: {error}") from error
+            if self.pods.is_closed:
+                self._policies.tie(name, {"apiVersion": body["apiVersion"], "kind": body["kind"], **made})
+            launched = self._launched(collection, made)
+            self._known.add(str(launched.handle), label(workdir.name))
         with self._lock:
             self._logs[str(launched.handle)] = log_path
             self._asked[str(launched.handle)] = body
@@ -218,6 +222,7 @@ class KubernetesLauncher:
             return None
         if found["metadata"].get("deletionTimestamp"):
             return None
+        self._known.add(str(place), _folder(found))
         return Launched(pid=0, start_time=place.uid, boot_id=place.namespace, handle=handle)
 
     def listening(self, launched: Launched, _port_file: Path | None) -> Launched:
@@ -323,10 +328,30 @@ class KubernetesLauncher:
         return [self._launched(collection, one) for collection, one in self._found(labels)]
 
     def left(self, kept: Collection[str]) -> list[Launched]:
-        """Find this runner's objects of other folders than these, by their labels."""
+        """Find this runner's objects of other folders than these, by their labels. Raises ClusterUnreachable."""
         labels = {label(name) for name in kept}
-        found = self._found(owner_marks(self.pods))
+        found = self._listed(owner_marks(self.pods))
         return [self._launched(collection, one) for collection, one in found if _folder(one) not in labels]
+
+    def sweep(self, is_wanted: Callable[[str], bool]) -> list[str]:
+        """Delete this runner's objects that are nobody's, with policies that close nothing, and return their names."""
+        ended = []
+        try:
+            policies = self._policies.names() if self.pods.is_closed else []
+            for collection, one in self._listed(owner_marks(self.pods)):
+                name, place = one["metadata"]["name"], self._launched(collection, one)
+                if is_ours(self.pods, one, is_certain=True) and self._known.is_nobody_s(
+                    str(place.handle), name, _folder(one), is_wanted
+                ):
+                    path = f"{path_of(self._client.namespace, collection)}/{name}"
+                    self._client.delete(path, uid=one["metadata"]["uid"], grace_seconds=0)
+                    ended.append(name)
+            for name in policies:
+                if not self._known.is_ordered(name):
+                    self._policies.remove(name)
+        except (ClusterRefused, ClusterUnreachable):
+            return ended
+        return ended
 
     def reap(self) -> None:
         """Delete what an unanswered order made after all; what ends in a pod, the cluster collects."""
@@ -348,16 +373,25 @@ class KubernetesLauncher:
     # ------------------------------------------------------------------------------------------- plumbing
 
     def _found(self, labels: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
-        """Return the objects that have these labels, each with its collection."""
+        """Return the objects that have these labels, each with its collection; none where the cluster does not say."""
+        try:
+            return self._listed(labels)
+        except ClusterUnreachable:
+            return []
+
+    def _listed(self, labels: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
+        """Return the same. Raises ClusterUnreachable."""
         found: list[tuple[str, dict[str, Any]]] = []
         for collection in BASES:
             try:
                 items = self._client.listed(path_of(self._client.namespace, collection), labels)
-            except (ClusterRefused, ClusterUnreachable):
-                continue  # a cluster without that kind of object, or none that answers: the next look will tell
+            except ClusterRefused as refused:
+                if collection != "pods":
+                    continue  # a cluster without that kind of object, or one in which this runner may make none
+                raise ClusterUnreachable(str(refused)) from refused
             # A group's pods have its labels, and end with it.
             found += [(collection, one) for one in items if not _is_member(one) and not _is_ending(one)]
-        return found
+        return [(collection, one) for collection, one in found if is_ours(self.pods, one)]
 
     def _look(self, place: _Handle) -> ProcessState:
         try:
@@ -395,7 +429,7 @@ class KubernetesLauncher:
         log_path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def _is_ours(self, found: dict[str, Any]) -> bool:
-        return owner_marks(self.pods).items() <= _labels(found).items()
+        return is_ours(self.pods, found)
 
     def _launched(self, collection: str, made: dict[str, Any]) -> Launched:
         metadata = made["metadata"]

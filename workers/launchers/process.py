@@ -23,7 +23,7 @@ from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 from workers.engines.table import DRIVERS
 from workers.launchers import become, proc
-from workers.launchers.base import Condition, Launched, Launcher, LaunchFailed, Limits, Order, ProcessState
+from workers.launchers.base import Condition, Launched, LaunchFailed, Limits, Order, ProcessState
 from workers.launchers.logs import KEEPING, LOG_CAP_BYTES, Keeper, Keeping, tail, trim
 from workers.launchers.ports import Ports
 from workers.launchers.proc import PROC, boot_id, start_time, strays
@@ -256,6 +256,10 @@ class ProcessLauncher:
         """Return nothing: no process is started by an order that may be heard later, so each folder is there."""
         return []
 
+    def sweep(self, _is_wanted: Callable[[str], bool]) -> list[str]:
+        """Return nothing, for the same reason."""
+        return []
+
     def wait(self, launched: Launched, timeout_seconds: float) -> ProcessState:
         """Wait until a process ends, at most so long, and tell its state."""
         deadline = time.monotonic() + timeout_seconds
@@ -347,11 +351,6 @@ class ProcessLauncher:
 def _not_started(command: Command, error: OSError) -> LaunchFailed:
     is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
     return LaunchFailed(f"cannot start {command.argv[0]}: {error}", str(Cause.DISK_FULL) if is_full else None)
-
-
-def enders(launcher: Launcher) -> tuple[Launcher, ...]:
-    """Return the launchers that end what a predecessor left: it may have started processes, whatever is used now."""
-    return (launcher,) if isinstance(launcher, ProcessLauncher) else (launcher, ProcessLauncher())
 
 
 def _collect(seen: proc.Seen) -> None:

@@ -15,10 +15,11 @@ from tests.support.scripted_containers import ScriptedContainers
 from workers.agent import end_left_engines
 from workers.engines.base import Command
 from workers.launchers import passage
-from workers.launchers.base import Condition, LaunchFailed, Limits, Order
+from workers.launchers.base import Condition, LaunchFailed, Limits, NotTold, Order
 from workers.launchers.container import ContainerLauncher, read_state
 from workers.launchers.container_command import NO_PROXIES, Containers, run
 from workers.launchers.process import boot_id
+from workers.launchers.unanswered import Known
 
 IMAGE = "registry.example/engines/vllm@sha256:" + "a" * 64
 JOB = "0197a1b2-0000-7000-8000-000000000001"
@@ -54,7 +55,7 @@ def launcher(engine, containers):
 
 @pytest.fixture
 def start(launcher, tmp_path):
-    def begin(**changes):
+    def begin(launcher=launcher, **changes):
         workdir = tmp_path / "engines" / JOB
         workdir.mkdir(parents=True, exist_ok=True)
         made = order(tmp_path, **changes)
@@ -437,7 +438,8 @@ def test_a_runner_finds_all_that_it_has_but_what_it_keeps_whether_or_not_its_fol
     assert launcher.left([JOB]) == []
     assert ContainerLauncher(str(engine.path), replace(containers, runner="r2")).left([]) == []
     engine.set(unreachable="Cannot connect to the Docker daemon")
-    assert launcher.left([]) == []
+    with pytest.raises(NotTold, match="Cannot connect to the Docker daemon"):
+        launcher.left([])
 
 
 def test_a_runner_that_starts_ends_what_it_has_but_the_replicas_on_its_shelf(launcher, engine, start, tmp_path):
@@ -447,7 +449,7 @@ def test_a_runner_that_starts_ends_what_it_has_but_the_replicas_on_its_shelf(lau
     engine.set(**world)
     (tmp_path / "replicas" / JOB).mkdir(parents=True)
     shutil.rmtree(tmp_path / "engines")
-    end_left_engines(tmp_path, launcher)
+    end_left_engines(tmp_path, [launcher])
     assert list(engine.world()["containers"]) == [serves.handle]
 
 
@@ -501,6 +503,61 @@ def test_somebody_else_s_container_of_the_name_is_left_alone(launcher, engine, s
     engine.set(**world)
     launcher.reap()
     assert len(engine.world()["containers"]) == 1
+
+
+def test_what_an_order_of_a_runner_that_was_killed_makes_late_is_ended_by_the_next_one(engine, containers, start):
+    late, next_one = start(), ContainerLauncher(str(engine.path), containers)
+    assert next_one.sweep(lambda folder: folder == JOB) == []
+    assert list(engine.world()["containers"]) == [late.handle]
+    assert next_one.sweep(lambda _: False) == [f"sluicegate-{JOB}-7"]
+    assert engine.world()["containers"] == {}
+
+
+def test_beside_what_a_job_is_known_to_have_nothing_else_of_it_runs(engine, containers, start):
+    late, next_one = start(), ContainerLauncher(str(engine.path), containers)
+    own = start(launcher=next_one, fencing_token=8)
+    asked = len(engine.calls("container"))
+    assert next_one.sweep(lambda folder: folder == JOB) == [f"sluicegate-{JOB}-7"]
+    assert list(engine.world()["containers"]) == [own.handle] != [late.handle]
+    # What is known is not asked about again.
+    assert len(engine.calls("container")) == asked + 1
+    # What could not be ended when its job was over is.
+    assert next_one.sweep(lambda _: False) == [f"sluicegate-{JOB}-8"]
+
+
+def test_what_is_taken_up_is_known(engine, containers, start):
+    launched, next_one = start(), ContainerLauncher(str(engine.path), containers)
+    assert next_one.adopt(launched.pid, launched.start_time, launched.boot_id, launched.handle) == launched
+    late = start(fencing_token=8)
+    assert next_one.sweep(lambda folder: folder == JOB) == [f"sluicegate-{JOB}-8"]
+    assert list(engine.world()["containers"]) == [launched.handle] != [late.handle]
+
+
+@pytest.mark.parametrize("changes", [{"mark": "b" * 32}, {"mark": ""}, {"runner": "r2"}])
+def test_nothing_is_swept_away_that_is_not_certainly_this_runner_s(engine, containers, start, changes):
+    start()
+    marked = ContainerLauncher(str(engine.path), replace(containers, **{"mark": "a" * 32, **changes}))
+    assert marked.sweep(lambda _: False) == ([f"sluicegate-{JOB}-7"] if changes == {"mark": ""} else [])
+
+
+def test_a_container_that_was_made_before_there_were_marks_is_taken_up_and_not_swept_away(engine, containers, start):
+    launched, marked = start(), ContainerLauncher(str(engine.path), replace(containers, mark="a" * 32))
+    assert marked.sweep(lambda _: False) == []
+    assert marked.adopt(launched.pid, launched.start_time, launched.boot_id, launched.handle) == launched
+
+
+def test_while_the_container_engine_does_not_answer_nothing_is_swept_away(launcher, engine, start):
+    start()
+    engine.set(unreachable="Cannot connect to the Docker daemon")
+    assert launcher.sweep(lambda _: False) == []
+
+
+def test_what_is_ordered_at_this_moment_is_nobody_s_to_end():
+    known = Known()
+    with known.ordering("new"):
+        assert not known.is_nobody_s("id", "new", "folder", lambda _: False)
+        assert known.is_nobody_s("id", "other", "folder", lambda _: False)
+    assert known.is_nobody_s("id", "new", "folder", lambda _: False)
 
 
 # ---------------------------------------------------------------------------------- no container engine

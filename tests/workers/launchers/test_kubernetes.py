@@ -14,7 +14,7 @@ from tests.support.scripted_kube import TOKEN, ScriptedKube, faults
 from workers.engines.base import Command, Launch
 from workers.engines.sglang import SGLANG
 from workers.engines.vllm import VLLM
-from workers.launchers.base import Condition, LaunchFailed, Limits, Order
+from workers.launchers.base import Condition, LaunchFailed, Limits, NotTold, Order
 from workers.launchers.kube_client import Cluster, KubeClient
 from workers.launchers.kube_objects import Pods, build, label, literal
 from workers.launchers.kube_state import UNSCHEDULABLE_SECONDS, read
@@ -66,6 +66,14 @@ def start(launcher, order, tmp_path):
         return launcher.start(COMMAND, workdir=workdir, log_path=workdir / "engine.log", order=made)
 
     return begin
+
+
+@pytest.fixture
+def another(kube, pods, tmp_path):
+    """Return the launcher of a runner that has just started."""
+    return lambda **changes: KubernetesLauncher(
+        KubeClient(Cluster(kube.url, "engines", tmp_path / "token")), replace(pods, **changes)
+    )
 
 
 # ---------------------------------------------------------------------------------------------- the object
@@ -347,6 +355,52 @@ def test_a_runner_finds_all_that_it_has_but_what_it_keeps(kube, launcher, pods, 
     assert launcher.left([JOB]) == []
     kube.objects["pods", NAME]["metadata"]["labels"]["sluicegate.dev/data"] = "elsewhere"
     assert launcher.left([]) == []
+
+
+def test_what_an_order_of_a_runner_that_was_killed_makes_late_is_ended_by_the_next_one(kube, start, another):
+    start()
+    next_one = another()
+    assert next_one.sweep(lambda folder: folder == JOB) == []
+    own = start(launcher=next_one, fencing_token=8)
+    assert next_one.sweep(lambda folder: folder == JOB) == [NAME]
+    assert [name for _, name in kube.objects] == [own.handle.split("/")[2]]
+    assert next_one.sweep(lambda _: False) == [f"{NAME[:-1]}8"]
+    assert kube.objects == {}
+
+
+def test_a_policy_that_closes_nothing_goes_and_one_that_is_needed_stays(kube, start, another):
+    closed = another(is_closed=True)
+    start(launcher=closed, fencing_token=8)
+    kube.objects["networkpolicies", NAME] = {**kube.objects["networkpolicies", f"{NAME[:-1]}8"]}
+    kube.objects["networkpolicies", NAME]["metadata"] = {
+        **kube.objects["networkpolicies", NAME]["metadata"],
+        "name": NAME,
+    }
+    assert closed.sweep(lambda folder: folder == JOB) == []
+    assert sorted(kube.objects) == [("networkpolicies", f"{NAME[:-1]}8"), ("pods", f"{NAME[:-1]}8")]
+
+
+def test_nothing_is_swept_away_that_is_not_certainly_this_runner_s(kube, start, another):
+    start()
+    for changes in ({"mark": "b" * 32}, {"runner": "r2"}, {"data": "/elsewhere"}):
+        assert another(**changes).sweep(lambda _: False) == []
+    launched = start(launcher=another(mark="b" * 32), fencing_token=8)
+    for mark, is_its in (("c" * 32, False), ("b" * 32, True)):
+        found = another(mark=mark).adopt(0, launched.start_time, launched.boot_id, launched.handle)
+        assert (found == launched) is is_its
+    assert another(mark="c" * 32).left([]) != []
+
+
+def test_while_the_cluster_does_not_answer_nothing_is_swept_away_and_nothing_called_absent(kube, launcher, start):
+    start()
+    kube.refusal = (503, "ServiceUnavailable", "etcdserver: leader changed")
+    assert launcher.sweep(lambda _: False) == []
+    with pytest.raises(NotTold, match="503"):
+        launcher.left([])
+    kube.refusal = None
+    # In a cluster that knows no groups, or lets this runner see none, pods are found all the same.
+    kube.refused_kinds = {"leaderworkersets": (403, "Forbidden", "leaderworkersets is forbidden")}
+    assert len(launcher.left([])) == 1
 
 
 def test_a_second_pod_of_one_job_and_token_is_not_made_and_the_first_is_left(kube, launcher, start):

@@ -34,11 +34,12 @@ _LABEL = re.compile(r"[^A-Za-z0-9_.-]")
 class Pods:
     """How this runner's pods are made.
 
-    `mark` is in the data folder and known to nobody else. `claim` is the PersistentVolumeClaim that holds the runner's data folder, readable from every node. `owner` is the
-    object with which everything goes that is made for gates; `pull_secret` and `account` are names in the namespace.
-    `port` is the one that engines listen on, each at an address of its own, and `root` is where they find the bundle's
-    files. `is_closed` says that a NetworkPolicy lets nothing out. `resolvers` are addresses that answer DNS beside the
-    cluster's own pods, for replicas whose pods look each other up.
+    `mark` lies in the data folder and is known to nobody else. `claim` is the PersistentVolumeClaim that holds the
+    runner's data folder, readable from every node. `owner` is the object with which everything goes that is made for
+    gates; `pull_secret` and `account` are names in the namespace. `port` is the one that engines listen on, each at an
+    address of its own, and `root` is where they find the bundle's files. `is_closed` says that a NetworkPolicy lets
+    nothing out. `resolvers` are addresses that answer DNS beside the cluster's own pods, for replicas whose pods look
+    each other up.
     """
 
     runner: str

@@ -74,7 +74,11 @@ def kept(data_dir: Path) -> list[Way]:
 
 def keep(data_dir: Path, ways: Iterable[Way]) -> None:
     """Keep these ways; the file is whole or the old one."""
-    told = [way.model_dump(exclude_none=True) for way in ways if way.launcher != "process"]
+    wanted = [way for way in ways if way.launcher != "process"]
+    if wanted == kept(data_dir):
+        return
+    told = [way.model_dump(exclude_none=True) for way in wanted]
+    data_dir.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=data_dir, prefix=".launchers-")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(told, file)

@@ -30,16 +30,22 @@ _ALL_WINDOWS = frozenset({"mistral", "mixtral", "ministral", "phi3", "phimoe", "
 _SWITCHED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text"})
 _RECURRENT = frozenset({"mamba", "mamba2", "falcon_mamba"})
 _ALIKE = {**dict.fromkeys(_RECURRENT, "mamba"), "falcon_h1": "both"}
+# A list of ones and zeros by layer → the kind of a layer with a one, and of the others: MiniMax's, and MiMo's.
+_MARKED = {"attn_type_list": ("full", "lightning"), "hybrid_layer_pattern": ("window", "full")}
 SCALE_BYTES = 4
 _INDEX_GROUP = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the engine reads the configuration: whether it frees what leaves a window, and keeps latents compressed."""
+    """How the engine reads the configuration.
+
+    Whether it frees what leaves a window, keeps latents compressed, and where it does not, pads values to keys.
+    """
 
     frees_windows: bool = True
     keeps_latents: bool = True
+    pads_values: bool = False
 
 
 def cache_of(shape: Shape, numbers: Numbers, reading: Reading | None = None) -> Cache:
@@ -91,8 +97,8 @@ def _kinds(shape: Shape) -> tuple[list[str], list[str]]:
     every = _count(shape, "full_attention_interval")
     if every is not None:
         return ["full" if (layer + 1) % every == 0 else "linear" for layer in range(count)], []
-    if isinstance(told := text.get("attn_type_list"), list) and len(told) == count:
-        return ["full" if one == 1 else "lightning" for one in told], []
+    if (marked := _marked(text, count)) is not None:
+        return marked, []
     if (period := _count(shape, "attn_layer_period")) is not None:
         offset = text.get("attn_layer_offset", 0)
         return ["full" if layer % period == offset else "mamba" for layer in range(count)], []
@@ -102,6 +108,14 @@ def _kinds(shape: Shape) -> tuple[list[str], list[str]]:
         return [_ALIKE[shape.model_type]] * count, []
     searched = _searched(shape, count)
     return _attending(shape, count) if searched is None else (searched, [])
+
+
+def _marked(text: Mapping[str, Any], count: int) -> list[str] | None:
+    """Return the kinds of layers that a list of ones and zeros tells apart; None without one."""
+    for key, (one, other) in _MARKED.items():
+        if isinstance(told := text.get(key), list) and len(told) == count:
+            return [one if mark == 1 else other for mark in told]
+    return None
 
 
 def _delta(shape: Shape, told: Mapping[str, Any], count: int) -> list[str]:
@@ -196,11 +210,11 @@ def _window(shape: Shape, numbers: Numbers, reading: Reading, layer: int) -> tup
     width = shape.sliding_window or _count(shape, "attention_chunk_size")
     if width is None or not reading.frees_windows:
         width = None
-    head = _size(shape, "head_dim", shape.head_dim)
-    heads = _key_heads(shape, layer)
+    head = _count(shape, "swa_head_dim") or _size(shape, "head_dim", shape.head_dim)
+    heads = _count(shape, "swa_num_key_value_heads") or _key_heads(shape, layer)
     if heads == 0:
         return ()
-    token = head * numbers.key + (shape.value_dim or head) * numbers.value
+    token = head * numbers.key + (_count(shape, "swa_v_head_dim") or shape.value_dim or head) * numbers.value
     return (Kept("window" if width else "full", heads, token, window=width),)
 
 
@@ -209,7 +223,7 @@ def _latent(shape: Shape, numbers: Numbers, reading: Reading, _layer: int) -> tu
     rope = _size(shape, "qk_rope_head_dim", shape.rope_dim)
     if not reading.keeps_latents:
         key = _size(shape, "qk_nope_head_dim", shape.nope_dim) + rope
-        value = _size(shape, "v_head_dim", shape.value_dim)
+        value = key if reading.pads_values else _size(shape, "v_head_dim", shape.value_dim)
         heads = _size(shape, "num_attention_heads", shape.heads)
         return (Kept("full", heads, key * numbers.key + value * numbers.value),)
     index = _count(shape, "index_head_dim")

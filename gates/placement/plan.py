@@ -33,6 +33,8 @@ _SPREAD_EXPERTS = ("--enable-expert-parallel", "--enable-ep-moe")
 _FREES_WINDOWS = frozenset({"vllm", "llamacpp"})
 _SGLANG_FREES = frozenset({"gpt_oss", "llama4", "llama4_text"})
 _EXPANDS_LATENTS = frozenset({"transformers", "tgi"})
+# Models with latents whose keys and values vLLM keeps whole, values as wide as keys. Source: its models/minicpm3.py.
+_VLLM_EXPANDS = frozenset({"minicpm3"})
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _WEIGHTS = re.compile(r".*\.(safetensors|gguf)")
 
@@ -147,6 +149,11 @@ def declared_topology(declared: Declared, shape: Shape) -> Topology:
     if declared.degree("context") > 1:
         raise PlacementUnknown("/topology/context_parallel", "what a divided context takes is not counted")
     tensor, pipeline, expert = (declared.degree(kind) for kind in ("tensor", "pipeline", "expert"))
+    if declared.shares_attention and declared.degree("data") > 1:
+        if not shape.experts:
+            raise PlacementUnknown("--enable-dp-attention", "what it takes of a model without experts is not counted")
+        # Each group attends to its own sequences with whole attention weights; all devices together hold the experts.
+        return Topology(declared.attention_degree, pipeline, tensor)
     if expert == 1 and shape.experts and declared.arguments.has(*_SPREAD_EXPERTS):
         expert = tensor * declared.degree("data")
     return Topology(tensor, pipeline, expert)
@@ -189,7 +196,12 @@ def _reading(c: Composition, shape: Shape) -> Reading:
     is_able = c.engine in _FREES_WINDOWS or (c.engine == "sglang" and shape.model_type in _SGLANG_FREES)
     return Reading(
         frees_windows=(c.engine is None or is_able) and not c.declared.arguments.has(*_KEEP_WINDOWS),
-        keeps_latents=c.engine not in _EXPANDS_LATENTS and c.declared.variables.get("VLLM_MLA_DISABLE") != "1",
+        keeps_latents=not (
+            c.engine in _EXPANDS_LATENTS
+            or (c.engine == "vllm" and shape.model_type in _VLLM_EXPANDS)
+            or c.declared.variables.get("VLLM_MLA_DISABLE") == "1"
+        ),
+        pads_values=c.engine == "vllm",
     )
 
 

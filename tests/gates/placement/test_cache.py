@@ -197,6 +197,42 @@ HUNYUAN = {
 MISTRAL_1 = CONFIGS["mistral-7b-instruct-v0.3"] | {"sliding_window": 4096}
 
 
+MIMO = {
+    "model_type": "mimo_v2_flash",
+    "num_hidden_layers": 48,
+    "hidden_size": 4096,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 192,
+    "v_head_dim": 128,
+    "swa_num_key_value_heads": 8,
+    "swa_head_dim": 192,
+    "swa_v_head_dim": 128,
+    "sliding_window": 128,
+    "hybrid_layer_pattern": ([0] + [1] * 5) * 8,
+}
+STEP = {
+    "model_type": "step3p5",
+    "num_hidden_layers": 36,
+    "hidden_size": 4096,
+    "num_attention_heads": 64,
+    "num_attention_groups": 8,
+    "head_dim": 128,
+    "sliding_window": 512,
+    "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 9,
+}
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 36,
+    "hidden_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+}
+
+
 def cache(config, *words, engine="vllm", reading=None, said=None):
     declared = read_declared({"engine": {"name": engine, "arguments": list(words)}})
     shape = shape_of(config if "torch_dtype" in config else config | BF16)
@@ -257,6 +293,12 @@ ARCHITECTURES = {
     "kimi-linear": (KIMI_LINEAR, 8_064, 8000, 8_064 * 8000 + 43_417_600, {"latent": 7, "state": 20}),
     # 2 × 4,096: a layer that reads what the one before made has a place of its own for it
     "hunyuan": (HUNYUAN, 8_192, 8000, 8_192 * 8000, {"full": 2}),
+    # 8 full layers of 4 × (192 + 128) × 2, and 40 windows of 128 with 8 heads
+    "mimo-v2-flash": (MIMO, 225_280, 8000, 20_480 * 8000 + 204_800 * 128, {"full": 8, "window": 40}),
+    # 9 full layers of 2 × 8 × 128 × 2, and 27 windows of 512: eight groups of heads, whatever the heads are
+    "step-3.5": (STEP, 147_456, 8000, 36_864 * 8000 + 110_592 * 512, {"full": 9, "window": 27}),
+    # 18 full layers of 2 × 8 × 64 × 2, and 18 windows of 128
+    "gpt-oss-120b": (GPT_OSS, 73_728, 131_072, 36_864 * 131_072 + 36_864 * 128, {"full": 18, "window": 18}),
     # as falcon-h1, in two layers: a recurrent one is called linear_attention by newer libraries
     "bamba": (BAMBA, 512, 8000, 4_096_000 + 795_648 + 1_536, {"full": 1, "state": 1}),
 }
@@ -331,6 +373,8 @@ def test_an_engine_that_frees_no_window_keeps_everything():
 def test_an_engine_that_expands_latents_keeps_keys_and_values_of_every_head():
     found = cache(DEEPSEEK, reading=Reading(keeps_latents=False))
     assert found.token_bytes() == 61 * 128 * (192 + 128) * 2
+    padded = cache(DEEPSEEK, reading=Reading(keeps_latents=False, pads_values=True))
+    assert padded.token_bytes() == 61 * 128 * (192 + 192) * 2
 
 
 def test_layers_that_share_keys_and_values_are_said_to_be_counted_each():

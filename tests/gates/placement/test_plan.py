@@ -321,6 +321,23 @@ def test_the_declared_layout_is_judged(tmp_path):
     assert declared_topology(declared, shape_of(CONFIG)) == Topology(2, 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("words", "layout"),
+    [
+        (["--tp", "8", "--dp", "8", "--enable-dp-attention"], Topology(1, 1, 8)),
+        (["--tp", "8", "--dp", "4", "--enable-dp-attention", "--ep", "8"], Topology(2, 1, 8)),
+        (["--tp", "8", "--dp", "1", "--enable-dp-attention"], Topology(8, 1, 1)),
+        (["--tp", "8"], Topology(8, 1, 1)),
+    ],
+)
+def test_attention_that_groups_do_for_themselves_is_whole_in_each_and_multiplies_the_cache(words, layout):
+    declared = read_declared({"engine": {"name": "sglang", "arguments": words}})
+    assert declared_topology(declared, shape_of(CONFIG | {"num_experts": 8})) == layout
+    if layout.groups > 1:
+        with pytest.raises(PlacementUnknown, match="without experts"):
+            declared_topology(declared, shape_of(CONFIG))
+
+
 # ---------------------------------------------------------------------------------------------------- refused
 
 
@@ -417,7 +434,7 @@ def test_windows_count_where_the_engine_is_known_to_free_what_leaves_them(tmp_pa
     ("name", "arguments", "variables", "token"),
     [
         ("vllm", [], {}, 576 * 2),
-        ("vllm", [], {"VLLM_MLA_DISABLE": "1"}, 8 * 320 * 2),
+        ("vllm", [], {"VLLM_MLA_DISABLE": "1"}, 8 * (192 + 192) * 2),
         ("transformers", [], {}, 8 * 320 * 2),
     ],
 )
@@ -426,6 +443,9 @@ def test_latents_are_kept_expanded_by_engines_that_do_so(tmp_path, name, argumen
     root = made(tmp_path / "m", **sizes)
     engine = {"name": name, "arguments": arguments, "variables": variables}
     assert planned(root, engine=engine).judged.ledgers[0].sequence_bytes == 2 * token * 512
+    if name == "vllm" and not variables:
+        root = made(tmp_path / "n", **sizes, model_type="minicpm3")
+        assert planned(root, engine=engine).judged.ledgers[0].sequence_bytes == 2 * 8 * (192 + 192) * 2 * 512
 
 
 # ----------------------------------------------------------------------------------------------------- topology

@@ -30,7 +30,16 @@ log = structlog.get_logger("workers.broker")
 
 
 class Line(Connection):
-    """A connection that is tried again at even intervals: kombu's grow to half a minute, in which nothing moves."""
+    """A connection that is tried again at even intervals: kombu's grow to half a minute, in which nothing moves.
+
+    What is fetched is limited for each consumer, of which a worker has one. RabbitMQ's limit for a whole channel, which
+    Celery would set, is deprecated, and quorum queues refuse it.
+    """
+
+    @property
+    def qos_semantics_matches_spec(self) -> bool:
+        """Whether a limit without the word global is the one to set."""
+        return True
 
     def ensure_connection(self, *words: Any, **named: Any) -> Any:
         """Connect, trying again and again."""

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from uuid import UUID
 
 import pytest
 from celery import Celery
+from celery.contrib.testing.worker import start_worker
 from sqlalchemy import select
 from structlog.testing import capture_logs
 
@@ -52,6 +54,14 @@ def application(url: str, authorities: Path | None = None) -> Celery:
 def app(server: Rabbit) -> Iterator[Celery]:
     """An application on queues that are not there yet."""
     with application(server.url) as made:
+        remove(made, CONTROL_QUEUE, RUNNERS)
+        yield made
+
+
+@pytest.fixture
+def quorate(server: Rabbit) -> Iterator[Celery]:
+    """The same where queues are quorum queues."""
+    with application(server.quorate_url) as made:
         remove(made, CONTROL_QUEUE, RUNNERS)
         yield made
 
@@ -135,6 +145,15 @@ def test_a_broker_with_tls_is_believed_by_its_certificate_and_its_name_alone(ser
     assert waiting(app, RUNNERS) == 1
 
 
+def test_a_worker_fetches_from_a_classic_queue(app: Celery) -> None:
+    """The rest is done with quorum queues, below."""
+    rung = threading.Event()
+    app.task(name=RING)(rung.set)
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
+        assert ring(app, RING, queue=CONTROL_QUEUE)
+        assert rung.wait(20)
+
+
 @contextmanager
 def workers(bench: Bench, url: str) -> Iterator[dict[str, Path]]:
     """Run a control worker, the clock and a runner as processes of their own; yields their logs."""
@@ -168,10 +187,10 @@ def _bench(service: Service, tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.mark.timeout(240)
 def test_a_release_is_gated_once_whatever_becomes_of_the_broker_meanwhile(
-    server: Rabbit, app: Celery, bench: Bench
+    server: Rabbit, quorate: Celery, bench: Bench
 ) -> None:
-    assert ring(app, RING, queue=RUNNERS)  # a connection from before
-    with workers(bench, server.url) as logs:
+    assert ring(quorate, RING, queue=RUNNERS)  # a connection from before
+    with workers(bench, server.quorate_url) as logs:
         made = release(bench)
         with bench.service.database.transaction() as session:
             job = until(lambda: session.scalar(select(JobRow.id)), what="a job")
@@ -185,20 +204,20 @@ def test_a_release_is_gated_once_whatever_becomes_of_the_broker_meanwhile(
             until(lambda: bench.row(job).lease_until > held, what="a renewal without a broker")
             server.start()
             # The connection of before is found to be gone, and costs no ring.
-            assert ring(app, RING, queue=RUNNERS)
-            until(lambda: waiting(app, RUNNERS) == 0, what="a runner that listens again")
+            assert ring(quorate, RING, queue=RUNNERS)
+            until(lambda: waiting(quorate, RUNNERS) == 0, what="a runner that listens again")
             for _ in range(3):
                 # Everything many times, in any order; then all of it is forgotten, with its queues.
                 for told in [("sweep", ()), ("reconcile", (str(made),))] * 10:
-                    app.send_task(f"workers.tasks.{told[0]}", told[1], queue=CONTROL_QUEUE)
-                    app.send_task(RING, queue=RUNNERS)
-                remove(app, CONTROL_QUEUE, RUNNERS)
+                    quorate.send_task(f"workers.tasks.{told[0]}", told[1], queue=CONTROL_QUEUE)
+                    quorate.send_task(RING, queue=RUNNERS)
+                remove(quorate, CONTROL_QUEUE, RUNNERS)
         finally:
             os.kill(engine, signal.SIGCONT)
         client = bench.client("manager")
         until(lambda: client.releases.get(made).phase is Phase.GATED, seconds=60, what="the end of the gates")
         client.releases.approve(made, "a test")
-        until(lambda: waiting(app, CONTROL_QUEUE) == 0, what="a control worker that listens")
+        until(lambda: waiting(quorate, CONTROL_QUEUE) == 0, what="a control worker that listens")
         shown = client.releases.get(made)
         assert shown.phase is Phase.APPROVED
         assert_once(shown)

@@ -1,12 +1,15 @@
 """A real RabbitMQ on free loopback ports, from Debian's package, with an account of its own for the service."""
 
+import base64
+import hashlib
+import json
 import os
 import signal
 import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from uuid import uuid4
 
 from kombu.connection import Connection
@@ -21,12 +24,30 @@ MISSING = "not run: RabbitMQ is not installed; Debian's package is rabbitmq-serv
 QUEUES = r"^(control|runner\..+)$"
 """What the account may make: all that the service needs of a broker."""
 WRITTEN = r"^(control|runner\..+|amq\.default)$"
-"""What it may write to, and read: RabbitMQ 3.10 takes these two lines of its configuration for each other."""
+"""What it may write to; it reads what it may make."""
+QUORATE = "quorate"
+"""Virtual host whose queues are quorum queues where nobody says otherwise."""
 
 
 def is_installed() -> bool:
     """Tell whether there is a RabbitMQ to start."""
     return SERVER.is_file()
+
+
+def _definitions(password: str) -> dict[str, Any]:
+    """Return the account and its virtual hosts, as RabbitMQ imports them."""
+    salt = os.urandom(4)
+    hashed = base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
+    user = {"name": "gate", "password_hash": hashed, "hashing_algorithm": "rabbit_password_hashing_sha256", "tags": ""}
+    may = {"user": "gate", "configure": QUEUES, "write": WRITTEN, "read": QUEUES}
+    return {
+        "users": [user],
+        "vhosts": [
+            {"name": "/"},
+            {"name": QUORATE, "metadata": {"description": "", "tags": [], "default_queue_type": "quorum"}},
+        ],
+        "permissions": [{"vhost": name, **may} for name in ("/", QUORATE)],
+    }
 
 
 class Rabbit:
@@ -41,11 +62,7 @@ class Rabbit:
         self.password = uuid4().hex
         lines = {
             "listeners.tcp.1": f"127.0.0.1:{self.port}",
-            "default_user": "gate",
-            "default_pass": self.password,
-            "default_permissions.configure": QUEUES,
-            "default_permissions.read": WRITTEN,
-            "default_permissions.write": WRITTEN,
+            "load_definitions": str(folder / "definitions.json"),
             "log.console": "true",
             "log.file": "false",
             # The second is another name than the certificate's.
@@ -56,6 +73,7 @@ class Rabbit:
             "ssl_options.keyfile": str(key),
         }
         (folder / "rabbitmq.conf").write_text("".join(f"{name} = {value}\n" for name, value in lines.items()))
+        (folder / "definitions.json").write_text(json.dumps(_definitions(self.password)))
         (folder / "plugins").write_text("[].\n")
         self._environment = {
             "PATH": os.environ["PATH"],
@@ -79,6 +97,11 @@ class Rabbit:
     def url(self) -> str:
         """Address, with account and password."""
         return f"amqp://gate:{self.password}@127.0.0.1:{self.port}//"
+
+    @property
+    def quorate_url(self) -> str:
+        """Address of the virtual host whose queues are quorum queues."""
+        return f"amqp://gate:{self.password}@127.0.0.1:{self.port}/{QUORATE}"
 
     @property
     def said(self) -> str:

@@ -244,7 +244,10 @@ class Endpoint:
         """Return what the engine says of itself, if anything. Raises EndpointError, Malformed."""
         if self.dialect.facts_path is None:
             return {}
-        return self.dialect.read_facts(await self.get_json(self.dialect.facts_path))
+        reply = await self.get(self.dialect.facts_path)
+        if reply.status == 404 and self.dialect.older_facts_path is not None:
+            reply = await self.get(self.dialect.older_facts_path)
+        return self.dialect.read_facts(_json(reply))
 
     async def metrics(self) -> dict[str, float]:
         """Return the engine's metrics by name. Raises EndpointError, Malformed."""

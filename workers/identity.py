@@ -7,7 +7,7 @@ import httpx
 
 from gates.booted.comparison import ITEMS, Comparison, compare
 from gates.booted.expected import Wanted, wanted
-from gates.booted.told import Said, pages, read
+from gates.booted.told import Said, older, pages, read
 from gates.environment import Environment
 from gates.plain import NO_AUTHORITY
 from schemas.bundle import Bundle
@@ -59,7 +59,12 @@ def hold(one: Booted, base_url: str, identity: EngineIdentity) -> tuple[EngineId
         identity: what its model list says.
     """
     engine = one.bundle.engine
-    said = read(engine.name, _pages(base_url, pages(engine.name)), one.argv)
+    fetched = _pages(base_url, pages(engine.name))
+    missing = {path: name for path, name in older(engine.name).items() if path not in fetched}
+    if missing:
+        before = _pages(base_url, list(missing.values()))
+        fetched |= {path: before[name] for path, name in missing.items() if name in before}
+    said = read(engine.name, fetched, one.argv)
     if identity.model_ids:
         said["model"] = Said(", ".join(identity.model_ids), "its model list")
     words = () if one.pid is None else tuple(arguments(one.pid))

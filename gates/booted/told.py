@@ -74,6 +74,12 @@ def pages(engine: str) -> list[str]:
     return sorted({row.page for row in reports(engine)})
 
 
+def older(engine: str) -> Mapping[str, str]:
+    """Return what pages were called in versions that do not know them: path → path."""
+    named: Mapping[str, str] = table(engine).get("older", {})
+    return named
+
+
 def read(engine: str, fetched: Mapping[str, bytes], arguments: Sequence[str] = ()) -> dict[str, Said]:
     """Return what an engine says, by item. What it does not say, or not in the form that it should have, is absent.
 

@@ -160,6 +160,7 @@ class Dialect:
     words for how an answer ended to those of OpenAI, or to None when they mean that it has not. `has_done` is False
     for an engine whose streams end without [DONE]: their end is then the connection's. `bias_limit` is the most that an
     engine adds to or takes from a token's score, which it makes of anything beyond without a word; None for any.
+    `older_facts_path` is what `facts_path` was called in versions that do not know it.
     """
 
     name: str
@@ -185,6 +186,7 @@ class Dialect:
     detokenize_field: str = "content"
     context_pointer: tuple[str, ...] = ()
     facts_path: str | None = None
+    older_facts_path: str | None = None
     facts_fields: tuple[str, ...] = ()
     every_candidate: int = 0
     render_field: str = "prompt"

@@ -1,7 +1,8 @@
 """How to speak to SGLang's OpenAI routes.
 
 Source: `entrypoints/openai/protocol.py` @004c82e, `entrypoints/http_server.py` @0025436 and
-`entrypoints/openai/serving_tokenize.py` @0351c1f of sgl-project/sglang. Not run here: recorded answers only.
+`entrypoints/openai/serving_tokenize.py` @0351c1f of sgl-project/sglang, and its #21463 of March 2026, by which
+/get_server_info is to go and /server_info says the same. Not run here: recorded answers only.
 """
 
 from gates.dialects import releases
@@ -30,7 +31,8 @@ SGLANG = Dialect(
     tokenize_flags={"add_special_tokens": True},
     detokenize_field="text",
     context_pointer=("max_model_len",),
-    facts_path="/get_server_info",
+    facts_path="/server_info",
+    older_facts_path="/get_server_info",
     facts_fields=("version", "model_path", "served_model_name", "context_length", "tp_size", "quantization"),
 )
 """Capabilities and metrics are those of a version: `table.dialect_of`."""

@@ -85,8 +85,10 @@ class Ground:
         if engine == "sglang":
             root = self.bench.folder / "runners" / "processes" / "staged" / digest.removeprefix("sha256:")
             server = self.servers[engine, is_good]
-            info = {**(server.script.extras or {})["/get_server_info"], "model_path": str(root)}
-            server.script = replace(server.script, extras={"/get_server_info": info})
+            info = {**(SPEECHES[engine].extras or {})["/server_info"], "model_path": str(root)}
+            # The other one is of before that route had its name.
+            route = "/server_info" if is_good else "/get_server_info"
+            server.script = replace(server.script, extras={route: info})
         asked = ("gate", "run", digest, "--policy", policy, "--runner-class", "cpu", "--json")
         return str(command.ok(*asked).json["id"])
 
@@ -190,3 +192,7 @@ def test_an_engine_that_is_known_to_be_bad_fails_for_its_reason(ground, command,
     assert (ran.status, ran.json["outcome"]) == (1, "failed"), ran
     assert {gate for gate, one in results.items() if one["verdict"] != "passed"} == {"compatibility"}
     assert blocking(results) == SAYS[engine], results["compatibility"]["findings"]
+    if engine == "sglang":
+        (booted,) = [one.body for one in ground.bench.entries(ran.json["id"]) if one.kind == "engine_booted"]
+        told = {row["item"]: (row["outcome"], row["found_by"]) for row in booted["compared"] if "found_by" in row}
+        assert told["version"] == ("equal", "GET /server_info version")

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,15 @@ async def test_what_the_engine_says_of_itself_is_read(engine):
     names = [name for name in vars(spoken(engine).metrics).values() if name is not None]
     assert set(names) <= set(metrics)
     assert bool(names) is can(engine, Capability.METRICS)
+
+
+async def test_what_it_says_of_itself_is_read_where_an_older_version_says_it():
+    speech = SPEECHES["sglang"]
+    said = replace(speech, extras={"/get_server_info": speech.extras["/server_info"]})
+    with ScriptedHttp(said) as server:
+        async with Endpoint(server.url, "chain", spoken("sglang")) as endpoint:
+            assert (await endpoint.facts())["version"] == VERSIONS["sglang"]
+    assert [asked.path for asked in server.asked] == ["/server_info", "/get_server_info"]
 
 
 @pytest.mark.parametrize("engine", that_can(Capability.LOGPROBS))

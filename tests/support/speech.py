@@ -321,7 +321,7 @@ SPEECHES: dict[str, Speech] = {
         tokens="/tokenize",
         model_entry={"owned_by": "sglang", "root": "chain", "max_model_len": 4096},
         extras={
-            "/get_server_info": {
+            "/server_info": {
                 "version": VERSIONS["sglang"],
                 "model_path": "/model",
                 "served_model_name": "chain",

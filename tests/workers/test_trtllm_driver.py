@@ -113,7 +113,7 @@ def test_a_variable_that_is_not_allowed_is_refused(name):
         ({"engine": {"image": None, "environment": DIGEST}}, "is started from an image here"),
         ({"topology": {"data_parallel": 2}}, "with data_parallel 1, not 2"),
         ({"topology": {"nodes": 2}}, "with nodes 1, not 2"),
-        ({"serving": {"served_name": "org/chain"}, "version": "1.2.0"}, "a name with a slash in versions >=1.3.0rc6"),
+        ({"serving": {"served_name": "org/chain"}, "version": "1.2.0"}, "a name with a slash in versions >=1.3.0rc7"),
         ({"serving": {"served_name": "a/../b"}}, "names no folder"),
         ({"template": {"tool_parser": "qwen3"}, "version": "1.1.0"}, "parses tool calls in versions >=1.2"),
         ({"template": {"arguments": {"enable_thinking": False}}}, "template arguments from requests only"),

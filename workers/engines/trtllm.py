@@ -1,7 +1,8 @@
 """How to launch `trtllm-serve`, from images.
 
-Source: the source of `data/trtllm.toml`; NVIDIA/TensorRT-LLM#11711 for --served_model_name, #5785 for
-return_perf_metrics. Not run here: golden command lines only.
+Source: the source of `data/trtllm.toml`; NVIDIA/TensorRT-LLM#11711 for --served_model_name, which the notes of 1.3.0rc7
+name first; #5785 for return_perf_metrics; docs/source/features/sampling.md @05ce57b, by which generation_config.json
+says nothing of sampling unless --generation-config is auto. Not run here: golden command lines only.
 """
 
 import json
@@ -13,7 +14,7 @@ from workers.engines.arguments import Table, Told
 from workers.engines.base import Command, Driver, Launch, from_images_alone
 
 NAME = "trtllm"
-_NAMES_MODEL = ">=1.3.0rc6"
+_NAMES_MODEL = ">=1.3.0rc7"
 _PARSES_TOOLS = ">=1.2"
 _MEMORY = "--kv_cache_free_gpu_memory_fraction"
 _FAILURES = (

@@ -20,6 +20,8 @@ MAGIC: Final = b"GGUF"
 MAX_TENSORS: Final = 65_536
 MAX_KEYS: Final = 4096
 MAX_ALIGNMENT: Final = 65_536
+MAX_NAME_BYTES: Final = 63
+"""Longest name of a tensor. Source: GGML_MAX_NAME of ggml.h, which counts the zero at its end."""
 
 _EXPECTED = "a GGUF file"
 
@@ -123,6 +125,9 @@ def _tensor(cursor: Cursor) -> _Listed:
     begun = cursor.position
     name = cursor.text(1024)
     check_name(name, begun + 8)
+    if len(name.encode()) > MAX_NAME_BYTES:
+        said = f"names a tensor in {len(name.encode())} bytes; llama.cpp reads at most {MAX_NAME_BYTES}"
+        raise FileRefused("tensor-name", said, offset=begun + 8, pointer=pointer(name), found=name)
     where = pointer(name)
     at = cursor.position
     dimensions = cursor.number("I")

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from gates.files.refusal import FileRefused, pointer
 
+_UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {chr(code) for code in range(0xFE00, 0xFE10)}
+"""Characters that count as printable and show nothing. Source: Unicode's property Default_Ignorable_Code_Point."""
 MAX_NAME = 256
 """Longest name of a tensor, in characters."""
 
@@ -79,6 +81,8 @@ def check_name(name: str, offset: int) -> None:
         said = f"longer than {MAX_NAME} characters"
     elif not name.isprintable() or name != name.strip():
         said = "not printable: it has control, bidirectional or surrounding white space characters"
+    elif not _UNSEEN.isdisjoint(name):
+        said = "written with a character that shows nothing, so that two names could look alike"
     elif not unicodedata.is_normalized("NFC", name):
         said = "not in Unicode's form NFC, so that two names could look alike"
     elif name.startswith("/") or "\\" in name or ".." in name.split("/"):

@@ -1,13 +1,13 @@
 """Checks of the tensors: all that the architecture needs are there, in the shapes that the configuration says."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from gates.files.header import Array, Header, Tensor
-from gates.static import gguf_tensors, names, required
+from gates.static import gguf_header, gguf_tensors, names, required
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.required import Needed
+from gates.static.shape import MOST
 from gates.static.tensors import sample
 from schemas.result import Severity
 
@@ -215,7 +215,8 @@ def _gguf(part: Part) -> Iterator[Flaw]:
     architecture = header.metadata.get("general.architecture")
     count = header.metadata.get(f"{architecture}.block_count")
     there = {int(name.split(".")[1]) for name in tensors if name.startswith("blk.") and name.split(".")[1].isdigit()}
-    if type(count) is int and tensors and (absent := sorted(set(range(count)) - there)):
+    layers = range(count) if type(count) is int and 0 < count <= MOST["layers"] else ()  # else the number is wrong
+    if tensors and (absent := [number for number in layers if number not in there]):
         yield flaw(
             "tensor-missing",
             f"The header says {count} blocks, and {len(absent)} of them have no tensors.",
@@ -232,9 +233,7 @@ def _gguf(part: Part) -> Iterator[Flaw]:
             file=path,
             found={"count": len(lost), "missing": lost[:MAX_ITEMS]},
         )
-    yield from _gguf_shapes(str(architecture), header, tensors, path)
-    yield from _gguf_lists(header, path)
-    yield from _gguf_split(part, header, path)
+    yield from gguf_header.check(part, header, tensors)
     start, tokens = tensors.get("token_embd.weight"), header.metadata.get("tokenizer.ggml.tokens")
     said = getattr(tokens, "count", None)
     if start is not None and isinstance(said, int) and start.shape[0] < said:
@@ -253,56 +252,4 @@ def _gguf(part: Part) -> Iterator[Flaw]:
             severity=Severity.BLOCK,
             file=path,
             found={"count": 1, "missing": ["token_embd.weight"]},
-        )
-
-
-def _gguf_shapes(architecture: str, header: Header, tensors: Mapping[str, Tensor], path: str) -> Iterator[Flaw]:
-    wrong = list(gguf_tensors.misshapen(architecture, header.metadata, tensors))
-    for name, found, expected in wrong[:MAX_ITEMS]:
-        rows = name in {"token_embd.weight", "output.weight"} and found[1:] == expected[1:]
-        if rows and found < expected:
-            continue  # told as tokens without a row
-        yield flaw(
-            "embedding-rows" if rows else "shape-mismatch",
-            f"{name} has the shape {list(found)}, and the header makes it {list(expected)}.",
-            file=path,
-            pointer=name,
-            found=list(found),
-            expected=list(expected),
-            advice="Convert the model again, from a directory that is whole." if rows else None,
-        )
-
-
-def _gguf_lists(header: Header, path: str) -> Iterator[Flaw]:
-    """Find lists about tokens that are not as long as there are tokens: llama.cpp would read beyond their end."""
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    for name in ("token_type", "scores"):
-        told = header.metadata.get(f"tokenizer.ggml.{name}")
-        if isinstance(tokens, Array) and isinstance(told, Array) and told.count != tokens.count:
-            yield flaw(
-                "header-invalid",
-                f"{path} has {tokens.count} tokens, and {name} has {told.count} entries.",
-                file=path,
-                pointer=f"tokenizer.ggml.{name}",
-                found=told.count,
-                expected=tokens.count,
-                advice="Convert the model again.",
-            )
-
-
-def _gguf_split(part: Part, header: Header, path: str) -> Iterator[Flaw]:
-    """Find a part of a model whose other parts are not there, whatever its name is."""
-    count = header.metadata.get("split.count")
-    if type(count) is not int or count < 2 or part.weights.numbering():
-        return  # one, or numbered by their names, of which any that is missing is told by itself
-    there = sorted({one.metadata.get("split.no", 0) for one in part.gguf_files.values()}, key=str)
-    if len(there) < count:
-        yield flaw(
-            "shard-missing",
-            f"{path} says that it is one of {count} files, and {len(there)} are there.",
-            file=path,
-            pointer="split.count",
-            found=there[:MAX_ITEMS],
-            expected=count,
-            advice="Fetch the missing files; llama.cpp finds them by their names, NAME-00001-of-0000N.gguf.",
         )

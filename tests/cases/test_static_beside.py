@@ -275,6 +275,20 @@ def test_c013_sizes_of_a_gguf_header_are_those_of_its_tensors(tmp_path, monkeypa
     assert flaws[0].severity == "block"
 
 
+@pytest.mark.parametrize(
+    ("call", "value", "key"),
+    [
+        ("add_block_count", 2**32 - 1, "llama.block_count"),
+        ("add_context_length", 0, "llama.context_length"),
+        ("add_rope_freq_base", float("nan"), "llama.rope.freq_base"),
+        ("add_layer_norm_rms_eps", -1e-6, "llama.attention.layer_norm_rms_epsilon"),
+    ],
+)
+def test_c013_a_gguf_header_says_sizes_that_a_model_can_have(tmp_path, monkeypatch, call, value, key):
+    found = validate(changed(tmp_path / "m" / "model.gguf", monkeypatch, **{call: lambda _: value}))
+    assert [one.pointer for one in found.flaws if one.code == "header-invalid"] == [key]
+
+
 def test_c007_a_part_of_a_gguf_model_under_another_name_is_not_the_whole(tmp_path, monkeypatch):
     made = gguf.GGUFWriter.add_name
 

@@ -152,9 +152,10 @@ def tiny_gguf(path, *pairs, name=b"llama", blocks=1):
         listed.append(info(tensor, shape, start))
         start += 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
     head = pair(b"general.architecture", 8, text(name))
-    count = pair(name + b".block_count", 4, struct.pack("<I", blocks))
+    sizes = {b".block_count": blocks, b".context_length": 64, b".embedding_length": 32}
+    told = [pair(name + key, 4, struct.pack("<I", value)) for key, value in sizes.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gguf(head, count, TOKENS, *pairs, tensors=tuple(listed), data=b"\0" * start))
+    path.write_bytes(gguf(head, *told, TOKENS, *pairs, tensors=tuple(listed), data=b"\0" * start))
     return path
 
 

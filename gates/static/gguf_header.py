@@ -1,0 +1,107 @@
+"""Checks of a GGUF header against itself and its tensors: what llama.cpp would refuse, or read beyond the end of.
+
+Source: llama-model-loader.cpp, llama-model.cpp and llama-vocab.cpp of llama.cpp.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from gates.files.header import Array, Header, Tensor
+from gates.static import gguf_tensors
+from gates.static.composition import Part
+from gates.static.flaw import MAX_ITEMS, Flaw, flaw
+from gates.static.shape import MOST, MOST_OF_ALL
+
+_SIZES: Final = {"block_count": MOST["layers"], "context_length": MOST_OF_ALL, "embedding_length": MOST_OF_ALL}
+"""Keys of an architecture that llama.cpp asks of every model, and more than which none has."""
+_FLOATS: Final = ("rope.freq_base", "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+
+
+def check(part: Part, header: Header, tensors: Mapping[str, Tensor]) -> Iterator[Flaw]:
+    """Check the header of the first file of a model, and what all files hold."""
+    path = part.path(next(iter(part.gguf_files)))
+    architecture = header.metadata.get("general.architecture")
+    yield from _keys(architecture, header, path)
+    yield from _shapes(str(architecture), header, tensors, path)
+    yield from _lists(header, path)
+    yield from _split(part, header, path)
+
+
+def _keys(architecture: object, header: Header, path: str) -> Iterator[Flaw]:
+    if not architecture:
+        yield _wrong(path, "general.architecture", "says no architecture", architecture, "a text")
+        return
+    known = architecture in gguf_tensors.BLOCK
+    for name, most in _SIZES.items():
+        key = f"{architecture}.{name}"
+        value = header.metadata.get(key)
+        if value is None and not known:
+            continue
+        if type(value) is not int or not 0 < value <= most:
+            said = "lacks" if value is None else "says"
+            shown = "" if value is None else f" {value if isinstance(value, int | float | str) else 'a list'!r}"
+            found = value if isinstance(value, int | float | str) else None
+            yield _wrong(path, key, f"{said} {key}{shown}", found, f"a whole number from 1 to {most}")
+    for name in _FLOATS:
+        key = f"{architecture}.{name}"
+        value = header.metadata.get(key)
+        if isinstance(value, float) and not (math.isfinite(value) and value > 0):
+            yield _wrong(path, key, f"says {key} {value}", str(value), "a number above 0")
+
+
+def _wrong(path: str, key: str, said: str, found: object, expected: str) -> Flaw:
+    message = f"{path} {said}, and llama.cpp needs {expected}."
+    return flaw("header-invalid", message, file=path, pointer=key, found=found, expected=expected)
+
+
+def _shapes(architecture: str, header: Header, tensors: Mapping[str, Tensor], path: str) -> Iterator[Flaw]:
+    wrong = list(gguf_tensors.misshapen(architecture, header.metadata, tensors))
+    for name, found, expected in wrong[:MAX_ITEMS]:
+        rows = name in {"token_embd.weight", "output.weight"} and found[1:] == expected[1:]
+        if rows and found < expected:
+            continue  # told as tokens without a row
+        yield flaw(
+            "embedding-rows" if rows else "shape-mismatch",
+            f"{name} has the shape {list(found)}, and the header makes it {list(expected)}.",
+            file=path,
+            pointer=name,
+            found=list(found),
+            expected=list(expected),
+            advice="Convert the model again, from a directory that is whole." if rows else None,
+        )
+
+
+def _lists(header: Header, path: str) -> Iterator[Flaw]:
+    """Find lists about tokens that are not as long as there are tokens: llama.cpp would read beyond their end."""
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    for name in ("token_type", "scores"):
+        told = header.metadata.get(f"tokenizer.ggml.{name}")
+        if isinstance(tokens, Array) and isinstance(told, Array) and told.count != tokens.count:
+            yield flaw(
+                "header-invalid",
+                f"{path} has {tokens.count} tokens, and {name} has {told.count} entries.",
+                file=path,
+                pointer=f"tokenizer.ggml.{name}",
+                found=told.count,
+                expected=tokens.count,
+                advice="Convert the model again.",
+            )
+
+
+def _split(part: Part, header: Header, path: str) -> Iterator[Flaw]:
+    """Find a part of a model whose other parts are not there, whatever its name is."""
+    count = header.metadata.get("split.count")
+    if type(count) is not int or count < 2 or part.weights.numbering():
+        return  # one, or numbered by their names, of which any that is missing is told by itself
+    there = sorted({one.metadata.get("split.no", 0) for one in part.gguf_files.values()}, key=str)
+    if len(there) < count:
+        yield flaw(
+            "shard-missing",
+            f"{path} says that it is one of {count} files, and {len(there)} are there.",
+            file=path,
+            pointer="split.count",
+            found=there[:MAX_ITEMS],
+            expected=count,
+            advice="Fetch the missing files; llama.cpp finds them by their names, NAME-00001-of-0000N.gguf.",
+        )

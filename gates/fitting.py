@@ -3,6 +3,7 @@
 Pure, and the same for whoever asks: before a job is made, when a runner looks for one, and to say what one waits for.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from packaging.version import InvalidVersion, Version
 from gates.static.rules import capability
 from schemas.bundle import Bundle, Role
 from schemas.common import Closed, Digest, Integer, Positive, ShortText
+from schemas.result import GateResult, Verdict
 from schemas.runner import SPEAKS, Accelerator, Fingerprint, LauncherName
 
 BEFORE_BOOT = frozenset({"integrity", "static", "placement"})
@@ -42,16 +44,15 @@ class Needs(Closed):
     nodes: Positive
     held_bytes: Integer
     """Bytes of the files that an engine keeps in memory: less, no layout and no setting can make it take."""
+    planned_bytes: Positive | None = None
+    """On a processor: what a plan of its memory adds up to, with the cache of all its sequences, once there is one."""
     beside: "Needs | None" = None
     """What another replica takes that runs at the same time: that of the bundle that a drill goes back to."""
 
     @classmethod
     def of(cls, bundle: Bundle) -> Self:
         """Return what a bundle needs; its layout may take more devices than its hardware row counts."""
-        hardware, layout = bundle.hardware, bundle.topology
-        # Experts may be spread over the devices of several attention groups, which data parallelism counts already.
-        group = layout.tensor_parallel * layout.context_parallel
-        devices = max(group * layout.data_parallel, layout.expert_parallel) * layout.pipeline_parallel
+        hardware, layout, devices = bundle.hardware, bundle.topology, devices_of(bundle)
         return cls(
             engine=bundle.engine.name,
             version=bundle.engine.version,
@@ -72,7 +73,7 @@ class Needs(Closed):
     def machine_bytes(self) -> int:
         """Bytes of the machine's own memory that it takes at least; with accelerators the weights lie there."""
         other = self.beside.machine_bytes if self.beside is not None else 0
-        return other + (self.held_bytes if self.count == 0 else 0)
+        return other + (max(self.held_bytes, self.planned_bytes or 0) if self.count == 0 else 0)
 
     def __str__(self) -> str:
         alone = f"{self.hardware()}, {self.served_by()}"
@@ -121,6 +122,29 @@ class Offer:
         )
 
 
+def devices_of(bundle: Bundle) -> int:
+    """Return over how many devices a bundle's layout spreads."""
+    layout = bundle.topology
+    # Experts may be spread over the devices of several attention groups, which data parallelism counts already.
+    group = layout.tensor_parallel * layout.context_parallel
+    return max(group * layout.data_parallel, layout.expert_parallel) * layout.pipeline_parallel
+
+
+def planned_bytes(bundle: Bundle, result: GateResult) -> int | None:
+    """Return the bytes of a machine's memory that a replica takes by a result of the gate `placement` that passed.
+
+    Every line of the fullest device's ledger, and the cache of all sequences that the bundle promises, on each device.
+    None where the result does not say it, or the bundle takes accelerators, whose memory is not the machine's.
+    """
+    if result.verdict is not Verdict.PASSED or bundle.hardware.accelerator != "cpu":
+        return None
+    said = {one.name: one.value for one in result.measurements}
+    usable, room, sequence = (said.get(name) for name in ("usable", "cache_room", "sequence"))
+    if usable is None or room is None or sequence is None:
+        return None
+    return max(1, math.ceil((usable - room + sequence * bundle.runtime.max_sequences) * devices_of(bundle)))
+
+
 def asked(needs: Needs, among: Iterable[Offer]) -> str:
     """Return in words what machines should have, without an engine that each of them has."""
     is_whole = needs.beside is not None or any(list(_engine(needs, one)) for one in among)
@@ -146,7 +170,7 @@ def obstacles(needs: Needs, offer: Offer) -> list[str]:
         return [f"it has {offer}, and a drill takes what both bundles do at once"]
     if not has_memory(needs, machine, 0):
         both = _size(needs.machine_bytes)
-        return [f"it has {_size(machine.memory_bytes)} of memory, and the weights of both bundles alone take {both}"]
+        return [f"it has {_size(machine.memory_bytes)} of memory, and both bundles at once take {both}"]
     return []
 
 
@@ -211,6 +235,8 @@ def _processor(needs: Needs, offer: Offer) -> Iterable[str]:
         yield f"it has {_size(memory)} of memory, and the bundle asks for {_size(needs.memory_bytes)}"
     elif needs.held_bytes > memory * SHARE_OF_MEMORY:
         yield f"it has {_size(memory)} of memory, and the weights alone take {_size(needs.held_bytes)}"
+    elif needs.planned_bytes is not None and needs.planned_bytes > memory * SHARE_OF_MEMORY:
+        yield f"it has {_size(memory)} of memory, and by its plan a replica takes {_size(needs.planned_bytes)}"
 
 
 def _accelerators(needs: Needs, offer: Offer) -> Iterable[str]:

@@ -260,6 +260,7 @@ def report(session: Session, service: Service, project: UUID, job: UUID, said: R
     if entry is None:  # pragma: no cover - written or known a moment ago, in this transaction
         raise NotFound(f"the entry {act} is gone")
     if is_new and isinstance(body, GateResult):
+        scheduling.plan(session, row, body)
         quarantine.of_result(session, service, entry, row.bundle, body)
         doubts.of_result(session, entry, row.bundle, body)
     return entry.entry_digest, is_new

@@ -18,10 +18,12 @@ from sqlalchemy.orm import Session, aliased
 
 from gates import fitting
 from gates.fitting import Needs, Offer
-from registry import db, documents, quotas, runners, targets
+from registry import db, documents, evidence, quotas, runners, targets
 from registry.tables import JobRow, ReleaseRow, RunnerRow
+from schemas.bundle import Bundle
 from schemas.problems import NoRunnerFits
 from schemas.release import Phase
+from schemas.result import GateResult
 from schemas.runner import Fingerprint, JobKind, JobState, ReplicaState
 
 log = structlog.get_logger(__name__)
@@ -29,6 +31,10 @@ log = structlog.get_logger(__name__)
 OPEN = (JobState.PENDING, JobState.CLAIMED)
 DRILL = "rollback"
 """Gate that boots what traffic would go back to beside the candidate."""
+PLACEMENT = "placement"
+"""Gate whose result says what a replica takes of a processor's memory."""
+MOST_PLANS = 5
+"""Runs of a bundle that are looked into for one."""
 AGE_SECONDS = 600.0
 """A gate or recording that has waited so long goes as if it were of the next higher kind, up to a release's gates."""
 GATES = 3
@@ -41,7 +47,38 @@ def needed(session: Session, project: UUID, bundle: str, kind: JobKind, gates: C
     """Return what a job takes of a machine; None where it starts no engine. Raises NotFound."""
     if kind is JobKind.EVALUATE and fitting.BEFORE_BOOT.issuperset(gates):
         return None
-    return Needs.of(documents.load_bundle(session, project, bundle, or_deleted=True))
+    document = documents.load_bundle(session, project, bundle, or_deleted=True)
+    needs = Needs.of(document)
+    return needs if needs.count else needs.model_copy(update={"planned_bytes": _planned(session, project, document)})
+
+
+def _planned(session: Session, project: UUID, bundle: Bundle) -> int | None:
+    """Return what a bundle takes by its newest placement plan that passed; None where none of the last runs has one."""
+    query = select(JobRow.id, JobRow.release_id).where(
+        JobRow.project_id == project,
+        JobRow.bundle == bundle.digest,
+        JobRow.kind == JobKind.EVALUATE,
+        JobRow.gates.contains([PLACEMENT]),
+    )
+    for job, release in session.execute(query.order_by(JobRow.id.desc()).limit(MOST_PLANS)):
+        stream = evidence.release_stream(release) if release else f"run/{job}"
+        entry = evidence.find(session, stream, f"job:{job}:gate:{PLACEMENT}")
+        if entry is not None:
+            result = GateResult.model_validate(evidence.claim_of(entry.envelope)["body"])
+            if (found := fitting.planned_bytes(bundle, result)) is not None:
+                return found
+    return None
+
+
+def plan(session: Session, job: JobRow, result: GateResult) -> None:
+    """Have a job that runs reserve what its own placement plan says, as soon as that is there."""
+    needs = read(job.needs) if job.needs is not None and result.gate == PLACEMENT else None
+    if needs is None or needs.count:
+        return
+    found = fitting.planned_bytes(documents.load_bundle(session, job.project_id, job.bundle, or_deleted=True), result)
+    if found is not None:
+        job.needs = needs.model_copy(update={"planned_bytes": found}).model_dump(mode="json", exclude_none=True)
+        session.flush()
 
 
 def with_way_back(

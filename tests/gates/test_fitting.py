@@ -214,7 +214,7 @@ def test_on_a_processor_the_weights_of_both_bundles_have_to_fit() -> None:
     assert both.machine_bytes == 12 * 10**9
     assert obstacles(both, offer(memory_bytes=14 * 10**9)) == []
     (found,) = obstacles(both, offer(memory_bytes=12 * 10**9))
-    assert found == "it has 12.0 GB of memory, and the weights of both bundles alone take 12.0 GB"
+    assert found == "it has 12.0 GB of memory, and both bundles at once take 12.0 GB"
     assert obstacles(one, offer(memory_bytes=12 * 10**9)) == []
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from gates.static.tensors import Placed
 
-CARRIERS = ("weight", "qweight", "weight_packed", "weight_q", "weight_scale")
-"""How a module's weights may be called; packed forms stand for the plain one."""
+CARRIERS = ("weight", "qweight", "weight_packed", "weight_q", "weight_scale", "W_q", "q_weight", "B")
+"""How a module's weights may be called; packed forms stand for the plain one. The last ones are HQQ's, ExLlamaV2's and
+Marlin's own."""
 EMBEDDINGS = (
     "embed_tokens.weight",
     "wte.weight",
@@ -27,6 +28,8 @@ LINEARS = re.compile(
     r"|fc1|fc2"
 )
 _LAYER = re.compile(r"^(?P<prefix>(?:[^.]+\.)*?)(?:layers|h|blocks)\.(?P<number>[0-9]{1,4})\.(?P<rest>.+)$")
+_NUMBERED = re.compile(r"\.[0-9]+\.")
+"""Of one of several alike, such as layers: no head is."""
 _OTHER_TOWER = re.compile(
     r"(^|[._])(vis(ion|ual)?|image|audio|speech|encoder|vit|siglip|mtp|mm|talker|code2wav|vpm|resampler)"
 )
@@ -59,7 +62,7 @@ def head(tensors: Mapping[str, Any]) -> str | None:
         stem = ending.removesuffix("weight")
         for carrier in CARRIERS:
             for name in tensors:
-                if (name == stem + carrier or name.endswith(f".{stem}{carrier}")) and not _LAYER.match(name):
+                if (name == stem + carrier or name.endswith(f".{stem}{carrier}")) and not _NUMBERED.search(name):
                     return name
     return None
 

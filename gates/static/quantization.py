@@ -21,7 +21,7 @@ _SCALED = ("weight_scale", "weight_scale_inv")
 _FINE = (*_SCALED, "scale", "scale_weight", "weight_scale_2")
 # Method → suffixes of which one shows that a module was quantized. Source: the tensor names of published checkpoints.
 _SHOWN = {
-    "gptq": ("qweight",),
+    "gptq": ("qweight", "B"),
     "awq": ("qweight",),
     "auto-round": ("qweight", "weight_packed", "weight_scale"),
     "compressed-tensors": ("weight_packed", "weight_scale"),
@@ -287,7 +287,8 @@ def _groups(placed: Placed, told: Quantization, count: int | None) -> tuple[list
         return None
     order = np.frombuffer(read_bytes(placed, _G_IDX_BYTES), dtype="<i4")
     columns = len(order)
-    group = told.group or columns
+    # The scales tell a module's own group, which may be another than that of most.
+    group = -(-columns // count) if count else told.group or columns
     count = count or -(-columns // group)
     used = sorted({int(one) for one in np.unique(order)})
     wanted = list(range(count))

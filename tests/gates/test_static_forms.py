@@ -312,18 +312,23 @@ def test_a_head_of_a_family_that_is_not_known_may_have_any_name(tmp_path):
 # ------------------------------------------------------------------------------------------------- quantization
 
 
-def partly(root, told, *, without="q_proj", dtype="I32"):
-    """MICRO whose linear layers are packed, but those of one name."""
+def partly_tensors(without="q_proj"):
+    """MICRO's tensors with packed linear layers, but those of one name."""
     found = []
     for one in micro_tensors():
         if "_proj" in one.name and without not in one.name:
             stem, (out, into) = one.name.removesuffix(".weight"), one.shape
-            found.append(T(f"{stem}.qweight", dtype, (max(1, into // 8), out)))
-            found.append(T(f"{stem}.qzeros", dtype, (1, max(1, out // 8))))
+            found.append(T(f"{stem}.qweight", "I32", (max(1, into // 8), out)))
+            found.append(T(f"{stem}.qzeros", "I32", (1, max(1, out // 8))))
             found.append(T(f"{stem}.scales", "F16", (max(1, into // 8), out)))
         else:
             found.append(one)
-    return micro(root, tensors=sorted(found, key=lambda one: one.dtype != dtype), quantization_config=told)
+    return sorted(found, key=lambda one: one.dtype != "I32")
+
+
+def partly(root, told, *, without="q_proj"):
+    """MICRO whose linear layers are packed, but those of one name."""
+    return micro(root, tensors=partly_tensors(without), quantization_config=told)
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": False}
@@ -345,6 +350,31 @@ INSIDE = [["self_attn.k_proj", "self_attn.v_proj"], ["self_attn.o_proj", "mlp.ga
 )
 def test_modules_that_were_left_as_they_were_are_known_by_each_tool_s_words(tmp_path, told, is_sound):
     assert alarms(validate(partly(tmp_path / "m", told))) == (set() if is_sound else {"quant-config-mismatch"})
+
+
+@pytest.mark.parametrize("group", [8, 4])
+def test_the_columns_of_a_module_are_held_to_its_own_groups(tmp_path, group):
+    root = partly(tmp_path / "m", GPTQ | {"dynamic": {"+:.*down_proj": {"group_size": group}}}, without="none")
+    order = struct.pack("<16i", *(column // group for column in range(16)))
+    tensors = [one for one in partly_tensors("none") if "down_proj.scales" not in one.name]
+    stem = "model.layers.0.mlp.down_proj."
+    more = [T(f"{stem}g_idx", "I32", (16,), order), T(f"{stem}scales", "F16", (16 // group, 8))]
+    write_safetensors(root / "model.safetensors", sorted([*more, *tensors], key=lambda one: one.dtype != "I32"))
+    assert alarms(validate(root)) == set()
+    more[0] = more[0]._replace(data=b"\0" * 64)
+    write_safetensors(root / "model.safetensors", sorted([*more, *tensors], key=lambda one: one.dtype != "I32"))
+    assert alarms(validate(root)) == {"g-idx-invalid"}
+
+
+@pytest.mark.parametrize("carrier", ["q_weight", "W_q", "B"])
+def test_packed_weights_are_known_by_each_tool_s_names(tmp_path, carrier):
+    tensors = [
+        T(one.name.removesuffix("weight") + carrier, "I32", (4,)) if "_proj" in one.name else one
+        for one in micro_tensors()
+    ]
+    told = {"quant_method": "gptq" if carrier == "B" else "exl2", "bits": 4, "group_size": -1}
+    root = micro(tmp_path / "m", tensors=sorted(tensors, key=lambda one: one.dtype != "I32"), quantization_config=told)
+    assert alarms(validate(root)) == set()
 
 
 def scaled_but(root, told, *, without="q_proj"):

@@ -8,7 +8,11 @@ from typing import Any
 
 from schemas.bundle import Bundle, Feature
 
-ENGINE_NAMES = {"llama.cpp": "llamacpp", "llama-cpp": "llamacpp", "tensorrt-llm": "trtllm", "trt-llm": "trtllm"}
+ENGINE_NAMES = {
+    **dict.fromkeys(("llama.cpp", "llama-cpp", "llama_cpp", "llama-server"), "llamacpp"),
+    **dict.fromkeys(("tensorrt-llm", "tensorrt_llm", "trt-llm", "trt_llm"), "trtllm"),
+    "text-generation-inference": "tgi",
+}
 PARALLEL_NAMES = {
     "tensor": ("tensor_parallel", "tp", "tensor_parallel_size"),
     "pipeline": ("pipeline_parallel", "pp", "pipeline_parallel_size"),
@@ -209,6 +213,15 @@ def declared_by(bundle: Bundle) -> Declared:
 
 
 # ---------------------------------------------------------------------------------------------- what -f says
+
+READ = frozenset(
+    {
+        *("engine", "topology", "hardware", "runtime", "serving", "template", "drain", "draft", "draft_model"),
+        *("adapters", "features", "capabilities", "libraries", "context_tokens", "context_length", "max_context"),
+        *("served_name", "gpu_arch", "accelerator", "from", "roles", *Bundle.model_fields),
+    }
+)
+"""Keys of a declaration that something reads, here or where a bundle is created."""
 
 
 def read_declared(document: Mapping[str, Any]) -> Declared:

@@ -20,7 +20,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     _ = c.others
     for part in c.parts:
         part.read_all()
-        _ = part.gguf
+        _ = part.gguf, part.templates
         yield from part.flaws
         yield from part.weights.flaws
     told = {one.file for one in c.listing.flaws} | {one.file for part in c.parts for one in part.flaws}

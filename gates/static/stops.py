@@ -25,6 +25,9 @@ def check(c: Composition) -> Iterator[Flaw]:
         yield from _turn_end(c, sources_of(part), _known_to_gguf(c))
         return
     sources = sources_of(part)
+    unread = {one.file for one in part.flaws}
+    if not unread.isdisjoint(part.path(name) for name in ("config.json", "generation_config.json")):
+        return  # what it names is not known
     if not any(sources[name] for name in ("config", "generation", "tokenizer")):
         return
     effective = effective_stops(c, sources)

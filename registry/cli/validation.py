@@ -81,8 +81,9 @@ def validate(
     from gates.static import examine, report
 
     output = Output(as_json=as_json)
-    declared, parts = declared_in(file)
+    declared, parts = declared_in(file, output)
     declared = _with_engine(declared, engine, engine_version, arg)
+    _note_engine(declared, output)
     asked = given(source, part, parts, allow_host, cache)
     if asked.directory is not None and not asked.directory.is_dir() and not _is_weights(asked.directory):
         raise Usage(f"{source} is neither a directory nor a file of weights (.gguf or .safetensors)")
@@ -101,12 +102,12 @@ def validate(
     return Exit.FAILED if found.verdict == "failed" else Exit.DONE
 
 
-def declared_in(file: Path | None) -> "tuple[Declared, object]":
+def declared_in(file: Path | None, output: Output) -> "tuple[Declared, object]":
     """Return what a file of `-f` declares, nothing without one, and what it has under "from".
 
     Raises Usage, InvalidDocument.
     """
-    from gates.static.declared import DeclaredError, read_declared  # as above
+    from gates.static.declared import READ, DeclaredError, read_declared  # as above
 
     if file is None:
         return read_declared({}), None
@@ -115,6 +116,8 @@ def declared_in(file: Path | None) -> "tuple[Declared, object]":
         document = {}
     if not isinstance(document, dict):
         raise InvalidDocument(f"{file} is not an object")
+    if strange := sorted(str(key) for key in document if key not in READ):
+        output.note(f"{file}: nothing reads {', '.join(strange)}", "warn")
     try:
         return read_declared(document), document.get("from")
     except DeclaredError as error:
@@ -137,6 +140,15 @@ def _with_engine(
         version=version or (declared.version if told == declared.engine else None),
         arguments=Arguments((*declared.arguments.words, *(words or ()))),
     )
+
+
+def _note_engine(declared: "Declared", output: Output) -> None:
+    """Say where a name is that of no engine whose rules are known: a misspelt one would be held to none of them."""
+    from gates.static.rules import table  # as above
+
+    known = sorted(table("engines")["engines"])
+    if declared.engine is not None and declared.engine not in known:
+        output.note(f"no rules are known of the engine {declared.engine}; they are of {', '.join(known)}", "warn")
 
 
 def _refuse_cache(place: Path) -> None:

@@ -100,6 +100,27 @@ def test_a_truncated_file_is_a_finding_whatever_was_asked_for(capsys, tmp_path):
     assert (status, "neither a directory nor a file" in said.err) == (2, True)
 
 
+def test_what_nothing_reads_in_a_declaration_is_said_and_so_is_an_engine_without_rules(capsys, sound, tmp_path):
+    (tmp_path / "bundle.yaml").write_text("engin: vllm\nengine: vlm\nserving: {served_name: m}\n")
+    status, said = run(capsys, sound, "-f", tmp_path / "bundle.yaml", "--json")
+    assert (status, json.loads(said.out)["findings"]) == (0, [])
+    assert "nothing reads engin" in said.err
+    assert "no rules are known of the engine vlm" in said.err
+    (tmp_path / "bundle.yaml").write_text("engine: llama_cpp\n")
+    status, said = run(capsys, sound, "-f", tmp_path / "bundle.yaml", "--json")
+    assert (status, said.err) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [("chat_template.jinja", b"\xff\xfe{{ x }}"), ("config.json", b"\xef\xbb\xbf{}"), ("config.json", b'{"a": NaN}')],
+)
+def test_what_cannot_be_read_is_the_one_finding(capsys, sound, name, raw):
+    (sound / name).write_bytes(raw)
+    status, said = run(capsys, sound, "--json")
+    assert (status, [one["code"] for one in json.loads(said.out)["findings"]]) == (1, ["config-unparseable"])
+
+
 def test_a_repository_in_the_hub_s_cache_is_told_where_its_files_are(capsys, tmp_path):
     snapshot = micro(tmp_path / "models--org--m" / "snapshots" / ("a" * 40))
     (tmp_path / "models--org--m" / "blobs").mkdir()

@@ -15,95 +15,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.kube_fields import faults
+
 TOKEN = "token-of-the-service-account"
-_TEXT, _ANY = "text", "any"
-_PROBE = {"httpGet": {"path": _TEXT, "port": _TEXT}, "timeoutSeconds": 0, "periodSeconds": 0, "failureThreshold": 0}
-_METADATA = {
-    "name": _TEXT,
-    "labels": _ANY,
-    "annotations": _ANY,
-    "ownerReferences": [
-        {
-            "apiVersion": _TEXT,
-            "kind": _TEXT,
-            "name": _TEXT,
-            "uid": _TEXT,
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
-    ],
-}
-_CONTAINER = {
-    "name": _TEXT,
-    "image": _TEXT,
-    "imagePullPolicy": _TEXT,
-    "command": [_TEXT],
-    "env": [{"name": _TEXT, "value": _TEXT}],
-    "resources": {"limits": _ANY, "requests": _ANY},
-    "securityContext": {
-        "allowPrivilegeEscalation": True,
-        "capabilities": {"drop": [_TEXT]},
-        "privileged": True,
-        "readOnlyRootFilesystem": True,
-    },
-    "volumeMounts": [{"name": _TEXT, "mountPath": _TEXT, "subPath": _TEXT, "readOnly": True}],
-    "ports": [{"containerPort": 0, "name": _TEXT}],
-    **{f"{kind}Probe": _PROBE for kind in ("startup", "readiness", "liveness")},
-}
-_TERM = {"matchExpressions": [{"key": _TEXT, "operator": _TEXT, "values": [_TEXT]}]}
-_POD_SPEC = {
-    "automountServiceAccountToken": True,
-    "enableServiceLinks": True,
-    "terminationGracePeriodSeconds": 0,
-    "restartPolicy": _TEXT,
-    "securityContext": {"runAsNonRoot": True, "runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": _TEXT}},
-    "containers": [_CONTAINER],
-    "volumes": [
-        {
-            "name": _TEXT,
-            "persistentVolumeClaim": {"claimName": _TEXT, "readOnly": True},
-            "emptyDir": {"medium": _TEXT, "sizeLimit": _TEXT},
-        }
-    ],
-    "nodeSelector": _ANY,
-    "tolerations": [{"key": _TEXT, "operator": _TEXT, "effect": _TEXT}],
-    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_TERM]}}},
-    "imagePullSecrets": [{"name": _TEXT}],
-    "serviceAccountName": _TEXT,
-}
-_TEMPLATE = {"metadata": _METADATA, "spec": _POD_SPEC}
-_SELECTOR = {"matchLabels": _ANY}
-_PEER = {"podSelector": _SELECTOR, "namespaceSelector": _SELECTOR, "ipBlock": {"cidr": _TEXT}}
-_PORT = {"protocol": _TEXT, "port": 0}
-_SCHEMAS: dict[str, dict[str, Any]] = {
-    "pods": {"apiVersion": _TEXT, "kind": _TEXT, "metadata": _METADATA, "spec": _POD_SPEC},
-    "networkpolicies": {
-        "apiVersion": _TEXT,
-        "kind": _TEXT,
-        "metadata": _METADATA,
-        "spec": {
-            "podSelector": _SELECTOR,
-            "policyTypes": [_TEXT],
-            "ingress": [{"from": [_PEER], "ports": [_PORT]}],
-            "egress": [{"to": [_PEER], "ports": [_PORT]}],
-        },
-    },
-    "leaderworkersets": {
-        "apiVersion": _TEXT,
-        "kind": _TEXT,
-        "metadata": _METADATA,
-        "spec": {
-            "replicas": 0,
-            "startupPolicy": _TEXT,
-            "leaderWorkerTemplate": {
-                "size": 0,
-                "restartPolicy": _TEXT,
-                "leaderTemplate": _TEMPLATE,
-                "workerTemplate": _TEMPLATE,
-            },
-        },
-    },
-}
 KINDS = {
     "pods": ("/api/v1", "Pod", "v1"),
     "networkpolicies": ("/apis/networking.k8s.io/v1", "NetworkPolicy", "networking.k8s.io/v1"),
@@ -113,26 +27,6 @@ KINDS = {
         "leaderworkerset.x-k8s.io/v1",
     ),
 }
-
-
-def faults(value: object, schema: object, place: str = "") -> list[str]:
-    """Return what a strict API server would refuse in an object."""
-    if schema == _ANY:
-        flat = isinstance(value, dict) and all(isinstance(one, str) for pair in value.items() for one in pair)
-        return [] if flat else [f"{place} is no map of strings"]
-    if isinstance(schema, dict):
-        if not isinstance(value, dict):
-            return [f"{place} is no object"]
-        unknown = [f'unknown field "{place}{key}"' for key in value if key not in schema]
-        return unknown + [
-            one for key in value if key in schema for one in faults(value[key], schema[key], f"{place}{key}.")
-        ]
-    if isinstance(schema, list):
-        if not isinstance(value, list):
-            return [f"{place} is no list"]
-        return [one for number, item in enumerate(value) for one in faults(item, schema[0], f"{place}{number}.")]
-    kind = {str: str, bool: bool, int: int}[type(schema)]
-    return [] if type(value) is kind else [f"{place} is no {kind.__name__}"]
 
 
 class Node(Protocol):
@@ -273,7 +167,7 @@ class ScriptedKube:
             return _refused(*self.refuses_creates)
         if query != {"fieldManager": "sluicegate", "fieldValidation": "Strict"}:
             return _refused(400, "BadRequest", f"not asked as it should be: {query}")
-        found = faults(body, _SCHEMAS[collection])
+        found = faults(body, kind)
         if found or (body["kind"], body["apiVersion"]) != (kind, version):
             return _refused(400, "BadRequest", f"strict decoding error: {', '.join(found) or 'another kind'}")
         name = body["metadata"]["name"]

@@ -27,6 +27,7 @@ STARTUP_SECONDS = 3600
 GRACE_SECONDS = 60
 MEBIBYTE = 2**20
 GIBIBYTE = 2**30
+_MOST_FOLDER = 36
 _LABEL = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -75,8 +76,14 @@ def label(text: str) -> str:
 
 
 def name(order: Order, folder: str) -> str:
-    """Return the object's name, which one job has under one token only: a second one of it is refused."""
-    return f"sg-{label(folder).lower().replace('_', '-').replace('.', '-')[:45]}-{order.fencing_token}"
+    """Return the object's name, which one job has under one token only: a second one of it is refused.
+
+    A group's pods have a label out of the name of their set, its number and a digest: of 63 characters at most.
+    """
+    plain = label(folder).lower().replace("_", "-").replace(".", "-")
+    if len(plain) > _MOST_FOLDER:
+        plain = f"{plain[: _MOST_FOLDER - 9]}-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
+    return f"sg-{plain}-{order.fencing_token}"
 
 
 def marks(pods: Pods, order: Order, folder: str) -> dict[str, str]:

@@ -9,13 +9,14 @@ import pytest
 from schemas.bundle import Bundle
 from tests.support.factories import bundle_body
 from tests.support.folder_bundles import bundle as folder_bundle
-from tests.support.scripted_kube import TOKEN, ScriptedKube, faults
+from tests.support.kube_fields import faults
+from tests.support.scripted_kube import TOKEN, ScriptedKube
 from workers.engines.base import Command, Launch
 from workers.engines.sglang import SGLANG
 from workers.engines.vllm import VLLM
 from workers.launchers.base import Condition, LaunchFailed, Limits, NotTold, Order
 from workers.launchers.kube_client import Cluster, KubeClient
-from workers.launchers.kube_objects import Pods, build, label, literal
+from workers.launchers.kube_objects import Pods, build, label, literal, name
 from workers.launchers.kubernetes import KubernetesLauncher, owner_of
 
 IMAGE = "registry.example/engines/vllm@sha256:" + "a" * 64
@@ -264,9 +265,40 @@ def test_labels_stay_within_what_is_allowed_and_apart():
     assert label("a_") != label("a-")
 
 
-def test_the_server_of_these_tests_refuses_a_field_that_it_does_not_know():
-    assert faults({"a": "1", "b": 2}, {"a": "text"}) == ['unknown field "b"']
-    assert faults({"a": True}, {"a": 0}) == ["a. is no int"]
+def test_a_name_leaves_room_for_what_a_group_s_set_adds_to_it_and_stays_apart(order):
+    folders = [f"{JOB}", f"{JOB}-accepted", f"{JOB}-accepted-2", "x" * 90, "x" * 91]
+    names = [name(replace(order, fencing_token=12_345_678), folder) for folder in folders]
+    assert len(set(names)) == len(folders)
+    assert names[0] == f"sg-{JOB}-12345678"
+    # As `<name>-0-<digest of ten>`.
+    assert all(len(one) + 2 + 11 <= 63 for one in names)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fault"),
+    [
+        ("spec.enableServiceLink", False, 'unknown field "spec.enableServiceLink"'),
+        ("spec.containers.0.livenessProbe.failureTreshold", 1, 'unknown field "spec.containers[0].livenessProbe.f'),
+        ("spec.terminationGracePeriodSeconds", "60", "spec.terminationGracePeriodSeconds is no integer"),
+        ("spec.securityContext.runAsNonRoot", "true", "spec.securityContext.runAsNonRoot is no boolean"),
+        ("spec.containers.0.command", "python3", "spec.containers[0].command is no list"),
+        ("spec.containers.0.imagePullPolicy", "Missing", 'spec.containers[0].imagePullPolicy is "Missing", none of'),
+        ("spec.volumes.0.persistentVolumeClaim", {}, "spec.volumes[0].persistentVolumeClaim.claimName is missing"),
+        ("metadata.labels", {"token": 7}, "metadata.labels.token is no string"),
+    ],
+)
+def test_a_field_that_is_not_as_it_is_published_is_refused_by_the_server_of_these_tests(
+    pods, order, path, value, fault
+):
+    made = build(pods, COMMAND, order, JOB, is_live=False)[1]
+    assert faults(made, "Pod") == []
+    *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    place = made
+    for part in way:
+        place = place[part]
+    place[last] = value
+    (found,) = faults(made, "Pod")
+    assert found.startswith(fault)
 
 
 # ---------------------------------------------------------------------------------------------- its life

@@ -202,6 +202,11 @@ def _own_positions(needs: Needs, fingerprint: Fingerprint, taken: Collection[int
     return (near or free)[: needs.count]
 
 
+def products(needs: Needs, fingerprint: Fingerprint) -> list[str]:
+    """Return the products of a machine that a replica may run on, as their driver names them, sorted."""
+    return sorted({one.sku for one in fingerprint.accelerators if _is_asked(needs, one)})
+
+
 def has_memory(needs: Needs, fingerprint: Fingerprint, reserved_bytes: int) -> bool:
     """Tell whether a machine has memory left for a replica beside what others reserved, in bytes."""
     return reserved_bytes + needs.machine_bytes <= fingerprint.memory_bytes * SHARE_OF_MEMORY

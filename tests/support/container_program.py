@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 VALUED = {
     *("name", "label", "security-opt", "user", "tmpfs", "ipc", "restart", "shm-size", "ulimit", "pids-limit"),
     *("memory", "memory-swap", "device", "gpus", "publish", "network", "mount", "stop-timeout", "env", "entrypoint"),
-    *("pull", "cap-drop", "hostname", "log-driver", "log-opt", "stop-signal"),
+    *("pull", "cap-drop", "hostname", "log-driver", "log-opt", "stop-signal", "oom-score-adj"),
 }
 FLAGS = {"detach", "read-only", "init", "no-healthcheck"}
 INSIDE_PORT = "8000"

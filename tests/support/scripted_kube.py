@@ -191,6 +191,8 @@ class ScriptedKube:
         if method == "PATCH":
             found["metadata"] |= body["metadata"]
         if method == "DELETE":
+            if wrong := faults(body, "DeleteOptions"):
+                return _refused(400, "BadRequest", f"strict decoding error: {', '.join(wrong)}")
             if body["preconditions"]["uid"] != found["metadata"]["uid"]:
                 return _refused(409, "Conflict", "the UID in the precondition does not match")
             if self.keeps or (self.node is not None and collection == "pods"):

@@ -20,6 +20,8 @@ USER = "engine"
 CACHES = {"XDG_CACHE_HOME": "/tmp/.cache", "HF_HOME": "/tmp/.cache/huggingface"}  # noqa: S108 - inside
 """Where engines of images keep what they make, and look for models: an image may name a folder that it cannot write,
 or one with models of its own, which would be taken for what the bundle lacks."""
+OOM_PREFERENCE = 500
+"""When memory runs out, the kernel ends an engine rather than the runner that would tell of it."""
 NO_ACCELERATOR = "void"
 """What NVIDIA's runtime for containers reads as none at all, neither devices nor the driver's libraries."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from registry.settings import RunnerSettings
+from workers import fingerprint
 from workers.launchers import proc
 from workers.launchers.base import Launcher, LaunchFailed, Limits
 from workers.launchers.container import ContainerLauncher
@@ -76,6 +77,7 @@ def _kubernetes(settings: RunnerSettings, limits: Limits) -> KubernetesLauncher:
         owner=owner,
         pull_secret=settings.kubernetes_pull_secret,
         is_closed=settings.kubernetes_network == "closed",
+        hardware=fingerprint.told(settings.hardware),
         resolvers=tuple(one for one in settings.kubernetes_resolvers.split(",") if one),
     )
     return KubernetesLauncher(client, pods)

@@ -15,7 +15,7 @@ from typing import Literal
 from schemas.bundle import Bundle
 from workers.engines.base import Command
 from workers.launchers import passage, passages
-from workers.launchers.base import CACHES, NO_ACCELERATOR, USER, Limits, Order
+from workers.launchers.base import CACHES, NO_ACCELERATOR, OOM_PREFERENCE, USER, Limits, Order
 from workers.launchers.become import NO_CORE
 from workers.launchers.logs import KEEPING
 
@@ -132,7 +132,7 @@ def _resources(containers: Containers, bundle: Bundle) -> list[str]:
     ranks = topology.tensor_parallel * topology.pipeline_parallel * topology.data_parallel
     # Ranks of one machine exchange tensors through shared memory; the default of 64 MB ends them in the middle of it.
     words = [f"--shm-size={GIBIBYTE if ranks == 1 else 2 * ranks * GIBIBYTE}", f"--ulimit=core={NO_CORE}:{NO_CORE}"]
-    words.append(f"--pids-limit={limits.processes or PIDS}")
+    words += [f"--pids-limit={limits.processes or PIDS}", f"--oom-score-adj={OOM_PREFERENCE}"]
     if limits.memory_bytes is not None:
         # The same for memory and swap together: an engine that swaps is slower than one that is ended.
         words += [f"--memory={limits.memory_bytes}b", f"--memory-swap={limits.memory_bytes}b"]

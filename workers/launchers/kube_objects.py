@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gates.dialects.table import dialect_of
-from schemas.bundle import Bundle, Hardware
+from gates.fitting import Needs, products
+from schemas.bundle import Bundle
+from schemas.runner import Fingerprint
 from workers.engines.base import Command
 from workers.engines.nodes import spanning
 from workers.launchers import base
@@ -28,6 +30,7 @@ GRACE_SECONDS = 60
 MEBIBYTE = 2**20
 GIBIBYTE = 2**30
 _MOST_FOLDER = 36
+_PRODUCT = "nvidia.com/gpu.product"
 _LABEL = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -40,7 +43,7 @@ class Pods:
     gates; `pull_secret` and `account` are names in the namespace. `port` is the one that engines listen on, each at an
     address of its own, and `root` is where they find the bundle's files. `is_closed` says that a NetworkPolicy lets
     nothing out. `resolvers` are addresses that answer DNS beside the cluster's own pods, for replicas whose pods look
-    each other up.
+    each other up. `hardware` is that of one node, as the runner says that it has it.
     """
 
     runner: str
@@ -55,6 +58,7 @@ class Pods:
     root: str = ROOT
     is_closed: bool = True
     resolvers: tuple[str, ...] = ()
+    hardware: Fingerprint | None = None
 
 
 BASES = {"pods": "/api/v1", "leaderworkersets": "/apis/leaderworkerset.x-k8s.io/v1"}
@@ -179,7 +183,7 @@ def _words(command: Command) -> list[str]:
 
 
 def _pod_spec(pods: Pods, argv: list[str], command: Command, order: Order, *, leads: bool = True) -> dict[str, Any]:
-    hardware = order.bundle.hardware
+    needs = Needs.of(order.bundle)
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -194,9 +198,9 @@ def _pod_spec(pods: Pods, argv: list[str], command: Command, order: Order, *, le
         "volumes": [
             {"name": "bundle", "persistentVolumeClaim": {"claimName": pods.claim, "readOnly": True}},
             {"name": "tmp", "emptyDir": {}},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{max(1, 2 * hardware.count)}Gi"}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{max(1, 2 * needs.count)}Gi"}},
         ],
-        **_where(hardware),
+        **_where(pods, needs),
     }
     if pods.pull_secret is not None:
         spec["imagePullSecrets"] = [{"name": pods.pull_secret}]
@@ -211,7 +215,7 @@ def _container(pods: Pods, argv: list[str], command: Command, order: Order, *, l
         raise LaunchFailed("the bundle names an environment of a machine, and a cluster runs images")
     own = {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": base.USER}  # noqa: S108 - a volume of its own
     variables = {**command.variables, **base.CACHES, **own}
-    if order.bundle.hardware.count == 0:
+    if Needs.of(order.bundle).count == 0:
         # Where NVIDIA's runtime is a node's default, an image that asks for all accelerators would get them.
         variables["NVIDIA_VISIBLE_DEVICES"] = NO_ACCELERATOR
     container: dict[str, Any] = {
@@ -249,35 +253,40 @@ def _probes(bundle: Bundle) -> dict[str, Any]:
 
 
 def _resources(pods: Pods, bundle: Bundle) -> dict[str, dict[str, str]]:
-    hardware, limits, requests = bundle.hardware, {}, {}
-    if hardware.count > 0:
-        kind = f"nvidia.com/mig-{hardware.mig}" if hardware.mig is not None else "nvidia.com/gpu"
+    needs, limits, requests = Needs.of(bundle), {}, {}
+    if needs.count > 0:
+        kind = f"nvidia.com/mig-{needs.mig}" if needs.mig is not None else "nvidia.com/gpu"
         # Each node has an equal share of the accelerators that the replica takes.
-        limits[kind] = str(-(-hardware.count // bundle.topology.nodes))
-    elif hardware.memory_bytes is not None:
-        requests["memory"] = str(hardware.memory_bytes)
+        limits[kind] = str(-(-needs.count // needs.nodes))
+    elif needs.memory_bytes is not None:
+        requests["memory"] = str(needs.memory_bytes)
     if pods.limits.memory_bytes is not None:
         limits["memory"] = str(pods.limits.memory_bytes)
         requests["memory"] = str(min(pods.limits.memory_bytes, int(requests.get("memory", pods.limits.memory_bytes))))
     return {key: value for key, value in (("limits", limits), ("requests", requests)) if value}
 
 
-def _where(hardware: Hardware) -> dict[str, Any]:
-    """Return which nodes may be taken, out of the bundle's hardware row."""
-    if hardware.count == 0:
+def _where(pods: Pods, needs: Needs) -> dict[str, Any]:
+    """Return which nodes may be taken: those whose product fits the bundle's hardware row, by the runner's own word.
+
+    A row may say part of a name, or an architecture, which no node has as its label.
+    """
+    if needs.count == 0:
         return {}
-    found: dict[str, Any] = {
-        "nodeSelector": {"nvidia.com/gpu.product": hardware.accelerator.strip().replace(" ", "-")},
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-    }
-    if hardware.memory_bytes is not None:
+    names = [] if pods.hardware is None else products(needs, pods.hardware)
+    labels = [one.strip().replace(" ", "-") for one in names or [needs.accelerator]]
+    asked: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]}
+    if len(labels) == 1:
+        found["nodeSelector"] = {_PRODUCT: labels[0]}
+    else:
+        asked.append({"key": _PRODUCT, "operator": "In", "values": labels})
+    if needs.memory_bytes is not None:
         # "Gt" is all that there is for numbers, and the label counts whole MiB.
-        least = {
-            "key": "nvidia.com/gpu.memory",
-            "operator": "Gt",
-            "values": [str(-(-hardware.memory_bytes // MEBIBYTE) - 1)],
-        }
-        terms = [{"matchExpressions": [least]}]
+        least = str(-(-needs.memory_bytes // MEBIBYTE) - 1)
+        asked.append({"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": [least]})
+    if asked:
+        terms = [{"matchExpressions": asked}]
         found["affinity"] = {
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         }

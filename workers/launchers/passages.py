@@ -47,6 +47,9 @@ class Passages:
             workdir: its replica's folder.
             parent_pid: this process, where what passes on is to end with it.
         """
+        if (folder(workdir) / NAME).is_socket():
+            # It is there before the engine is, which could fill the disk that the folder is on.
+            folder(workdir).chmod(0o711)
         if (port := _told(workdir)) is not None:
             return port
         with self._lock:
@@ -59,7 +62,7 @@ class Passages:
         # It may end by itself in this moment, and its folder be removed.
         with suppress(ProcessLookupError, FileNotFoundError):
             if workdir is not None and _told(workdir) is not None:
-                os.kill(_read(workdir)["pid"], signal.SIGKILL)
+                _kill(_read(workdir)["pid"], workdir)
         with self._lock:
             started = self._started.pop(handle, None)
         if started is not None and not _has_ended(started):
@@ -70,6 +73,20 @@ class Passages:
         """Collect those that ended by themselves."""
         with self._lock:
             self._started = {handle: pid for handle, pid in self._started.items() if not _has_ended(pid)}
+
+
+def _kill(pid: int, workdir: Path) -> None:
+    """Kill what passes on for a replica, and nothing that has got its number meanwhile."""
+    held = os.pidfd_open(pid)
+    try:
+        if _passes_on(pid, workdir):
+            signal.pidfd_send_signal(held, signal.SIGKILL)
+    finally:
+        os.close(held)
+
+
+def _passes_on(pid: int, workdir: Path) -> bool:
+    return str(folder(workdir)) in proc.arguments(pid)
 
 
 def _has_ended(pid: int) -> bool:
@@ -106,5 +123,5 @@ def _told(workdir: Path) -> int | None:
         told = _read(workdir)
     except FileNotFoundError:
         return None
-    is_ours = str(folder(workdir)) in proc.arguments(told["pid"]) and proc.listens(told["port"], [told["pid"]])
+    is_ours = _passes_on(told["pid"], workdir) and proc.listens(told["port"], [told["pid"]])
     return told["port"] if is_ours else None

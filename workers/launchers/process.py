@@ -23,7 +23,7 @@ from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 from workers.engines.table import DRIVERS
 from workers.launchers import become, proc
-from workers.launchers.base import Condition, Launched, LaunchFailed, Limits, Order, ProcessState
+from workers.launchers.base import OOM_PREFERENCE, Condition, Launched, LaunchFailed, Limits, Order, ProcessState
 from workers.launchers.logs import KEEPING, LOG_CAP_BYTES, Keeper, Keeping, tail, trim
 from workers.launchers.ports import Ports
 from workers.launchers.proc import PROC, boot_id, start_time, strays
@@ -51,8 +51,6 @@ GONE_SECONDS = 10.0
 _ROUNDS = 3
 """Times that a tree is looked at again, since what is killed may have forked meanwhile."""
 PR_SET_CHILD_SUBREAPER = 36
-OOM_PREFERENCE = 500
-"""When memory runs out, the kernel ends an engine rather than the runner that would tell of it."""
 # What every engine gets. Nothing of the worker's own environment goes in: tokens and keys live there.
 _BASE_VARIABLES = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 # Whatever a driver lets through, these would run other code than the engine's, or send it elsewhere to look for it; the

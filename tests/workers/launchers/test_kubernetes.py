@@ -9,7 +9,6 @@ import pytest
 from schemas.bundle import Bundle
 from tests.support.factories import bundle_body
 from tests.support.folder_bundles import bundle as folder_bundle
-from tests.support.kube_fields import faults
 from tests.support.scripted_kube import TOKEN, ScriptedKube
 from workers.engines.base import Command, Launch
 from workers.engines.sglang import SGLANG
@@ -272,33 +271,6 @@ def test_a_name_leaves_room_for_what_a_group_s_set_adds_to_it_and_stays_apart(or
     assert names[0] == f"sg-{JOB}-12345678"
     # As `<name>-0-<digest of ten>`.
     assert all(len(one) + 2 + 11 <= 63 for one in names)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "fault"),
-    [
-        ("spec.enableServiceLink", False, 'unknown field "spec.enableServiceLink"'),
-        ("spec.containers.0.livenessProbe.failureTreshold", 1, 'unknown field "spec.containers[0].livenessProbe.f'),
-        ("spec.terminationGracePeriodSeconds", "60", "spec.terminationGracePeriodSeconds is no integer"),
-        ("spec.securityContext.runAsNonRoot", "true", "spec.securityContext.runAsNonRoot is no boolean"),
-        ("spec.containers.0.command", "python3", "spec.containers[0].command is no list"),
-        ("spec.containers.0.imagePullPolicy", "Missing", 'spec.containers[0].imagePullPolicy is "Missing", none of'),
-        ("spec.volumes.0.persistentVolumeClaim", {}, "spec.volumes[0].persistentVolumeClaim.claimName is missing"),
-        ("metadata.labels", {"token": 7}, "metadata.labels.token is no string"),
-    ],
-)
-def test_a_field_that_is_not_as_it_is_published_is_refused_by_the_server_of_these_tests(
-    pods, order, path, value, fault
-):
-    made = build(pods, COMMAND, order, JOB, is_live=False)[1]
-    assert faults(made, "Pod") == []
-    *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
-    place = made
-    for part in way:
-        place = place[part]
-    place[last] = value
-    (found,) = faults(made, "Pod")
-    assert found.startswith(fault)
 
 
 # ---------------------------------------------------------------------------------------------- its life

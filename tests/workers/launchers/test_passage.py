@@ -140,6 +140,26 @@ def test_nobody_else_of_the_machine_can_put_a_socket_there(tmp_path):
     assert passages.folder(tmp_path / "w").stat().st_mode & 0o777 == 0o777
 
 
+def test_once_the_way_is_there_nothing_more_is_written_where_it_leads(through):
+    workdir, port, _ = through
+    with inside(workdir):
+        connected(port()).close()
+        assert passages.folder(workdir).stat().st_mode & 0o777 == 0o711
+        connected(port()).close()
+
+
+def test_a_number_that_another_process_got_is_not_ended_in_its_place(through, monkeypatch):
+    workdir, port, ways = through
+    with inside(workdir), subprocess.Popen(["/bin/sleep", "60"]) as other:
+        port()
+        monkeypatch.setattr(passages, "_read", lambda _: {"pid": other.pid, "port": 1})
+        monkeypatch.setattr(passages, "_told", lambda _: 1)
+        ways.close("another", workdir)
+        assert other.poll() is None
+        monkeypatch.undo()
+        other.kill()
+
+
 def test_the_program_is_the_first_process_and_its_end_is_the_container_s(tmp_path):
     with inside(tmp_path / "a", program=[sys.executable, "-c", "raise SystemExit(7)"]) as child:
         assert child.wait(30) == 7

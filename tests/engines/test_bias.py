@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gates.answers import Answer, Outcome
-from gates.dialects.base import Sampling
+from gates.dialects.base import Request, Sampling
 from gates.endpoint import Endpoint
 from schemas.runner import ReplicaState
 from tests.support.chain import PROMPT, token
@@ -33,6 +33,12 @@ QUESTIONS = {
     "repetition made dear": {"sampling": Sampling(repeat_penalty=3.0)},
     "stopped": {"extra": {"stop": ["aaa"]}},
 }
+DEFAULTS = {"temperature": "0", "repetition_penalty": "2"}
+UNNAMED = {
+    "nothing is named": ({"temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"}, 8),
+    "all but the temperature is named": ({"temperature"}, 96),
+}
+"""Question → values that it does not name, and tokens asked for."""
 
 
 @dataclass
@@ -54,9 +60,19 @@ async def ask(endpoint: Endpoint, name: str) -> Answer:
     return await endpoint.chat(PROMPT, stream=False, **question)
 
 
+async def ask_without(endpoint: Endpoint, name: str) -> Answer:
+    """Ask and leave sampling to what the bundle says."""
+    unnamed, many = UNNAMED[name]
+    request = endpoint.dialect.chat("chain", PROMPT, max_tokens=many)
+    left_out = {endpoint.dialect.sampling_fields[one] for one in unnamed}
+    body = {key: value for key, value in (request.body or {}).items() if key not in left_out}
+    return await endpoint.generate(Request(request.path, body))
+
+
 async def ask_and_end(engine: Booted) -> Told:
     async with engine.endpoint() as endpoint, engine.endpoint() as later:
         answers = {name: await ask(endpoint, name) for name in QUESTIONS}
+        answers |= {name: await ask_without(endpoint, name) for name in UNNAMED}
         streams = [asyncio.create_task(endpoint.chat(PROMPT, max_tokens=many)) for many in (SHORT, LONG)]
         await working(endpoint)
         signalled = time.perf_counter()
@@ -81,7 +97,7 @@ async def working(endpoint: Endpoint) -> None:
 @pytest.fixture(scope="module", params=ENGINES)
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     place = tmp_path_factory.mktemp(request.param)
-    bundle = bias_bundle(request.param, place / "bundle", RANKING)
+    bundle = bias_bundle(request.param, place / "bundle", RANKING, DEFAULTS)
     with booted(bundle, place / "bundle", place / "run", drain_seconds=DRAIN_SECONDS) as engine:
         yield asyncio.run(ask_and_end(engine))
 
@@ -111,6 +127,15 @@ def test_a_sampled_answer_has_the_tokens_that_are_left_and_no_others(told, name)
 def test_a_penalty_takes_from_what_came_before(told):
     """An "a" is in the prompt, so that it has 10 / 3 from the beginning; 9 and 7 come once each, and then have less."""
     assert told.answers["repetition made dear"].text == "bcaaaaaa"
+
+
+def test_where_a_request_names_nothing_the_values_of_the_bundle_apply(told):
+    """By the penalty "a" has 5, so that 9 and 7 come once each, as above.
+
+    Of 96 draws at any temperature but 0, some would not be the likeliest.
+    """
+    assert told.answers["nothing is named"].text == "bcaaaaaa"
+    assert told.answers["all but the temperature is named"].text == "a" * 96
 
 
 def test_alternatives_are_told_with_the_distances_of_the_ranking(told):

@@ -126,7 +126,8 @@ def golden(name: str) -> GoldenSuite:
         Prompt(id=f"p{place}", messages=[Message(role="user", content=word)], max_tokens=8)
         for place, word in enumerate(WORDS)
     ]
-    return GoldenSuite(schema_id=GoldenSuite.SCHEMA_ID, name=name, prompts=prompts, top_k=5, repeats=2)
+    body = {"schema": GoldenSuite.SCHEMA_ID, "name": name, "top_k": 5, "repeats": 2}
+    return GoldenSuite.model_validate({**body, "prompts": [prompt.model_dump() for prompt in prompts]})
 
 
 def load(name: str = "chain-load", rate_per_second: str = "20") -> LoadSuite:

@@ -56,9 +56,14 @@ def chain_bundle(engine: str, root: Path) -> Bundle:
     return describe_folder(root, environment=environment, runtime=_RUNTIME, serving=_SERVING)
 
 
-def bias_bundle(engine: str, root: Path, ranking: Mapping[int, float]) -> Bundle:
-    """Write BIAS for an engine."""
-    environment, runtime = DRIVERS[engine].identity().digest, {"context_tokens": 2048, "max_sequences": SLOTS}
+def bias_bundle(
+    engine: str, root: Path, ranking: Mapping[int, float], sampling: Mapping[str, str] | None = None
+) -> Bundle:
+    """Write BIAS for an engine; `sampling` is what applies where a request names nothing."""
+    environment = DRIVERS[engine].identity().digest
+    runtime: dict[str, object] = {"context_tokens": 2048, "max_sequences": SLOTS}
+    if sampling is not None:
+        runtime["sampling"] = dict(sampling)
     if engine == "llamacpp":
         root.mkdir(parents=True)
         chain.write_bias(root / "model.gguf", ranking)

@@ -258,8 +258,9 @@ def _resources(pods: Pods, bundle: Bundle) -> dict[str, dict[str, str]]:
         kind = f"nvidia.com/mig-{needs.mig}" if needs.mig is not None else "nvidia.com/gpu"
         # Each node has an equal share of the accelerators that the replica takes.
         limits[kind] = str(-(-needs.count // needs.nodes))
-    elif needs.memory_bytes is not None:
-        requests["memory"] = str(needs.memory_bytes)
+    else:
+        # The weights lie there; a pod that asks for nothing is the first that a node without memory ends.
+        requests["memory"] = str(max(needs.memory_bytes or 0, needs.machine_bytes))
     if pods.limits.memory_bytes is not None:
         limits["memory"] = str(pods.limits.memory_bytes)
         requests["memory"] = str(min(pods.limits.memory_bytes, int(requests.get("memory", pods.limits.memory_bytes))))

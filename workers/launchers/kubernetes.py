@@ -335,9 +335,10 @@ class KubernetesLauncher:
 
     def sweep(self, is_wanted: Callable[[str], bool]) -> list[str]:
         """Delete this runner's objects that are nobody's, with policies that close nothing, and return their names."""
+        # Asked for before what they close: one that is made meanwhile is not among them.
+        policies = self._named_policies()
         ended = []
         try:
-            policies = self._policies.names() if self.pods.is_closed else []
             for collection, one in self._listed(owner_marks(self.pods)):
                 name, place = one["metadata"]["name"], self._launched(collection, one)
                 if is_ours(self.pods, one, is_certain=True) and self._known.is_nobody_s(
@@ -352,6 +353,13 @@ class KubernetesLauncher:
         except (ClusterRefused, ClusterUnreachable):
             return ended
         return ended
+
+    def _named_policies(self) -> list[str]:
+        """Return the names of this runner's policies; none where the cluster does not say, or not to this runner."""
+        try:
+            return self._policies.names() if self.pods.is_closed else []
+        except (ClusterRefused, ClusterUnreachable):
+            return []
 
     def reap(self) -> None:
         """Delete what an unanswered order made after all; what ends in a pod, the cluster collects."""

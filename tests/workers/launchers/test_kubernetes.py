@@ -152,6 +152,9 @@ def test_a_bundle_for_a_processor_asks_for_its_memory_and_no_accelerator(pods, o
     spec = build(replace(pods, limits=Limits(memory_bytes=2**35)), COMMAND, made, JOB, is_live=False)[1]["spec"]
     assert spec["containers"][0]["resources"] == {"limits": {"memory": str(2**35)}, "requests": {"memory": str(2**34)}}
     assert not {"nodeSelector", "affinity", "tolerations"} & spec.keys()
+    held = str(sum(file.size for file in order.bundle.files if file.role == "weights"))
+    spec = build(pods, COMMAND, order, JOB, is_live=False)[1]["spec"]
+    assert spec["containers"][0]["resources"] == {"requests": {"memory": held}}
 
 
 def expanded(text, variables):
@@ -380,6 +383,13 @@ def test_a_policy_that_closes_nothing_goes_and_one_that_is_needed_stays(kube, st
     }
     assert closed.sweep(lambda folder: folder == JOB) == []
     assert sorted(kube.objects) == [("networkpolicies", f"{NAME[:-1]}8"), ("pods", f"{NAME[:-1]}8")]
+
+
+def test_a_late_pod_is_ended_where_policies_may_not_be_listed(kube, start, another):
+    start()
+    kube.refused_kinds = {"GET networkpolicies": (403, "Forbidden", "networkpolicies is forbidden")}
+    assert another(is_closed=True).sweep(lambda _: False) == [NAME]
+    assert ("pods", NAME) not in kube.objects
 
 
 def test_nothing_is_swept_away_that_is_not_certainly_this_runner_s(kube, start, another):

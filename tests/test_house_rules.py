@@ -34,14 +34,17 @@ Findings = Iterator[tuple[int, str]]
 
 
 class Source:
-    """One Python file, parsed once, with its comments by line."""
+    """One Python file, parsed and walked once, with its comments by line for whoever asks."""
 
     def __init__(self, path: str, text: str) -> None:
-        self.path = path
+        self.path, self.text = path, text
         self.lines = text.splitlines()
-        self.tree = ast.parse(text)
-        tokens = tokenize.generate_tokens(StringIO(text).readline)
-        self.comments = {t.start[0]: t.string for t in tokens if t.type == tokenize.COMMENT}
+        self.all = list(ast.walk(ast.parse(text)))
+
+    @functools.cached_property
+    def comments(self) -> dict[int, str]:
+        tokens = tokenize.generate_tokens(StringIO(self.text).readline)
+        return {t.start[0]: t.string for t in tokens if t.type == tokenize.COMMENT}
 
     def is_in(self, places: tuple[str, ...]) -> bool:
         return any(self.path == place or (place.endswith("/") and self.path.startswith(place)) for place in places)
@@ -53,7 +56,7 @@ class Source:
         return own or (before if before and self.lines[line - 2].strip() == before else "")
 
     def nodes(self, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, kinds))
+        return (node for node in self.all if isinstance(node, kinds))
 
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
         return self.nodes(ast.FunctionDef, ast.AsyncFunctionDef)

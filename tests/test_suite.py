@@ -19,6 +19,12 @@ def test_once():
 BROKEN = "def test_never():\n    assert False\n"
 
 
+@pytest.fixture(autouse=True)
+def _without_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is installed beside pytest takes two seconds to load, and none of it is asked here."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def run(tests: Sequence[str], memory: Path) -> tuple[Session, int]:
     session = Session(["-q", "-p", "no:randomly", *tests], memory)
     return session, session.finish()

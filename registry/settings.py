@@ -1,6 +1,7 @@
 """Settings of every process, read once from the environment (`SLUICEGATE_…`, nested by `__`) and passed down."""
 
-from ipaddress import ip_address
+import re
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,6 +31,20 @@ def is_broker(url: str) -> bool:
 def _addresses(told: str) -> str:
     for one in told.split(",") if told else []:
         ip_address(one)
+    return told
+
+
+_PODS = re.compile(
+    r"[a-z0-9]([a-z0-9-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?=[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
+)
+
+
+def _callers(told: str) -> str:
+    for one in told.split(","):
+        if "=" not in one:
+            ip_network(one)
+        elif not _PODS.fullmatch(one):
+            raise ValueError(f"{one} is neither NAMESPACE/LABEL=VALUE nor a network, as 10.0.0.0/24")
     return told
 
 
@@ -203,6 +218,11 @@ class RunnerSettings(BaseSettings):
     )
     kubernetes_network: Literal["closed", "open"] = Field(
         "closed", description="What pods may reach: closed is nothing, by a NetworkPolicy each; open makes none."
+    )
+    kubernetes_callers: Annotated[str, AfterValidator(_callers)] | None = Field(
+        None,
+        description="Who may reach the engines of pods, with commas between: NAMESPACE/LABEL=VALUE of pods, such as "
+        "runner and gateway, or a network, as 10.0.0.0/24; none for anybody in reach of the cluster.",
     )
     kubernetes_resolvers: Annotated[str, AfterValidator(_addresses)] = Field(
         "169.254.20.10",

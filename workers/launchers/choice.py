@@ -79,6 +79,7 @@ def _kubernetes(settings: RunnerSettings, limits: Limits) -> KubernetesLauncher:
         is_closed=settings.kubernetes_network == "closed",
         hardware=fingerprint.told(settings.hardware),
         resolvers=tuple(one for one in settings.kubernetes_resolvers.split(",") if one),
+        callers=tuple(settings.kubernetes_callers.split(",") if settings.kubernetes_callers else ()),
     )
     return KubernetesLauncher(client, pods)
 

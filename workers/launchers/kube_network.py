@@ -12,10 +12,6 @@ from workers.launchers.kube_objects import BASES, Pods, is_ours, owner_marks, pa
 
 BASE = "/apis/networking.k8s.io/v1"
 _TRIES = 3
-_NAMES = {
-    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
-    "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
-}
 
 
 def policy(pods: Pods, made: dict[str, Any]) -> dict[str, Any]:
@@ -26,6 +22,9 @@ def policy(pods: Pods, made: dict[str, Any]) -> dict[str, Any]:
     metadata = {key: made["metadata"][key] for key in ("name", "labels", "ownerReferences") if key in made["metadata"]}
     selected = {"matchLabels": made["metadata"]["labels"]}
     ingress: list[dict[str, Any]] = [{"ports": [{"protocol": "TCP", "port": pods.port}]}]
+    if pods.callers:
+        # A rule without any is one for everybody.
+        ingress[0]["from"] = [_peer(one) for one in pods.callers]
     egress: list[dict[str, Any]] = []
     if made["kind"] != "Pod":
         ingress.append({"from": [{"podSelector": selected}]})
@@ -34,14 +33,24 @@ def policy(pods: Pods, made: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
 
 
+def _peer(told: str) -> dict[str, Any]:
+    """Return whom a text names: pods as NAMESPACE/LABEL=VALUE, or an address or network. Raises ValueError."""
+    if "=" not in told:
+        return {"ipBlock": {"cidr": str(ip_network(told))}}
+    (namespace, label), value = told.partition("=")[0].split("/", 1), told.partition("=")[2]
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "podSelector": {"matchLabels": {label: value}},
+    }
+
+
 def _dns(resolvers: tuple[str, ...]) -> dict[str, Any]:
     """Return the rule that lets questions for names out, and nothing else.
 
     A cache on each node, as NodeLocal DNSCache, is no pod that could be selected: it answers at an address of the node.
     """
-    blocks = [{"ipBlock": {"cidr": str(ip_network(address))}} for address in resolvers]
     ports = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
-    return {"to": [_NAMES, *blocks], "ports": ports}
+    return {"to": [_peer(one) for one in ("kube-system/k8s-app=kube-dns", *resolvers)], "ports": ports}
 
 
 def _kept(spec: dict[str, Any]) -> dict[str, Any]:

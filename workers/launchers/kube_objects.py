@@ -43,7 +43,8 @@ class Pods:
     gates; `pull_secret` and `account` are names in the namespace. `port` is the one that engines listen on, each at an
     address of its own, and `root` is where they find the bundle's files. `is_closed` says that a NetworkPolicy lets
     nothing out. `resolvers` are addresses that answer DNS beside the cluster's own pods, for replicas whose pods look
-    each other up. `hardware` is that of one node, as the runner says that it has it.
+    each other up; `callers` may reach the engines, each pods as NAMESPACE/LABEL=VALUE or a network, and without any
+    everybody may. `hardware` is that of one node, as the runner says that it has it.
     """
 
     runner: str
@@ -58,6 +59,7 @@ class Pods:
     root: str = ROOT
     is_closed: bool = True
     resolvers: tuple[str, ...] = ()
+    callers: tuple[str, ...] = ()
     hardware: Fingerprint | None = None
 
 

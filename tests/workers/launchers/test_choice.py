@@ -71,3 +71,13 @@ def test_pods_ask_for_names_where_a_node_s_cache_is_unless_a_setting_says_where(
         assert launcher_of(settings(**told, **changes)).pods.resolvers == resolvers
     with pytest.raises(ValidationError, match=r"10\.0\.0\.0/8"):
         settings(kubernetes_resolvers="10.0.0.0/8")
+
+
+def test_who_may_call_pods_is_told_by_a_setting_that_names_pods_or_networks(settings):
+    told = {"launcher": "kubernetes", "kubernetes_claim": "bundles", "kubernetes_url": "http://127.0.0.1:1"}
+    assert launcher_of(settings(**told)).pods.callers == ()
+    callers = "edge/app=envoy,10.0.0.0/24"
+    assert launcher_of(settings(**told, kubernetes_callers=callers)).pods.callers == ("edge/app=envoy", "10.0.0.0/24")
+    for wrong in ("envoy", "app=envoy", "edge/app=", "10.0.0.1/24", "edge/app=envoy,", "edge/app=a b"):
+        with pytest.raises(ValidationError, match="kubernetes_callers"):
+            settings(kubernetes_callers=wrong)

@@ -88,6 +88,25 @@ def test_a_cache_of_names_on_each_node_is_reached_at_its_address_and_nothing_els
     assert blocks == [({"cidr": "169.254.20.10/32"}, ports), ({"cidr": "fd00::10/128"}, ports)]
 
 
+def test_where_it_is_said_who_may_call_nobody_else_reaches_an_engine(kube, start, tmp_path):
+    callers = ("edge/app.kubernetes.io/name=envoy", "10.0.0.0/24", "10.1.2.3")
+    pods = Pods(runner="r1", data=str(tmp_path), claim="engines", port=8080, callers=callers)
+    start(nodes=2, launcher=KubernetesLauncher(KubeClient(Cluster(kube.url, "engines", tmp_path / "token")), pods))
+    first, own = kube.objects["networkpolicies", NAME]["spec"]["ingress"]
+    assert first == {
+        "from": [
+            {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "edge"}},
+                "podSelector": {"matchLabels": {"app.kubernetes.io/name": "envoy"}},
+            },
+            {"ipBlock": {"cidr": "10.0.0.0/24"}},
+            {"ipBlock": {"cidr": "10.1.2.3/32"}},
+        ],
+        "ports": [{"protocol": "TCP", "port": 8080}],
+    }
+    assert own.keys() == {"from"}
+
+
 def test_a_replica_of_one_pod_asks_nobody_for_names(kube, start):
     start()
     assert kube.objects["networkpolicies", NAME]["spec"]["egress"] == []

@@ -27,6 +27,8 @@ _LIMIT_ARGUMENTS = {
     "vllm": ("--max-model-len", "--max-num-seqs"),
     "sglang": ("--context-length", "--max-running-requests"),
 }
+_SHORTER = {"--ctx-size": "-c", "--parallel": "-np"}
+"""llama.cpp's own short names of these."""
 _DRAFT_ARGUMENTS = ("--draft-max", "--draft", "--speculative-num-draft-tokens", "--num-speculative-tokens")
 _SPDX = {
     "apache-2.0": "Apache-2.0",
@@ -287,9 +289,10 @@ def _adapters(contents: Contents) -> list[dict[str, Any]]:
 def _limits(engine: EngineChoice, model_context: int | None) -> dict[str, Any]:
     """Return context and concurrency: what the launch arguments ask for, else the defaults within the model."""
     context_argument, sequences_argument = limit_arguments(engine.name)
-    asked, sequences = _given(engine.arguments, context_argument), _given(engine.arguments, sequences_argument)
-    sequences = sequences or DEFAULT_SEQUENCES
-    if asked and engine.name == "llamacpp" and "--kv-unified" not in engine.arguments:
+    asked = _given(engine.arguments, context_argument) or _given(engine.arguments, _SHORTER.get(context_argument, ""))
+    sequences = _given(engine.arguments, sequences_argument) or DEFAULT_SEQUENCES
+    sequences = _given(engine.arguments, _SHORTER.get(sequences_argument, "")) or sequences
+    if asked and engine.name == "llamacpp" and not {"--kv-unified", "-kvu"}.intersection(engine.arguments):
         asked //= sequences
     context = asked or min(model_context or DEFAULT_CONTEXT_TOKENS, DEFAULT_CONTEXT_TOKENS)
     return {"context_tokens": context, "max_sequences": sequences}

@@ -11,6 +11,7 @@ from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
 from gates.static.rules import table
 from schemas.faults import near
+from schemas.result import Severity
 
 TABLES: Final = ("llamacpp",)
 """Engines with such a list, each in a data file of its name."""
@@ -34,7 +35,7 @@ def check_words(engine: str, words: Sequence[str]) -> Iterator[Flaw]:
     seen: dict[str, str] = {}
     place = 0
     while place < len(words):
-        name, where = words[place], f"/engine/arguments/{place}"
+        name, where = known["shorter"].get(words[place], words[place]), f"/engine/arguments/{place}"
         place += 1
         if name not in taken:
             yield _unknown(engine, known, name, where)
@@ -73,20 +74,25 @@ def _unknown(engine: str, known: Mapping[str, Any], name: str, where: str) -> Fl
     if name in known["managed"] or whole in known["managed"]:
         message = f"{_short(name)} is set by the runner, from the rest of the document."
         advice = "Leave it out."
-    elif equals and whole in known["arguments"]:
+    elif equals and (whole in known["arguments"] or whole in known["shorter"]):
         message = f"{_short(name)} is one word, and the driver takes name and value as two."
         advice = f"Write {whole} and its value as two words."
-    elif whole in known["shorter"]:
-        message = f"{_short(name)} is to be spelled out: {known['shorter'][whole]}."
-        advice = f"Write {known['shorter'][whole]}."
     elif whole in known["other_options"]:
         message = f"The driver of {engine} does not take {_short(name)}, which the engine has."
         advice = "Leave it out."
     else:
         meant = near(plain, [*known["arguments"], *known["other_options"]])
         message = f"{engine} has no argument {_short(name)}" + (f"; {meant}" if meant else ".")
+    # What the engine has is no mistake: the driver refuses it all the same, and a replica would not start.
+    is_engine_s = whole in known["managed"] or whole in known["other_options"]
     return flaw(
-        "argument-unknown", message, pointer=where, found=name, expected=_meant(known, whole, plain), advice=advice
+        "argument-unknown",
+        message,
+        severity=Severity.WARN if is_engine_s else Severity.BLOCK,
+        pointer=where,
+        found=name,
+        expected=_meant(known, whole, plain),
+        advice=advice,
     )
 
 

@@ -551,9 +551,9 @@ CODES: Final[Mapping[str, Code]] = {
     **_codes(
         "serving",
         argument_unknown=(
-            (BLOCK,),
-            "A launch argument that the engine does not have, or that its driver does not take.",
-            "Write an argument that the driver takes, spelled out.",
+            (BLOCK, WARN),
+            "A launch argument that the engine does not have; it warns where only the driver does not take it.",
+            "Write an argument that the driver takes.",
         ),
         argument_value=(
             (BLOCK,),

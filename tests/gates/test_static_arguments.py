@@ -24,6 +24,7 @@ def found(*words: str) -> list[tuple[str, str, object]]:
 def test_the_list_is_the_driver_s():
     assert set(TABLE["arguments"]) == set(llamacpp_server.ARGUMENTS)
     assert set(llamacpp_server.MANAGED) <= set(TABLE["managed"])
+    assert TABLE["shorter"] == llamacpp_server.ALIASES
     assert set(TABLE["shorter"].values()) <= set(TABLE["arguments"])
     known = [*TABLE["arguments"], *TABLE["shorter"], *TABLE["managed"], *TABLE["other_options"]]
     assert len(known) == len(set(known))
@@ -59,7 +60,8 @@ def test_a_command_line_is_sound_here_exactly_when_the_driver_takes_it(words):
     [
         (["--ctx-sise", "512"], "argument-unknown", "/engine/arguments/0", "--ctx-size"),
         (["--ctx_size", "512"], "argument-unknown", "/engine/arguments/0", "--ctx-size"),
-        (["--slots", "-c", "512"], "argument-unknown", "/engine/arguments/1", "--ctx-size"),
+        (["--slots", "-c", "-1"], "argument-value", "/engine/arguments/2", "a whole number from 0 to 2147483647"),
+        (["-c", "512", "--ctx-size", "512"], "argument-value", "/engine/arguments/2", "one of them, once"),
         (["--ctx-size=512"], "argument-unknown", "/engine/arguments/0", "--ctx-size"),
         (["--lora", "x"], "argument-unknown", "/engine/arguments/0", None),
         (["--port", "80"], "argument-unknown", "/engine/arguments/0", None),
@@ -75,10 +77,22 @@ def test_each_mistake_is_told_with_its_place_and_what_was_meant(words, code, poi
 
 
 def test_every_mistake_of_a_line_is_told_and_a_near_name_is_asked_for():
-    (typing, short, value) = check_words("llamacpp", ["--thread", "2", "-np", "4", "--top-p", "7"])
+    (typing, short, value) = check_words("llamacpp", ["--thread", "2", "-np=4", "--top-p", "7"])
     assert typing.message == "llamacpp has no argument --thread; did you mean --threads?"
-    assert (short.expected, short.advice) == ("--parallel", "Write --parallel.")
+    assert (short.expected, short.advice) == ("--parallel", "Write -np and its value as two words.")
     assert value.message == "--top-p is 7, and may be a number from 0 to 1."
+
+
+def test_the_engine_s_short_names_are_its_arguments_and_what_its_driver_lacks_warns(tmp_path):
+    root = micro(tmp_path / "m")
+    words = ["-c", "512", "-np", "2", "-ngl", "99", "-fa", "on", "--threads", "-1"]
+    assert llamacpp_server.spelled(words)[:4] == ["--ctx-size", "512", "--parallel", "2"]
+    assert llamacpp_server.spelled(["--seed", "-c", "-kvu", "x"]) == ["--seed", "-c", "--kv-unified", "x"]
+    told = {"engine": {"name": "llamacpp", "arguments": words[:8]}}
+    assert [one for one in validate(root, told).flaws if one.code.startswith("argument")] == []
+    told["engine"]["arguments"] += ["--host", "0.0.0.0", "--numa", "distribute"]
+    found = [one for one in validate(root, told).flaws if one.code.startswith("argument")]
+    assert [(one.severity, one.found) for one in found] == [("warn", "--host"), ("warn", "--numa")]
 
 
 def test_the_gate_blocks_it_and_leaves_other_engines_to_their_drivers(tmp_path):

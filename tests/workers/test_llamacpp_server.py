@@ -48,7 +48,7 @@ async def endless(endpoint, max_tokens):
     [
         (["--bogus", "1"], "unknown argument --bogus"),
         (["--ctx-size=512"], "unknown argument --ctx-size=512"),
-        (["-c", "512"], "unknown argument -c"),
+        (["-x", "512"], "unknown argument -x"),
         (["512"], "unknown argument 512"),
         (["--ctx-size"], "--ctx-size needs a value"),
         (["--ctx-size", "many"], "--ctx-size many: must be a whole number"),

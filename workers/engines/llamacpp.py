@@ -46,7 +46,7 @@ def llamacpp_arguments(bundle: Bundle) -> list[str]:
     So what the document declares is what the engine is told: context, slots, sampling defaults, prefix cache,
     batch budget, template arguments and reasoning parser.
     """
-    arguments = list(bundle.engine.arguments)
+    arguments = llamacpp_server.spelled(bundle.engine.arguments)
     runtime, template = bundle.runtime, bundle.template
     unified = "--kv-unified" in arguments
     told: dict[str, str | None] = {
@@ -82,7 +82,7 @@ def _llamacpp_weights(bundle: Bundle) -> str | None:
 
 def _check_llamacpp_declared(bundle: Bundle) -> list[str]:
     """Find launch arguments that contradict the runtime section."""
-    arguments, runtime = bundle.engine.arguments, bundle.runtime
+    arguments, runtime = llamacpp_server.spelled(bundle.engine.arguments), bundle.runtime
     problems = []
     slots = int(_given(arguments, "--parallel") or runtime.max_sequences)
     if slots != runtime.max_sequences:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -219,6 +220,36 @@ MANAGED: frozenset[str] = frozenset(
     }
 )
 
+ALIASES: dict[str, str] = {
+    "-c": "--ctx-size",
+    "-np": "--parallel",
+    "-t": "--threads",
+    "-tb": "--threads-batch",
+    "-b": "--batch-size",
+    "-ub": "--ubatch-size",
+    "-n": "--n-predict",
+    "--predict": "--n-predict",
+    "-ngl": "--n-gpu-layers",
+    "--gpu-layers": "--n-gpu-layers",
+    "-fa": "--flash-attn",
+    "-ctk": "--cache-type-k",
+    "-ctv": "--cache-type-v",
+    "-kvu": "--kv-unified",
+    "-no-kvu": "--no-kv-unified",
+    "-cb": "--cont-batching",
+    "-nocb": "--no-cont-batching",
+    "-cram": "--cache-ram",
+    "-ctxcp": "--ctx-checkpoints",
+    "--swa-checkpoints": "--ctx-checkpoints",
+    "-sps": "--slot-prompt-similarity",
+    "-s": "--seed",
+    "--temperature": "--temp",
+    "-to": "--timeout",
+    "-lv": "--log-verbosity",
+    "--verbosity": "--log-verbosity",
+}
+"""llama.cpp's own shorter and older names of these arguments."""
+
 # Pinned before the arguments are applied: nothing is fetched, nothing is fitted to the machine in silence, no
 # prompt is kept in memory after its request unless the bundle asks for it, and there are threads enough (each
 # open request holds one) that `/health` and `/metrics` still answer when many requests wait for a slot.
@@ -265,7 +296,8 @@ def read_arguments(argv: Sequence[str]) -> tuple[dict[str, object], tuple[str, .
     fields: dict[str, object] = {}
     bits: list[str] = []
     rest = iter(argv)
-    for name in rest:
+    for word in rest:
+        name = ALIASES.get(word, word)
         argument = ARGUMENTS.get(name)
         if name in MANAGED:
             raise UsageError(f"{name} is set by the runner")
@@ -286,6 +318,18 @@ def read_arguments(argv: Sequence[str]) -> tuple[dict[str, object], tuple[str, .
         if argument.sampling_bit is not None:
             bits.append(argument.sampling_bit)
     return fields, tuple(bits)
+
+
+def spelled(argv: Sequence[str]) -> list[str]:
+    """Return a command line with every argument under its whole name; values stay as they are."""
+    found: list[str] = []
+    rest = iter(argv)
+    for word in rest:
+        found.append(ALIASES.get(word, word))
+        argument = ARGUMENTS.get(found[-1])
+        if argument is not None and argument.read is not None:
+            found += islice(rest, 1)
+    return found
 
 
 def read_settings(argv: Sequence[str]) -> Settings:

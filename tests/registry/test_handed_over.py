@@ -11,6 +11,7 @@ from registry.tables import JobRow, ReleaseRow
 from schemas.runner import Claim, JobKind
 from tests.registry.test_scheduling import (
     H100,
+    allow,
     ask,
     before,
     bundle,
@@ -23,6 +24,7 @@ from tests.registry.test_scheduling import (
     shown,
     taken,
 )
+from tests.support import factories
 
 READY = {"state": "ready", "cause": "it is ready", "pid": 7, "address": "127.0.0.1:1"}
 
@@ -113,3 +115,29 @@ def test_what_waits_longest_to_take_a_place_makes_no_room_before_a_rollback(serv
     assert not renew(service, actor, held)
     with service.database.transaction() as session:
         assert session.get_one(JobRow, held.job).preempted_for == back
+
+
+def test_a_candidate_that_its_projects_quota_held_back_is_booted_once_there_is_room_and_so_is_one_whose_runner_is_lost(
+    service: Service, actor: Actor
+) -> None:
+    runner, other = register(service, actor, "r1"), register(service, actor, "r2")
+    release = factories.started_release(service, actor)
+    with service.database.transaction() as session:
+        row = session.get_one(ReleaseRow, release)
+        row.phase = "canary"
+        digest, target = row.bundle, row.target_id
+    allow(service, actor, jobs=1)
+    ask(service, actor, bundle(service, actor))
+    held = taken(service, actor, runner)
+    candidate = ask(service, actor, digest, JobKind.SERVE, release=release, target=target)
+    assert claim(service, actor, runner) is None
+    end(service, actor, held)
+    assert taken(service, actor, runner).job == candidate
+    # Its runner is lost, and another's gates have taken the room meanwhile.
+    change(service, candidate, lease_until=before(service, 1), due_at=before(service, -60), runner_class="away")
+    ask(service, actor, bundle(service, actor, "more"))
+    held = taken(service, actor, other)
+    change(service, candidate, due_at=before(service, 1), runner_class="cpu")
+    assert claim(service, actor, other) is None
+    end(service, actor, held)
+    assert taken(service, actor, other).job == candidate

@@ -83,8 +83,8 @@ def test_traffic_moves_once_another_is_ready_and_then_the_old_one_ends_without_a
         assert [job.id for job in here.serving_jobs()] == [taken.job]
 
 
-def test_where_no_other_runner_fits_the_replica_serves_on_and_what_is_missing_is_said(here: World) -> None:
-    with stream_engine("one") as one:
+def test_the_replica_serves_on_where_no_other_runner_fits_or_what_boots_there_fails_beside_it(here: World) -> None:
+    with stream_engine("one") as one, stream_engine("two") as two:
         release = here.live(here.bundle("chat", b"weights"), here.policy(), one)
         another(here, engines=["vllm"])
         drain(here)
@@ -101,11 +101,6 @@ def test_where_no_other_runner_fits_the_replica_serves_on_and_what_is_missing_is
         undrain(here)
         here.until(lambda: len(here.serving_jobs()) == 1)
         assert set(ask_many(here.envoy.url(), 5).engines) == {"one"}
-
-
-def test_a_replica_that_cannot_take_the_place_fails_beside_a_release_that_serves_on(here: World) -> None:
-    with stream_engine("one") as one, stream_engine("two") as two:
-        release = here.live(here.bundle("chat", b"weights"), here.policy(), one)
         other = another(here)
         drain(here)
         here.until(lambda: len(here.serving_jobs()) == 2)
@@ -118,8 +113,7 @@ def test_a_replica_that_cannot_take_the_place_fails_beside_a_release_that_serves
                 assert row.state == "pending"
                 row.due_at = row.created_at
             here.turn()
-        shown = here.show(release)
-        assert not shown.held
+        assert not here.show(release).held
         with here.service.database.transaction() as session:
             seen = failures.history(releases.log(session, release))
         assert (seen.failures, seen.is_over) == (0, False)
@@ -128,16 +122,30 @@ def test_a_replica_that_cannot_take_the_place_fails_beside_a_release_that_serves
         here.until(lambda: set(ask_many(here.envoy.url(), 5).engines) == {"two"})
 
 
-def test_the_old_one_is_wanted_for_as_long_as_the_gateway_does_not_say_that_traffic_has_moved(here: World) -> None:
+def test_the_old_one_is_wanted_while_the_other_is_not_ready_or_the_gateway_does_not_say_that_traffic_has_moved(
+    here: World,
+) -> None:
     with stream_engine("one") as one, stream_engine("two") as two:
         here.live(here.bundle("chat", b"weights"), here.policy(), one)
         other = another(here)
         drain(here)
         here.until(lambda: len(here.serving_jobs()) == 2)
         here.envoy.kill()
-        other.serve(two, pid=2000)
+        taken = other.serve(two, pid=2000)
         here.turn()
         assert [job.is_wanted for job in here.serving_jobs()] == [True, True]
+
+        def replaced() -> list[UUID]:
+            with here.service.database.transaction() as session:
+                return [job.id for job in handover.replaced(session, target, taken.job)]
+
+        old, _ = here.serving_jobs()
+        target = old.target_id
+        assert target is not None
+        assert replaced() == [old.id]
+        other.replica(taken, "failed", two, pid=2000)
+        assert replaced() == []
+        other.replica(taken, "ready", two, pid=2001)
         here.envoy.restart()
         here.until(lambda: [job.is_wanted for job in here.serving_jobs()] == [False, True])
 
@@ -173,26 +181,6 @@ def test_where_every_runner_drains_in_turn_traffic_moves_to_one_that_does_not(he
         here.until(lambda: [job.is_wanted for job in here.serving_jobs()] == [False, False, True])
         assert here.serving_jobs()[-1].id == third.job
         assert set(ask_many(here.envoy.url(), 5).engines) == {"three"}
-
-
-def test_nothing_ends_for_a_replica_that_is_not_ready_any_more(here: World) -> None:
-    with stream_engine("one") as one, stream_engine("two") as two:
-        here.live(here.bundle("chat", b"weights"), here.policy(), one)
-        other = another(here)
-        drain(here)
-        here.until(lambda: len(here.serving_jobs()) == 2)
-        taken = other.serve(two, pid=2000)
-        old, _ = here.serving_jobs()
-        target = old.target_id
-        assert target is not None
-
-        def replaced() -> list[UUID]:
-            with here.service.database.transaction() as session:
-                return [job.id for job in handover.replaced(session, target, taken.job)]
-
-        assert replaced() == [old.id]
-        other.replica(taken, "failed", two, pid=2000)
-        assert replaced() == []
 
 
 def test_a_canary_is_judged_and_goes_back_to_what_serves_while_the_successor_of_that_is_not_reached(

@@ -271,7 +271,15 @@ def test_another_runner_boots_its_own_replica_when_the_first_is_gone_for_good(be
     assert bench.replica(job)["pid"] != first["pid"]
     bench.start("r1")
     until(lambda: not is_running(first["pid"]), what="the end of the first engine")
+    second = bench.replica(job)
+    assert answers(second)
+    # It has to be empty now, and the first is there again.
+    bench.client("manager").runners.drain("r2", "its cooling fails", force_in_seconds=0)
+    until(lambda: bench.states(job).count("ready") == 3, what="a third replica")
+    assert not is_running(second["pid"])
     assert answers(bench.replica(job))
+    assert bench.row(job).attempt == 2
+    assert [one.body["problem"] for one in bench.entries(job) if one.kind == "attempt_errored"] == ["runner-emptied"]
 
 
 def test_a_replica_whose_file_cannot_be_read_is_ended_and_booted_again(bench):

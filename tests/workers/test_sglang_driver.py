@@ -171,6 +171,8 @@ def test_an_argument_that_is_not_allowed_is_refused(arguments, says):
 def test_an_argument_that_a_version_does_not_know_is_refused():
     said = problems(version="0.5.0", engine={"arguments": ["--enable-deterministic-inference"]})
     assert said == "--enable-deterministic-inference is known to sglang >=0.5.3, not to 0.5.0"
+    said = problems(version="0.5.23", engine={"arguments": ["--cuda-graph-max-bs", "8"]})
+    assert said == "--cuda-graph-max-bs is known to sglang <0.5.20, not to 0.5.23"
 
 
 @pytest.mark.parametrize(

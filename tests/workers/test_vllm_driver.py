@@ -211,8 +211,12 @@ def test_kernels_that_vllm_chooses_better_by_itself_are_not_named(body, command)
             {"engine": {"arguments": ["--structured-outputs-config", '{"backend": "auto"}']}},
             "has backend, which must be one of guidance",
         ),
-        ({"engine": {"version": "0.31.1"}}, "vllm 0.31.1 is not known here, only <0.33,>=0.32"),
+        ({"engine": {"version": "0.31.1"}}, "vllm 0.31.1 is not known here, only <0.34,>=0.32"),
         ({"engine": {"version": "nightly"}}, "vllm nightly is not known here"),
+        (
+            {"engine": {"version": "0.33.0"}, "draft": {"method": "medusa", "tokens": 3}},
+            "vLLM has the draft method medusa in versions <0.33",
+        ),
         ({"engine": {"variables": {"LD_PRELOAD": "/x.so"}}}, "variable LD_PRELOAD loads code"),
         ({"engine": {"variables": {"HTTPS_PROXY": "http://x"}}}, "variable HTTPS_PROXY takes the engine out of"),
         ({"engine": {"variables": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}}}, "answer wrongly past the model's last"),

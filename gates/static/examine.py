@@ -1,7 +1,7 @@
 """Runs every check over a composition, and says what was inferred on the way."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gates.static import (
@@ -47,6 +47,7 @@ CHECKS: Final[dict[str, Callable[[Composition], Iterator[Flaw]]]] = {
 }
 """Every check in the order in which they run. `stability` is last: it sees what the others took time for."""
 
+MOST_OF_A_CODE: Final = 200
 _ORDER = {Severity.BLOCK: 0, Severity.WARN: 1, Severity.INFO: 2}
 
 
@@ -83,9 +84,19 @@ def examine(c: Composition, *, progress: Callable[[str], None] = lambda _: None,
     for name, check in CHECKS.items():
         progress(name)
         found += check(c)
-    once = [one for place, one in enumerate(found) if one not in found[:place]]
-    flaws = sorted(once, key=lambda one: _ORDER[one.severity])
+    flaws = sorted(_bounded(found), key=lambda one: _ORDER[one.severity])
     return Examined(tuple(flaws), infer(c, with_digest=with_digest))
+
+
+def _bounded(found: list[Flaw]) -> Iterator[Flaw]:
+    """Yield each flaw once, and of one code no more than a report can hold; the last of these says how many follow."""
+    by_code: dict[str, dict[tuple[str, str | None, str | None], Flaw]] = {}
+    for one in found:
+        by_code.setdefault(one.code, {}).setdefault((one.message, one.file, one.pointer), one)
+    for flaws in by_code.values():
+        kept, more = list(flaws.values())[:MOST_OF_A_CODE], len(flaws) - MOST_OF_A_CODE
+        yield from kept[:-1]
+        yield kept[-1] if more <= 0 else replace(kept[-1], message=f"{kept[-1].message} {more} more are like this.")
 
 
 def infer(c: Composition, *, with_digest: bool = False) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Checks of the index against the files: every tensor has one place, and the place has it."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 from gates.static import names
 from gates.static.composition import Composition, Part
@@ -154,17 +155,18 @@ def _numbering(part: Part) -> Iterator[Flaw]:
         return
     for (stem, rest, count), there in sorted(part.weights.numbering().items()):
         first = 0 if 0 in there else 1
-        missing = sorted(set(range(first, count + first)) - there)
-        if missing and len(missing) < MAX_ITEMS * 50:
+        lost = count - len(there)
+        missing = list(islice((one for one in range(first, count + first) if one not in there), MAX_ITEMS))
+        if missing:
             ending = (
                 "gguf"
                 if any(name.startswith(stem) and name.endswith(".gguf") for name in part.entries)
                 else "safetensors"
             )
-            wanted = [f"{stem}-{number:05}-of-{count:05}{rest}.{ending}" for number in missing[:MAX_ITEMS]]
+            wanted = [f"{stem}-{number:05}-of-{count:05}{rest}.{ending}" for number in missing]
             yield flaw(
                 "shard-missing",
-                f"{len(missing)} of {count} files are not there, such as {wanted[0]}.",
+                f"{lost} of {count} files are not there, such as {wanted[0]}.",
                 file=part.path(wanted[0]),
                 found=sorted(there)[:MAX_ITEMS],
                 expected=wanted,

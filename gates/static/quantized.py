@@ -7,10 +7,12 @@ TensorRT Model Optimizer, as published checkpoints hold them.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "hf_quant_config.json")
 _PATTERN_LETTERS = 400
+_MOST_PATTERNS, _MOST_MATCHES = 8192, 100_000
 _GPTQ = frozenset({"desc_act", "sym", "damp_percent", "true_sequential", "static_groups", "checkpoint_format", "w_bit"})
 _GPTQ |= {"zero_point", "q_group_size", "config_groups", "model_file_base_name", "quant_algo", "dynamic", "lm_head"}
 """Keys of other methods' declarations; without any of them and without a name, bits and a group are MLX's."""
@@ -90,6 +92,10 @@ class Quantization:
         `paths` are names that it may have inside a layer, such as `self_attn.o_proj`. Schemes that name it come before
         those for everything else, as compressed-tensors and GPTQModel choose.
         """
+        # What comes from outside may name very many modules: then the first layers stand for all.
+        patterns = len(self.ignored) + sum(len(one.targets) for one in self.schemes)
+        most = _MOST_MATCHES // max(1, patterns) if patterns <= _MOST_PATTERNS else 1
+        layers = layers[: max(1, most)]
         named = [[f"{start}{layer}.{path}" for layer in layers] for start in LAYERED for path in paths]
         if any(all(self.ignores(module) for module in modules) for modules in named):
             return []
@@ -295,18 +301,27 @@ def _ignored(told: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _matches(pattern: str, module: str) -> bool:
+    if pattern.startswith("re:") or "*" in pattern:
+        compiled = _compiled(pattern)
+        return compiled is not None and compiled.match(module) is not None
+    return module == pattern or f".{module}.".find(f".{pattern}.") >= 0
+
+
+@lru_cache(maxsize=_MOST_PATTERNS)
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """Return what a pattern means; None for one that could run for long: no group is repeated, and little is."""
     if pattern.startswith("re:"):
-        # Only what cannot run for long is used as a pattern: no group is repeated.
         text = pattern[3:]
         if len(text) > _PATTERN_LETTERS or re.search(r"\)[*+{?]", text) or text.count("*") + text.count("+") > 6:
-            return False
-        try:
-            return re.match(text, module) is not None
-        except re.error:
-            return False
-    if "*" in pattern:
-        return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), module) is not None and pattern.count("*") <= 4
-    return module == pattern or f".{module}.".find(f".{pattern}.") >= 0
+            return None
+    elif pattern.count("*") <= 4:
+        text = re.escape(pattern).replace(r"\*", ".*") + r"\Z"
+    else:
+        return None
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError):
+        return None
 
 
 def _bits(value: object) -> int | None:

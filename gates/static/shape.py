@@ -14,6 +14,8 @@ from typing import Any
 _HEADS = re.compile(r"(?i)eagle|medusa|hydra|speculator|nextn|mtp|dflash")
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 MOST = {"layers": 4096, "heads": 65_536, "kv_heads": 65_536, "experts": 65_536}
+MOST_EXPERTS = 100_000
+"""Experts of all layers together; the largest published models have a quarter of that."""
 MOST_OF_ALL = 2**31
 """No model has more of anything; a configuration that says so is not counted through."""
 KEYS = {
@@ -124,6 +126,10 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         for key in keys
         if type(text.get(key)) is int and not -1 <= text[key] <= MOST.get(name, MOST_OF_ALL)
     )
+    experts, layers = values["experts"], values["layers"]
+    if experts and layers and experts * layers > MOST_EXPERTS:
+        absurd += tuple((key, text[key]) for key in KEYS["experts"] if text.get(key) == experts)
+        values["experts"] = None
     _derive(values, text, model_type)
     architectures = config.get("architectures")
     named = [one for one in architectures if isinstance(one, str)] if isinstance(architectures, list) else []

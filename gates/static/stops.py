@@ -1,14 +1,14 @@
 """Checks of what ends an answer: files agree, the engine reads the one that knows, and the template's end counts."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from gates.static.composition import Composition, Part
 from gates.static.encoder import Token
 from gates.static.flaw import Flaw, flaw
 from gates.static.gguf_words import ENDINGS, stops_of
 from gates.static.probes import ANSWER, MARKER
-from gates.static.words import Tokenizer
+from gates.static.words import Tokenizer, decoded
 from schemas.result import Severity
 
 _ENDS_OF_TEXT: Final = frozenset({"</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<｜end▁of▁sentence｜>"})
@@ -48,22 +48,14 @@ def sources_of(part: Part) -> dict[str, list[int]]:
     if words is not None:
         named = words.id_of(words.named("eos_token"))
     elif isinstance(told := part.object("tokenizer_config.json").get("eos_token"), str | dict):
-        named = _by_decoder(part, told)
+        text = told.get("content") if isinstance(told, dict) else told
+        named = decoded(part.object("tokenizer_config.json"), text) if isinstance(text, str) else None
     config = _ids(part.shape.text.get("eos_token_id")) or _ids(part.config.get("eos_token_id"))
     return {
         "config": config,
         "generation": _ids(part.object("generation_config.json").get("eos_token_id")),
         "tokenizer": [] if named is None else [named],
     }
-
-
-def _by_decoder(part: Part, told: str | dict[str, Any]) -> int | None:
-    text = told.get("content") if isinstance(told, dict) else told
-    decoder = part.object("tokenizer_config.json").get("added_tokens_decoder")
-    for number, one in decoder.items() if isinstance(decoder, dict) else ():
-        if isinstance(one, dict) and one.get("content") == text and str(number).isdigit():
-            return int(number)
-    return None
 
 
 def _ids(value: object) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gates.files.templates import TemplateRefused
 from gates.static import stops
-from gates.static.composition import TOOL_TEMPLATE, Composition
+from gates.static.composition import MOST_TEMPLATES, TOOL_TEMPLATE, Composition
 from gates.static.flaw import Flaw, flaw
 from gates.static.probes import ANSWER, FURTHER, MARKER, QUESTION, SYSTEM, Renderings
 from schemas.bundle import Feature
@@ -38,6 +38,10 @@ def check(c: Composition) -> Iterator[Flaw]:
     yield from _sources(c)
     own = list(_check(c))
     yield from own
+    if len(names := c.model.named_templates(c.listing.entries)) > MOST_TEMPLATES and c.others:
+        file = next(iter(names.values()))[1]
+        said = f"{file} holds {len(names)} further templates, of which {MOST_TEMPLATES} are tried."
+        yield flaw("template-fails", said, file=file, found=len(names), expected={"at_most": MOST_TEMPLATES})
     for name, other in c.others.items():
         if name == TOOL_TEMPLATE:
             found = [*_check(other), *stops.check(other)]

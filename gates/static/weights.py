@@ -1,6 +1,7 @@
 """Checks of the tensors: all that the architecture needs are there, in the shapes that the configuration says."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from gates.static import gguf_header, gguf_tensors, names, required
@@ -13,9 +14,12 @@ from schemas.result import Severity
 
 MANY = 2
 """How many times more layers must have a tensor than lack it, where nothing but the layers tells which are whole."""
+FORMS = 32
+"""Layers of one kind that come in more forms than this are not alike at all."""
 _OF_QUANTIZATION = re.compile(
     r"^(?P<module>.+)\.(weight\..+|weight_.+|qweight|qzeros|scales|g_idx|input_scale|input_global_scale|input_zero_point)$"
 )
+_BLOCK = re.compile(r"blk\.([0-9]{1,6})\.")
 _PLAIN = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 
@@ -146,11 +150,12 @@ def _odd_layer(part: Part, by_layer: dict[int, set[str]], layers: int) -> Iterat
         return  # an architecture that was searched for: each layer may lack what others have
     for kind in dict.fromkeys(str(one) for one in kinds):
         inner = {n: _unpacked(rests) for n, rests in by_layer.items() if n < layers and str(kinds[n]) == kind}
-        for whole in {frozenset(rests) for rests in inner.values()}:
-            many = sum(rests == whole for rests in inner.values())
+        counts = Counter(frozenset(rests) for rests in inner.values())
+        if len(counts) > FORMS:
+            continue
+        for whole, many in counts.items():
             for number, rests in inner.items():
-                few = sum(other == rests for other in inner.values())
-                if rests < whole and many >= MANY * few:
+                if rests < whole and many >= MANY * counts[frozenset(rests)]:
                     lost = sorted(whole - rests)
                     yield flaw(
                         "tensor-missing",
@@ -214,7 +219,7 @@ def _gguf(part: Part) -> Iterator[Flaw]:
     tensors = {tensor.name: tensor for one in part.gguf_files.values() for tensor in one.tensors}
     architecture = header.metadata.get("general.architecture")
     count = header.metadata.get(f"{architecture}.block_count")
-    there = {int(name.split(".")[1]) for name in tensors if name.startswith("blk.") and name.split(".")[1].isdigit()}
+    there = {int(match[1]) for name in tensors if (match := _BLOCK.match(name)) is not None}
     layers = range(count) if type(count) is int and 0 < count <= MOST["layers"] else ()  # else the number is wrong
     if tensors and (absent := [number for number in layers if number not in there]):
         yield flaw(

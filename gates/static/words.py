@@ -1,11 +1,13 @@
 """What a fast tokenizer knows: its tokens and ids, which of them are never split, and what it puts before a text."""
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 from gates.static.encoder import Encoder, Token
 
+_INDEX = re.compile(r"[0-9]{1,9}")
 SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 # Classes that write BOS by add_bos_token, whatever the post-processor is. Source: update_post_processor, transformers.
@@ -87,11 +89,7 @@ class Tokenizer:
             return None
         if text in self.ids:
             return self.ids[text]
-        decoder = self.config.get("added_tokens_decoder")
-        for number, one in decoder.items() if isinstance(decoder, dict) else ():
-            if isinstance(one, dict) and one.get("content") == text and str(number).isdigit():
-                return int(number)
-        return None
+        return decoded(self.config, text)
 
     @cached_property
     def only_decoded(self) -> dict[str, int]:
@@ -103,8 +101,7 @@ class Tokenizer:
             if isinstance(one, dict)
             and isinstance(one.get("content"), str)
             and one["content"] not in self.ids
-            and str(number).isascii()
-            and str(number).isdigit()
+            and _INDEX.fullmatch(number)
         }
 
     def named(self, key: str) -> str | None:
@@ -131,6 +128,15 @@ class Tokenizer:
     def encoder(self) -> Encoder:
         """Splits short texts as this tokenizer does."""
         return Encoder(self.document, self.vocabulary, self.added)
+
+
+def decoded(config: Mapping[str, Any], text: str) -> int | None:
+    """Return the id that tokenizer_config.json's decoder gives a token, or None."""
+    decoder = config.get("added_tokens_decoder")
+    for number, one in decoder.items() if isinstance(decoder, dict) else ():
+        if isinstance(one, dict) and one.get("content") == text and _INDEX.fullmatch(number):
+            return int(number)
+    return None
 
 
 def special_texts(told: Mapping[str, Any]) -> list[str]:

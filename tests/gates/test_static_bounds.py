@@ -1,0 +1,85 @@
+"""Files that are written to take time or memory, or to break the judge, are judged like any others."""
+
+import pytest
+
+from tests.support.checkpoints import (
+    SHARDS,
+    T0,
+    T,
+    added_token,
+    codes,
+    edit_json,
+    micro,
+    micro_sharded,
+    only,
+    speak,
+    tok,
+    validate,
+    write_json,
+)
+
+SPECIAL = added_token(1, "<|x|>", special=True)
+MOE = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 16}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8}
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 5000, "-1", "", "٣"])
+def test_ids_that_are_no_numbers_are_none(tmp_path, number):
+    told = {"eos_token": "<|x|>", "added_tokens_decoder": {number: SPECIAL}}
+    found = validate(speak(micro(tmp_path / "m"), config=told))
+    assert "special-token-unknown" in codes(found, "block")
+    write_json(micro(tmp_path / "n") / "tokenizer_config.json", told)
+    assert validate(tmp_path / "n").inferred["stops"]["tokenizer"] == []
+
+
+def test_more_experts_than_any_model_has_are_not_counted_through(tmp_path):
+    root = micro(tmp_path / "m", **MOE, num_hidden_layers=4096, num_experts=65_536)
+    assert only(validate(root), "size-absurd").found == 65_536
+    assert "size-absurd" not in codes(validate(micro(tmp_path / "n", **MOE, num_hidden_layers=94, num_experts=512)))
+
+
+def test_a_pattern_of_many_stars_matches_nothing(tmp_path):
+    told = GPTQ | {"modules_to_not_convert": ["*a" * 40], "group_size": 16}
+    found = validate(micro(tmp_path / "m", quantization_config=told), {"topology": {"tp": 2}})
+    assert "quant-group-tp" in codes(found, "block")
+
+
+def test_thousands_of_findings_of_one_kind_are_counted(tmp_path):
+    root = micro_sharded(tmp_path / "m")
+    more = {f"model.layers.0.x{number}.weight": SHARDS[0] for number in range(5000)}
+    edit_json(root / "model.safetensors.index.json", lambda told: told["weight_map"].update(more))
+    flaws = [one for one in validate(root).flaws if one.code == "index-tensor-absent"]
+    assert len(flaws) == 200
+    assert flaws[-1].message.endswith(" 4800 more are like this.")
+
+
+def test_a_set_of_very_many_files_lacks_the_first_that_are_not_there(tmp_path):
+    root = micro_sharded(tmp_path / "m", names=("a-00001-of-99999.safetensors", "a-00002-of-99999.safetensors"))
+    (root / "model.safetensors.index.json").unlink()
+    flaw = only(validate(root), "shard-missing")
+    assert flaw.message.startswith("99997 of 99999 files are not there")
+    assert flaw.expected[0] == "a-00003-of-99999.safetensors"
+
+
+def test_more_templates_than_a_model_has_are_not_all_rendered(tmp_path):
+    named = [{"name": f"t{number}", "template": T0} for number in range(300)]
+    root = speak(
+        micro(tmp_path / "m"), template=None, config={"chat_template": [{"name": "default", "template": T0}, *named]}
+    )
+    assert only(validate(root), "template-fails").found == 300
+
+
+def test_an_argument_of_thousands_of_keys_and_layers_that_are_all_different_end(tmp_path):
+    words = ["--hf-overrides." + ".".join(["a"] * 3000), "1"]
+    tensors = [T(f"model.layers.{number}.a{number}.weight", "U8", (0,)) for number in range(300)]
+    root = micro(tmp_path / "m", tensors=tensors, model_type="strange", architectures=["S"], num_hidden_layers=300)
+    assert codes(validate(root, {"engine": {"name": "vllm", "arguments": words}}), "block") == set()
+
+
+def test_a_piece_that_merges_would_take_long_for_is_not_counted(tmp_path):
+    document = tok(without_added=["<|im_end|>"])
+    document["model"]["merges"] = [["a" * 2**n, "a" * 2**n] for n in range(11)]
+    document["model"]["vocab"] |= {"a" * 2**n: 500 + n for n in range(1, 12)}
+    root = speak(micro(tmp_path / "m"), template="a" * 3000 + T0)
+    write_json(root / "tokenizer.json", document)
+    assert only(validate(root), "marker-split").found["prompt_tokens"] is None

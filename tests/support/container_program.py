@@ -107,8 +107,6 @@ class Program:
             self.fail(125, f'Conflict. The container name "/{name}" is already in use by container "{ID}"')
         self.world["made"] += 1
         one = made(self.world["made"], name, image, options, arguments)
-        for part, change in self.world["changes"].items():
-            one[part].update(change)
         self.containers[one["Id"]] = one
         if self.world["run_error"]:
             one["State"].update(Status="created", Running=False, Pid=0, StartedAt="0001-01-01T00:00:00Z")

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
@@ -125,9 +126,11 @@ class Kubelet:
         del self._images[image]
 
     def meet(self, name: str, fate: str) -> None:
-        """End what runs in a pod at once: `killed`, `out_of_memory` or `evicted`."""
+        """End what runs in a pod at once: `killed`, `out_of_memory` or `evicted`; return when its status says so."""
         self._fates[name] = fate
         self._running[name].kill()
+        while self._kube.objects["pods", name]["status"]["phase"] == "Running":
+            time.sleep(0.01)
 
     def release(self, name: str, grace_seconds: int) -> None:
         """End a pod and then remove it. Returns at once."""

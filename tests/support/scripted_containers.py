@@ -48,7 +48,6 @@ class ScriptedContainers:
             pull_error="",
             run_error="",
             dies="",
-            changes={},
             out_of_memory=[],
             stubborn=False,
             log="loading\nready\n",

@@ -71,47 +71,50 @@ def container_launcher(engine, tmp_path, network="none"):
     return ContainerLauncher(str(engine.path), containers)
 
 
-@pytest.mark.parametrize("network", ["none", "engines"])
-@pytest.mark.parametrize("program", [["python3"], "python3"])
+def as_inspected(engine, launched, part, change):
+    """Let the container engine show one part of a container otherwise."""
+    world = engine.world()
+    world["containers"][launched.handle][part].update(change)
+    engine.set(**world)
+
+
+@pytest.mark.parametrize(("network", "program"), [("none", ["python3"]), ("engines", "python3")])
 def test_a_container_that_is_as_it_was_asked_for_differs_in_nothing(engine, tmp_path, network, program):
-    engine.set(changes={"Config": {"Entrypoint": program}})
     launcher = container_launcher(engine, tmp_path, network)
-    made = held(launcher, started(launcher, tmp_path), tmp_path)
+    launched = started(launcher, tmp_path)
+    as_inspected(engine, launched, "Config", {"Entrypoint": program})
+    made = held(launcher, launched, tmp_path)
     assert codes(made) == []
     assert made.words[-len(COMMAND.argv) :] == COMMAND.argv
     assert {"arguments", "image", "variables", "confinement"} == set(made.told)
 
 
-@pytest.mark.parametrize(
-    ("part", "change", "expected"),
-    [
-        ("Config", {"Cmd": ["-m", "other"]}, ("arguments-differ", "-m other", "engine $(HOME) two lines")),
-        (
-            "Config",
-            {"Image": f"registry.example/engines/sglang@{OTHER}"},
-            ("image-differs", f"registry.example/engines/sglang@{OTHER}", IMAGE),
-        ),
-        ("Config", {"Env": ["HF_HUB_OFFLINE=0"]}, ("variables-differ", "HF_HUB_OFFLINE 0", "HF_HUB_OFFLINE 1")),
-        ("HostConfig", {"Privileged": True}, ("confinement-differs", "Privileged true", "Privileged false")),
-        (
-            "HostConfig",
-            {"ReadonlyRootfs": False},
-            ("confinement-differs", "ReadonlyRootfs false", "ReadonlyRootfs true"),
-        ),
-    ],
-)
-def test_a_container_that_is_otherwise_is_found_with_both_values(engine, tmp_path, part, change, expected):
-    engine.set(changes={part: change})
+OTHER_IMAGE = f"registry.example/engines/sglang@{OTHER}"
+OTHERWISE = [
+    ("Config", {"Cmd": ["-m", "other"]}, ("arguments-differ", "-m other", "engine $(HOME) two lines")),
+    ("Config", {"Image": OTHER_IMAGE}, ("image-differs", OTHER_IMAGE, IMAGE)),
+    ("Config", {"Env": ["HF_HUB_OFFLINE=0"]}, ("variables-differ", "HF_HUB_OFFLINE 0", "HF_HUB_OFFLINE 1")),
+    ("HostConfig", {"Privileged": True}, ("confinement-differs", "Privileged true", "Privileged false")),
+    ("HostConfig", {"ReadonlyRootfs": False}, ("confinement-differs", "ReadonlyRootfs false", "ReadonlyRootfs true")),
+]
+
+
+def test_a_container_that_is_otherwise_is_found_with_both_values(engine, tmp_path):
     launcher = container_launcher(engine, tmp_path, "engines")
-    ((code, found, asked),) = codes(held(launcher, started(launcher, tmp_path), tmp_path))
-    assert code == expected[0]
-    assert expected[1] in found
-    assert expected[2] in asked
+    launched = started(launcher, tmp_path)
+    before = engine.world()
+    for part, change, (code, told, asked) in OTHERWISE:
+        as_inspected(engine, launched, part, change)
+        ((found, there, wanted),) = codes(held(launcher, launched, tmp_path))
+        assert found == code
+        assert told in there
+        assert asked in wanted
+        engine.set(**before)
 
 
 def test_of_a_container_that_another_runner_made_what_is_still_known_is_compared(engine, tmp_path):
-    engine.set(changes={"Config": {"Env": []}})
     launched = started(container_launcher(engine, tmp_path), tmp_path)
+    as_inspected(engine, launched, "Config", {"Env": []})
     other = container_launcher(engine, tmp_path, "engines")
     assert codes(held(other, launched, tmp_path)) == []
     world = engine.world()

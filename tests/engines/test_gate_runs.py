@@ -89,7 +89,9 @@ class Ground:
             # The other one is of before that route had its name.
             route = "/server_info" if is_good else "/get_server_info"
             server.script = replace(server.script, extras={route: info})
-        asked = ("gate", "run", digest, "--policy", policy, "--runner-class", "cpu", "--json")
+        # A bad one is bad to talk to: what needs no engine is looked at once.
+        chosen = () if is_good else ("--gate", "integrity", "--gate", "compatibility")
+        asked = ("gate", "run", digest, "--policy", policy, "--runner-class", "cpu", *chosen, "--json")
         return str(command.ok(*asked).json["id"])
 
 

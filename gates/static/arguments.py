@@ -70,25 +70,25 @@ def check_words(engine: str, words: Sequence[str]) -> Iterator[Flaw]:
 def _unknown(engine: str, known: Mapping[str, Any], name: str, where: str) -> Flaw:
     whole, equals, _ = name.partition("=")
     plain = "--" + whole.lstrip("-").replace("_", "-")
-    advice = None
+    advice, severity = None, Severity.WARN
     if name in known["managed"] or whole in known["managed"]:
         message = f"{_short(name)} is set by the runner, from the rest of the document."
         advice = "Leave it out."
     elif equals and (whole in known["arguments"] or whole in known["shorter"]):
         message = f"{_short(name)} is one word, and the driver takes name and value as two."
-        advice = f"Write {whole} and its value as two words."
+        advice, severity = f"Write {whole} and its value as two words.", Severity.BLOCK
     elif whole in known["other_options"]:
         message = f"The driver of {engine} does not take {_short(name)}, which the engine has."
         advice = "Leave it out."
+    elif meant := near(plain, list(known["arguments"])):
+        message, severity = f"{engine} has no argument {_short(name)}; {meant}", Severity.BLOCK
     else:
-        meant = near(plain, [*known["arguments"], *known["other_options"]])
-        message = f"{engine} has no argument {_short(name)}" + (f"; {meant}" if meant else ".")
-    # What the engine has is no mistake: the driver refuses it all the same, and a replica would not start.
-    is_engine_s = whole in known["managed"] or whole in known["other_options"]
+        # Other versions of the engine may have it, and short names of what its driver does not take are in no list.
+        message = f"The driver of {engine} does not know the argument {_short(name)}."
     return flaw(
         "argument-unknown",
         message,
-        severity=Severity.WARN if is_engine_s else Severity.BLOCK,
+        severity=severity,
         pointer=where,
         found=name,
         expected=_meant(known, whole, plain),

@@ -67,6 +67,8 @@ def effective_stops(c: Composition, sources: dict[str, list[int]]) -> list[int] 
     rule = c.rules.get("stop_sources")
     if rule is None:
         return None
+    if "tokenizer" in rule and not sources["tokenizer"] and not c.model.has("tokenizer.json", "tokenizer_config.json"):
+        return None  # the tokenizer is in another form, or not here
     found: set[int] = set()
     has_generation = c.model.has("generation_config.json")
     if c.declared.arguments.get("--generation-config") == "vllm":
@@ -90,6 +92,8 @@ def _known_to_gguf(c: Composition) -> list[int]:
 def _disagreement(c: Composition, sources: dict[str, list[int]], effective: list[int] | None) -> Iterator[Flaw]:
     wanted = set(sources["config"]) | set(sources["generation"]) | set(sources["tokenizer"])
     lost = sorted(wanted - set(effective)) if effective is not None else []
+    if len(lost) == 1 and not sources["tokenizer"] and c.model.tokenizer is None:
+        lost = []  # it may be the one of a tokenizer whose ids are not told
     disagree = c.model.has("generation_config.json") and sorted(
         (set(sources["config"]) | set(sources["tokenizer"])) - set(sources["generation"])
     )

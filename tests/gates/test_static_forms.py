@@ -79,6 +79,17 @@ def test_an_engine_that_knows_the_end_of_a_turn_may_lack_that_of_a_text(tmp_path
     assert only(validate(root, {"engine": VLLM}), "eos-sources-disagree").severity == severity
 
 
+@pytest.mark.parametrize(
+    ("eos", "told", "codes_found"),
+    [(2, None, set()), ([2, 4], None, set()), (2, "</s>", set()), ([2, 4], "</s>", {"eos-sources-disagree"})],
+)
+def test_the_stop_of_a_tokenizer_that_is_not_here_is_not_known(tmp_path, eos, told, codes_found):
+    root = micro(tmp_path / "m", eos_token_id=eos)
+    if told is not None:
+        write_json(root / "tokenizer_config.json", {"eos_token": told})
+    assert codes(validate(root, {"engine": {"name": "tgi", "version": "3.3.6"}}), "block") == codes_found
+
+
 # ------------------------------------------------------------------------------------------------ files and names
 
 

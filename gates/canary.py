@@ -311,7 +311,9 @@ def _shares(tally: Tally, conditions: Sequence[StopCondition]) -> list[_Share]:
                 shares.append(_Share("error_ratio", seen.errors, seen.n, limit, detail))
             case TtftCondition():
                 k, n = seen.over(condition.max_ms)
-                shares.append(_Share(f"ttft above {condition.max_ms} ms", k, n, limit))
+                # Of an answer that comes in one piece nobody knows when its first token was there.
+                detail = "" if n else " (only answers that are streamed have a time to first token)"
+                shares.append(_Share(f"ttft above {condition.max_ms} ms", k, n, limit, detail))
             case _:
                 assert_never(condition)
     return shares

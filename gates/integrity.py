@@ -192,9 +192,7 @@ def judge(given: JudgeInput) -> Judged:
         summary = "All files were right before boot; they have not been hashed again after the last gate."
         return Judged(Verdict.INCONCLUSIVE, summary, measurements)
     size = sum(file.size for file in given.bundle.files)
-    told = "The file" if len(given.bundle.files) == 1 else f"All {len(given.bundle.files)} files"
-    were = "was" if len(given.bundle.files) == 1 else "were"
-    summary = f"{told} ({size:,} bytes) {were} right before boot and after the last gate."
+    summary = f"All {len(given.bundle.files)} files ({size:,} bytes) were right before boot and after the last gate."
     return Judged(Verdict.PASSED, summary, measurements)
 
 

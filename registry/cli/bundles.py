@@ -1,6 +1,6 @@
 """`sluicegate bundle`: make one from its sources, check one, look at one, list them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +28,7 @@ from registry.cli.sources import AllowHost, CacheFolder, From, Gathered, Given, 
 from registry.cli.validation import EXAMPLES, validate
 from registry.client import Client
 from schemas.api import LockedSource, Registered
-from schemas.bundle import Bundle, Role
+from schemas.bundle import COMPONENTS, Bundle, Role
 from schemas.problems import BlobsMissing, DigestMismatch, InvalidDocument
 from schemas.short import many
 
@@ -357,8 +357,7 @@ def _say_created(out: Output, registered: Registered, told: Mapping[str, Any]) -
 
 
 def _show_local(out: Output, bundle: Bundle, inferred: Mapping[str, Any]) -> None:
-    out.fields([("name", bundle.name), ("digest", bundle.digest), ("serving", bundle.serving_digest)])
-    _show_body(out, bundle)
+    _show_body(out, bundle, [("name", bundle.name), ("digest", bundle.digest), ("serving", bundle.serving_digest)])
     out.say("")
     say(out, inferred)
 
@@ -367,11 +366,12 @@ def _shown(labels: Mapping[str, str] | None) -> str:
     return " ".join(f"{name}={value}" for name, value in sorted((labels or {}).items()))
 
 
-def _show_body(out: Output, bundle: Bundle) -> None:
+def _show_body(out: Output, bundle: Bundle, named: Sequence[tuple[str, object]] = ()) -> None:
     engine, runtime, model = bundle.engine, bundle.runtime, bundle.model
     parameters = f", {model.parameters:,} parameters" if model.parameters else ""
     out.fields(
         [
+            *named,
             ("description", bundle.description),
             ("labels", _shown(bundle.labels)),
             ("model", f"{model.architecture} in {model.format}{parameters}"),
@@ -409,19 +409,18 @@ def show(bundle: BundleName, as_json: Json = False) -> int:
         boots = list(client.bundles.boots(found.digest))
 
     def human(out: Output) -> None:
-        named = " ".join(f"@{name}" for name in found.aliases or [])
-        out.fields(
-            [
-                ("name", found.name),
-                ("digest", found.digest),
-                ("serving", found.serving_digest),
-                ("aliases", named),
-            ]
-        )
+        aliases = " ".join(f"@{name}" for name in found.aliases or [])
+        named = [
+            ("name", found.name),
+            ("digest", found.digest),
+            ("serving", found.serving_digest),
+            ("aliases", aliases),
+        ]
         show_quarantine(out, found.quarantine)
-        _show_body(out, Bundle.model_validate(found.document))
+        _show_body(out, Bundle.model_validate(found.document), named)
         out.say("")
-        out.table(["COMPONENT", "DIGEST"], (found.components or {}).items())
+        digests = found.components or {}
+        out.table(["COMPONENT", "DIGEST"], ((name, digests[name]) for name in COMPONENTS if name in digests))
         if found.locks:
             out.say("")
             out.say("sources, as whoever registered it said:")

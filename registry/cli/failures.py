@@ -64,7 +64,12 @@ def places(problem: Problem) -> list[tuple[str, str]]:
     ]
     missing = problem.members.get("missing")
     found += [(str(digest), "has not been uploaded") for digest in (missing if isinstance(missing, list) else [])]
-    return found
+    # What the refusal says in its own words is not said again.
+    return [
+        (place, said)
+        for place, said in found
+        if not said or said not in problem.detail or (place and place not in problem.detail)
+    ]
 
 
 def invalid(what: str, error: ValidationError, document: Any, shape: Shape) -> InvalidDocument:

@@ -138,8 +138,10 @@ def _at(document: Any, place: str) -> Any:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_shown(one)}" for key, one in value.items() if one is not None)
+        return ", ".join(f"{key} {_shown(one)}" for key, one in value.items() if one is not None and one != [])
     if isinstance(value, list):
+        if not value:
+            return "none"
         more = f" and {len(value) - 3} more" if len(value) > 3 else ""
         return ", ".join(map(str, value[:3])) + more
     return str(value)

@@ -8,7 +8,7 @@ import typer
 from registry.cli.documents import read_policy, resolve
 from registry.cli.failures import Exit
 from registry.cli.options import Json, Limit, examples, group
-from registry.cli.output import Output, percent
+from registry.cli.output import Output, lasted, percent
 from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import Registered
@@ -131,8 +131,8 @@ def _show(out: Output, found: Registered) -> None:
                     policy.approval.required, f"{policy.approval.required}, each by another manager, none by the author"
                 ),
             ),
-            ("soak", f"{policy.canary.soak_seconds} s"),
-            ("evidence", f"counts for {policy.evidence_seconds} s"),
+            ("soak", lasted(float(policy.canary.soak_seconds))),
+            ("evidence", f"counts for {lasted(float(policy.evidence_seconds))}"),
         ]
     )
     out.say("")

@@ -33,7 +33,7 @@ from registry.cli.options import examples, group
 from registry.cli.output import Output
 from schemas import VERSION
 from schemas.faults import near
-from schemas.problems import InternalError, Problem, Unauthenticated, Unavailable
+from schemas.problems import InternalError, NotFound, Problem, Unauthenticated, Unavailable
 
 PROGRAM = "sluicegate"
 
@@ -101,8 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except Problem as problem:
         status = output.refuse(problem)
-        is_login = arguments[:1] == ["login"]
-        if (advice := _advice(problem, is_login=is_login)) and not output.as_json:
+        if (advice := _advice(problem, arguments)) and not output.as_json:
             output.note(f"  {advice}")
         return status
     except TyperException as error:
@@ -148,10 +147,16 @@ def _quoted(text: str) -> list[str]:
     return re.findall(r"'([^']*)'", text) or [""]
 
 
-def _advice(problem: Problem, *, is_login: bool) -> str | None:
-    """Return what a person may look at who cannot reach a service, or is not let in."""
+def _advice(problem: Problem, arguments: Sequence[str]) -> str | None:
+    """Return what a person may look at who cannot reach a service, is not let in, or names what is not there."""
+    group = next(iter(arguments), "")
+    is_login = group == "login"
     if isinstance(problem, Unavailable) and "cannot be reached" in problem.detail:
         return f"`sluicegate up` starts a service on this machine; {profile.URL_VARIABLE} names another one"
     if isinstance(problem, Unauthenticated) and "request_id" in problem.members and not is_login:
         return f"the token is {profile.token_origin()}; `sluicegate login URL --token T` keeps another one"
+    is_bare = isinstance(problem, NotFound) and f"no {group} " in problem.detail and "`" not in problem.detail
+    # What is not there is of the kind that the command is about, and the refusal does not say what to do.
+    if is_bare and "list" in getattr(command_line().commands.get(group), "commands", {}):
+        return f"`{PROGRAM} {group} list` shows all of them"
     return None

@@ -134,9 +134,9 @@ def _show(out: Output, found: ProjectUsage) -> None:
         ["RESOURCE", "USED", "LIMIT", "SET BY"],
         [
             ["bytes", size(found.bytes) + coming, size(held.bytes) if held.bytes else "any", _by(own.bytes)],
-            ["uploads", found.uploads, held.uploads or "any", _by(own.uploads)],
-            ["documents", found.documents, held.documents or "any", _by(own.documents)],
-            ["jobs at once", found.jobs, held.jobs or "any", _by(own.jobs, "nobody")],
+            ["uploads", f"{found.uploads:,}", _most(held.uploads), _by(own.uploads)],
+            ["documents", f"{found.documents:,}", _most(held.documents), _by(own.documents)],
+            ["jobs at once", f"{found.jobs:,}", _most(held.jobs), _by(own.jobs, "nobody")],
             [
                 "runner hours a day",
                 f"{found.runner_seconds / 3600:,.1f}",
@@ -145,6 +145,10 @@ def _show(out: Output, found: ProjectUsage) -> None:
             ],
         ],
     )
+
+
+def _most(limit: int | None) -> str:
+    return f"{limit:,}" if limit else "any"
 
 
 def _by(own: int | None, otherwise: str = "settings") -> str:

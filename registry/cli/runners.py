@@ -89,6 +89,7 @@ def show(
         )
         _say_drain(out, found)
         if found.runs:
+            out.say("")
             out.table(
                 ["RUN", "KIND", "BUNDLE", "STATE", "OUTCOME", "CREATED", "DOING"],
                 (

@@ -126,7 +126,7 @@ def _show_reference(out: Output, found: Registered) -> None:
             ("bundle", said.bundle),
             ("engine", said.engine),
             ("hardware", said.hardware),
-            ("noise", f"{noise.diverging_prompts} of {prompts} differ in {many(noise.repeats, 'repeat')}"),
+            ("noise", f"{noise.diverging_prompts} of {prompts} diverging over {many(noise.repeats, 'repeat')}"),
         ]
     )
     out.say("")

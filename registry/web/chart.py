@@ -1,11 +1,11 @@
-"""The split over time, drawn as an SVG step line from a release's log. Pure."""
+"""The split over time: an SVG step line from a release's log, and a target's traffic as stacked bars. Pure."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from schemas.evidence import Entry, Kind
+from schemas.evidence import Entry, Kind, SplitEntry
 
 WIDTH, HEIGHT = 860, 190
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 14, 26
@@ -21,6 +21,8 @@ STEPS = (
     *(DAY * count for count in (1, 2, 7, 14, 28)),
 )
 """Seconds between two labels of the time axis: the first that leaves few enough of them."""
+LEAST_WIDTH = 1.5
+"""Width of the shortest time that is drawn."""
 UNITS = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"))
 MARKS = {
     Kind.STEP_PASSED: ("good", "step passed"),
@@ -104,6 +106,61 @@ def split_over_time(log: Sequence[Entry], *, now: datetime, is_over: bool) -> Ch
         ticks=_ticks(start, span),
         levels=[(up(bp), f"{bp // 100} %") for bp in (0, 2500, 5000, 7500, 10_000)],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What one bundle had of the traffic for a time."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    bundle: str
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Coordinates of a target's traffic over time."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    bars: list[Bar]
+    ticks: list[Tick]
+    levels: list[tuple[float, str]]
+
+
+def weights_over_time(
+    spans: Sequence[tuple[datetime, datetime | None, Sequence[SplitEntry]]], *, now: datetime
+) -> Weights | None:
+    """Return the share of each bundle over time, stacked, or None where nothing has served.
+
+    Args:
+        spans: since when, until when (None for still) and which split, the oldest first.
+        now: right end of what is still in force.
+    """
+    if not any(arm.weight_bp for _, _, arms in spans for arm in arms):
+        return None
+    start = spans[0][0]
+    seconds = max(((spans[-1][1] or now) - start).total_seconds(), 1.0)
+    room, tall = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    bars = []
+    for since, until, arms in spans:
+        x = LEFT + (since - start).total_seconds() / seconds * room
+        wide = ((until or now) - since).total_seconds() / seconds * room
+        foot = float(HEIGHT - BOTTOM)
+        for arm in arms:
+            height = arm.weight_bp / 10_000 * tall
+            foot -= height
+            if height:
+                # A step of seconds is still seen beside days.
+                bars.append(
+                    Bar(round(x, 1), round(foot, 1), round(max(wide, LEAST_WIDTH), 1), round(height, 1), arm.bundle)
+                )
+    levels = [(round(TOP + (1 - bp / 10_000) * tall, 1), f"{bp // 100} %") for bp in (0, 2500, 5000, 7500, 10_000)]
+    return Weights(WIDTH, HEIGHT, LEFT, WIDTH - RIGHT, bars, _ticks(start, seconds), levels)
 
 
 def _weight(entry: Entry) -> int | None:

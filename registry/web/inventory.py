@@ -14,6 +14,7 @@ from registry import aliases, boots, db, documents, draining, evidence, jobs, qu
 from registry.api.deps import ServiceDep, SessionDep
 from registry.api.pages import Cursor, page
 from registry.tables import TargetRow
+from registry.web.chart import weights_over_time
 from registry.web.colours import colours
 from registry.web.comparison import choices
 from registry.web.notices import Notice
@@ -159,6 +160,7 @@ def target_page(
     served, following = _served(session, row, after)
     digests = [arm.bundle for one in served for arm in one.arms]
     digests += [arm.bundle for arm in target.applied] + [one.bundle for one in target.replicas]
+    now = db.now(session)
     stable, candidate = targets.stable_release(session, row.id), targets.candidate_release(session, row.id)
     return render(
         "target.html",
@@ -175,6 +177,7 @@ def target_page(
         stable=stable,
         candidate=candidate,
         served=served,
+        traffic=weights_over_time([(one.since, one.until, one.arms) for one in reversed(served)], now=now),
         colours=colours([*(one.arms for one in reversed(served)), target.applied]),
         names=documents.names(
             session, actor.project_id, [*digests, *(one.bundle for one in (stable, candidate) if one)]
@@ -182,7 +185,7 @@ def target_page(
         is_first=after is None,
         following=f"/targets/{name}?after={following}" if following else None,
         events=source if after is None else None,
-        now=db.now(session),
+        now=now,
     )
 
 

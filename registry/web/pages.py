@@ -2,11 +2,19 @@
 
 from fastapi import APIRouter
 
-from registry.web import aliases, comparison, inventory, policies, releases, visitors
+from registry.web import aliases, comparison, inventory, policies, releases, results, visitors
 from registry.web.rendering import static
 
 __all__ = ["router", "static"]
 
 router = APIRouter(include_in_schema=False)
-for part in (visitors.router, releases.router, comparison.router, inventory.router, policies.router, aliases.router):
+for part in (
+    visitors.router,
+    releases.router,
+    results.router,
+    comparison.router,
+    inventory.router,
+    policies.router,
+    aliases.router,
+):
     router.include_router(part)

@@ -183,6 +183,26 @@ def test_who_cannot_get_in_is_told_what_to_look_at(command, stack):
     assert "the token is missing" in command("bundle", "list").err
 
 
+@pytest.mark.parametrize(
+    ("detail", "advice"),
+    [
+        ("there is no runner nope", "`sluicegate runner list` shows all of them"),
+        ("there is no runner nope; `sluicegate up` starts one", None),
+        ("there is no bundle deadbeef", None),
+    ],
+)
+def test_what_is_not_there_leads_to_what_is_and_nothing_is_said_twice(command, detail, advice):
+    members = {"users": [{"holder": "r-7", "why": "it is live"}, {"holder": "runner nope", "why": "there is no"}]}
+    body = json.dumps(PROBLEMS["not-found"](detail, **members).body("http://there")).encode()
+    with ScriptedHttp(lambda asked: answer(404, body, kind="application/problem+json")) as http:
+        command.use(http.url, "token")
+        said = command("runner", "show", "nope").err.splitlines()
+    assert said[0] == f"error: Not found: {detail}"
+    assert "  r-7: it is live" in said
+    assert ("  runner nope: there is no" in said) == ("runner nope" not in detail)
+    assert [line.strip() for line in said[1:] if "list" in line] == ([advice] if advice else [])
+
+
 def test_a_list_that_goes_on_says_so(command, stack):
     command.be("admin", stack)
     ran = command.ok("token", "list", "--limit", "2")

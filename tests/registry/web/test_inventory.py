@@ -207,6 +207,7 @@ def test_a_target_s_page_says_who_served_when(committed, actor, visit, monkeypat
     assert "no traffic (503)" in first
     assert "too slow &lt;img src=x onerror=alert(1)&gt;&#39;&#34;" in first
     assert "10 %" in second
+    assert "Each bundle's share of traffic over time" in second
     by = re.findall(r'data-label="By">(\w+) .*?href="/releases/([^"]+)"', first)
     assert by == [("test", str(release))] * 2
     assert "Nothing is live." in first

@@ -11,7 +11,7 @@ from gates.plain import NO_AUTHORITY
 from registry import releases
 from registry.auth import Actor
 from registry.service import Service
-from registry.web.chart import split_over_time
+from registry.web.chart import split_over_time, weights_over_time
 from registry.web.colours import colours
 from registry.web.rendering import percent
 from schemas.api import Act
@@ -102,6 +102,25 @@ def test_a_bundle_keeps_its_colour_in_whatever_place_of_a_split_it_stands() -> N
     assert len(found) == 10
     for one in following:
         assert len({found[arm.bundle] for arm in one}) == len(one), "the one that is live shares with none beside it"
+
+
+def test_traffic_over_time_is_stacked_by_bundle_and_a_short_step_is_still_seen() -> None:
+    first, second = (SplitEntry(bundle=f"sha256:{digit * 64}", weight_bp=10_000) for digit in "ab")
+    part, rest = (one.model_copy(update={"weight_bp": weight}) for one, weight in ((first, 6000), (second, 4000)))
+    times = [START + timedelta(seconds=seconds) for seconds in (0, 86_000, 86_001)]
+    spans = [(times[0], times[1], [first]), (times[1], times[2], [part, rest]), (times[2], None, [second])]
+    drawn = weights_over_time(spans, now=START + timedelta(days=1))
+    assert drawn is not None
+    whole, lower, upper, last = drawn.bars
+    assert [one.bundle for one in drawn.bars] == [first.bundle, first.bundle, second.bundle, second.bundle]
+    assert (lower.x, lower.width) == (upper.x, upper.width)
+    assert lower.width == 1.5
+    assert (round(lower.height + upper.height, 1), upper.y) == (whole.height, whole.y)
+    assert round(upper.y + upper.height, 1) == lower.y
+    assert round(last.x + last.width) == drawn.right
+    # Where nobody serves nothing is drawn, and no traffic at all is no chart.
+    assert weights_over_time([(START, None, [])], now=START) is None
+    assert weights_over_time([], now=START) is None
 
 
 def test_what_never_had_a_weight_has_a_dash() -> None:

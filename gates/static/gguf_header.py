@@ -4,17 +4,23 @@ Source: llama-model-loader.cpp, llama-model.cpp and llama-vocab.cpp of llama.cpp
 """
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gates.files.header import Array, Header, Tensor
 from gates.static import gguf_tensors
 from gates.static.composition import Part
-from gates.static.flaw import MAX_ITEMS, Flaw, flaw
+from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.shape import MOST, MOST_OF_ALL
 
 _SIZES: Final = {"block_count": MOST["layers"], "context_length": MOST_OF_ALL, "embedding_length": MOST_OF_ALL}
 """Keys of an architecture that llama.cpp asks of every model, and more than which none has."""
+_OF_BLOCK: Final = re.compile(r"blk\.([0-9]{1,6})\.(.+)")
+_SEARCHED: Final = frozenset({"deci"})
+"""Architectures that were searched for block by block: each may lack what others have."""
+_MOST_FORMS: Final = 32
 _FLOATS: Final = ("rope.freq_base", "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 
@@ -23,9 +29,33 @@ def check(part: Part, header: Header, tensors: Mapping[str, Tensor]) -> Iterator
     path = part.path(next(iter(part.gguf_files)))
     architecture = header.metadata.get("general.architecture")
     yield from _keys(architecture, header, path)
+    yield from _odd_blocks(str(architecture), tensors, path)
     yield from _shapes(str(architecture), header, tensors, path)
     yield from _lists(header, path)
     yield from _split(part, header, path)
+
+
+def _odd_blocks(architecture: str, tensors: Mapping[str, Tensor], path: str) -> Iterator[Flaw]:
+    """Find the few blocks that lack what the many have alike, for architectures whose tensors are not known by name."""
+    if architecture in gguf_tensors.BLOCK or architecture in _SEARCHED:
+        return
+    blocks: dict[int, set[str]] = {}
+    for name in tensors:
+        if (match := _OF_BLOCK.fullmatch(name)) is not None:
+            blocks.setdefault(int(match[1]), set()).add(match[2])
+    counts = Counter(frozenset(rests) for rests in blocks.values())
+    if len(counts) > _MOST_FORMS:
+        return
+    for whole, many in counts.items():
+        for number, rests in sorted(blocks.items()):
+            if rests < whole and many >= 2 * counts[frozenset(rests)]:
+                lost = sorted(f"blk.{number}.{one}" for one in whole - rests)
+                yield flaw(
+                    "tensor-missing",
+                    f"Block {number} lacks {len(lost)} tensors that {many} other blocks have: {listed(lost)}.",
+                    file=path,
+                    found={"layer": number, "missing": lost[:MAX_ITEMS], "count": len(lost)},
+                )
 
 
 def _keys(architecture: object, header: Header, path: str) -> Iterator[Flaw]:

@@ -213,14 +213,19 @@ def sample(placed: Placed) -> bytes:
 
 
 def gguf_headers(entries: Mapping[str, Entry], flaws: list[Flaw]) -> dict[str, Header]:
-    """Return the headers of a folder's GGUF files by name; what cannot be read is added to `flaws`."""
+    """Return the headers of a folder's GGUF files by name; what cannot be read is added to `flaws`.
+
+    A projector, which an engine reads beside the weights, is read too, and is none of them.
+    """
     found: dict[str, Header] = {}
     for name in sorted(entries):
         entry = entries[name]
-        if not name.endswith(".gguf") or role_of(name) is not Role.WEIGHTS or entry.is_stub:
+        role = role_of(name) if name.endswith(".gguf") and not entry.is_stub else None
+        if role not in (Role.WEIGHTS, Role.PROCESSOR):
             continue
         try:
-            found[name] = read_header(entry.place, entry.path)
+            header = read_header(entry.place, entry.path)
+            found |= {name: header} if role is Role.WEIGHTS else {}
         except FileRefused as refused:
             flaws.append(
                 flaw(

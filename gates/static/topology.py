@@ -22,8 +22,9 @@ _RECURRENT: Final = {
     "mamba_n_heads": "heads of a state-space layer",
     "mamba_num_heads": "heads of a state-space layer",
     "mamba_n_groups": "groups of a state-space layer",
+    "n_groups": "groups of a state-space layer",
 }
-_GROUPS: Final = frozenset({"mamba_n_groups"})
+_GROUPS: Final = frozenset({"mamba_n_groups", "n_groups"})
 _METHOD: Final = ("--quantization", "-q")
 
 

@@ -76,15 +76,16 @@ def _id_range(part: Part) -> Iterator[Flaw]:
             for key in _ID_KEYS:
                 values = source.get(key)
                 for value in values if isinstance(values, list) else [values]:
-                    if type(value) is int and value >= size:
-                        yield flaw(
-                            "token-id-out-of-range",
-                            f"{part.path(file)} says {key} {value}, and there are {size} tokens.",
-                            file=part.path(file),
-                            pointer=f"{pointer}/{key}",
-                            found=value,
-                            expected={"below": size},
-                        )
+                    if value is None or (type(value) is int and -1 <= value < size):  # −1 says that there is none
+                        continue
+                    yield flaw(
+                        "token-id-out-of-range",
+                        f"{part.path(file)} says {key} {value!r}, and there are {size} tokens.",
+                        file=part.path(file),
+                        pointer=f"{pointer}/{key}",
+                        found=value if isinstance(value, int | float | str) else None,
+                        expected={"below": size},
+                    )
 
 
 def _beyond(c: Composition, words: Tokenizer, rows: int) -> Iterator[Flaw]:

@@ -1,6 +1,7 @@
 """Neighbours of the incident cases of adapters, sampling, context, heads and GGUF headers, with sound forms beside."""
 
 import gguf
+import numpy as np
 import pytest
 
 from tests.support import chain
@@ -301,3 +302,61 @@ def test_c007_a_part_of_a_gguf_model_under_another_name_is_not_the_whole(tmp_pat
     chain.write_chain(tmp_path / "model.gguf")
     flaw = only(validate(tmp_path), "shard-missing")
     assert (flaw.found, flaw.expected) == ([0], 3)
+
+
+def blocks(path, *, lost=(), architecture="own", odd=()):
+    """A GGUF file of six blocks of an architecture that nobody knows, but for some tensors."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(6)
+    names = [f"blk.{number}.{one}" for number in range(6) for one in ("norm", "mix", "up", "down")]
+    for name in ["token_embd", *(name for name in names if name not in lost), *odd]:
+        writer.add_tensor(f"{name}.weight", np.ones((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.parent
+
+
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [
+        ({}, []),
+        ({"lost": ("blk.3.mix",)}, [3]),
+        ({"lost": ("blk.1.up", "blk.4.norm")}, [1, 4]),
+        ({"lost": ("blk.1.up", "blk.3.up", "blk.5.up")}, []),
+        ({"odd": ("blk.5.nextn.head",)}, []),
+        ({"lost": ("blk.3.mix",), "architecture": "deci"}, []),
+    ],
+)
+def test_c013_blocks_of_an_unknown_architecture_are_held_against_each_other(tmp_path, options, layers):
+    found = validate(blocks(tmp_path / "m" / "model.gguf", **options))
+    assert [one.found["layer"] for one in found.flaws if one.code == "tensor-missing"] == layers
+
+
+def test_c021_a_projector_that_was_cut_is_told(tmp_path):
+    for name in ("model.gguf", "mmproj-model.gguf"):
+        chain.write_chain(tmp_path / name)
+    assert codes(validate(tmp_path), "block") == set()
+    path = tmp_path / "mmproj-model.gguf"
+    path.write_bytes(path.read_bytes()[:-5000])
+    assert only(validate(tmp_path), "header-invalid").file == "mmproj-model.gguf"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_fault"), [(-5, True), ("2", True), (2.5, True), ([2, "4"], True), (-1, False), (True, True)]
+)
+def test_c046_an_id_that_is_no_number_of_a_token_blocks(tmp_path, value, is_fault):
+    found = validate(micro(tmp_path / "m", eos_token_id=value))
+    assert ("token-id-out-of-range" in codes(found, "block")) is is_fault
+
+
+@pytest.mark.parametrize(("groups", "tensor", "is_fault"), [(8, 16, True), (8, 8, False), (1, 16, False)])
+def test_c066_groups_of_state_space_layers_have_two_names(tmp_path, groups, tensor, is_fault):
+    root = tmp_path / "m"
+    root.mkdir()
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    told = micro_config(**sizes, model_type="nemotron_h", mamba_num_heads=128, n_groups=groups)
+    write_json(root / "config.json", told)
+    assert ("heads-tp" in codes(validate(root, {"engine": VLLM, "topology": {"tp": tensor}}), "block")) is is_fault

@@ -3,7 +3,7 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from registry import runners, waits
+from registry import db, runners, waits
 from registry.tables import JobRow, RunnerRow, TargetRow
 from schemas.runner import Drain, Fingerprint, JobKind, JobState, Runner, Undrained
 
@@ -58,9 +58,14 @@ def held(session: Session, row: RunnerRow) -> list[tuple[JobRow, str | None]]:
 
 
 def _held(session: Session, job: JobRow, target: str | None) -> str:
+    is_lost = job.lease_until is not None and job.lease_until < db.now(session)
     if job.kind != JobKind.SERVE:
-        return f"run {job.id}: it ends by itself"
+        rest = "the runner is not heard of, and another that fits takes it" if is_lost else "it ends by itself"
+        return f"run {job.id}: {rest}"
     serves = f"the replica of bundle {job.bundle[7:19]}" + (f" on {target}" if target else "")
+    if is_lost:
+        # An engine outlives its runner: only the machine's end is certain to be its end.
+        return f"{serves}: the runner is not heard of, its engine may serve on, and another that fits boots it anew"
     return f"{serves}: {_until(session, job)}"
 
 

@@ -13,7 +13,9 @@ from schemas.problems import NotPermitted
 from schemas.runner import ReplicaReport, Report
 from tests.registry.test_scheduling import (
     ask,
+    before,
     bundle,
+    change,
     claim,
     end,
     live,
@@ -75,6 +77,13 @@ def test_what_serves_alone_boots_elsewhere_and_has_not_failed(service: Service, 
         job = session.get_one(JobRow, serves)
         session.get_one(TargetRow, job.target_id).applied = [{"bundle": job.bundle, "weight_bp": 10_000}]
         release = job.release_id
+    drain(service, actor, None)
+    change(service, serves, lease_until=before(service, 1))
+    with service.database.transaction() as session:
+        told = draining.wire(session, runners.get(session, actor.project_id, runner)).drain
+    assert told is not None
+    assert "the runner is not heard of, its engine may serve on" in told.waits_for[0]
+    assert renew(service, actor, held)
     (line,) = losses(service, runner)
     assert "on live@prod is the only one, and has 100 % of the target's requests" in line
     drain(service, actor, 0)

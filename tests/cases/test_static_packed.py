@@ -98,6 +98,14 @@ def test_c057_a_method_whose_tensors_no_layer_has_is_left_over(tmp_path, told):
     )
 
 
+@pytest.mark.parametrize(("version", "is_read"), [("0.27.1", True), ("0.28.0", False), ("0.32.0", False)])
+def test_c057_a_method_that_an_engine_gave_to_a_plugin_is_read_by_the_versions_before(tmp_path, version, is_read):
+    told = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    root = micro(tmp_path / "m", quantization_config=told)
+    found = alarms(validate(root, {"engine": {"name": "vllm", "version": version}}))
+    assert ("quant-method-unsupported" in found) is not is_read
+
+
 @pytest.mark.parametrize("key", ["quantization", "quantization_config"])
 def test_c057_what_mlx_packed_is_for_mlx(tmp_path, key):
     root = packed(tmp_path / "m", mlx, **{key: {"group_size": 8, "bits": 4}})

@@ -260,7 +260,13 @@ FAMILIES: dict[str, Family] = dict(
             **_LLAMA_WORDS,
             declared=_on(8),
         ),
-        _told("llama-3.1-8b-nf4", lambda: decoder(**_LLAMA_SIZES, wrap=nf4), **_LLAMA_WORDS, declared=_VLLM),
+        # The last version of vLLM that reads this without a plugin.
+        _told(
+            "llama-3.1-8b-nf4",
+            lambda: decoder(**_LLAMA_SIZES, wrap=nf4),
+            **_LLAMA_WORDS,
+            declared={"engine": {"name": "vllm", "version": "0.27.1"}},
+        ),
         _told(
             "llama-3.1-8b-nvfp4",
             lambda: decoder(**_LLAMA_SIZES, wrap=nvfp4),

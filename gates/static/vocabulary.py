@@ -15,6 +15,8 @@ from schemas.result import Severity
 
 _MEDIA = re.compile(r"(?i)image|audio|video|vision|speech|media")
 _MARK = re.compile(r"[<\[].{1,80}[>\]]", re.DOTALL)
+_TURN = re.compile(r"<[|｜].+[|｜]>|</?(start|end)_of_[a-z]+>|[<\[]/?[A-Z0-9_]+[>\]]", re.DOTALL)
+"""Markers that are written for models alone."""
 _ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -164,6 +166,7 @@ def _split(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
     rendered = _rendered(c)
     wanted = {text for text in words.vocabulary if text not in words.added and _MARK.fullmatch(text)}
     used = {text for text in wanted if text in rendered}
+    named = {text for key in SPECIAL_KEYS if (text := words.named(key)) and _MARK.fullmatch(text)}
     used |= {text for key in SPECIAL_KEYS if (text := words.named(key)) in words.vocabulary and text not in words.added}
     stops = _stop_ids(c.model)
     used |= {text for text, number in words.vocabulary.items() if number in stops and text not in words.added}
@@ -171,8 +174,9 @@ def _split(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
     for text in sorted(used | touched):
         pieces = words.encoder.ids(text, without=frozenset(touched))
         number = words.ids[text]
-        if pieces == [number] or (pieces is None and not _MARK.fullmatch(text)):
-            continue
+        is_told = number in stops or text in touched or text in named
+        if pieces == [number] or (pieces is None and not (is_told or _TURN.fullmatch(text))):
+            continue  # a tag of HTML, say, that the vocabulary happens to have, and merges may well reach
         is_gguf = c.model.gguf is not None
         mended = is_gguf and text in ENDINGS
         restored = None if is_gguf else words.restored.get(text)

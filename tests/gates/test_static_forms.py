@@ -90,6 +90,19 @@ def test_the_stop_of_a_tokenizer_that_is_not_here_is_not_known(tmp_path, eos, to
     assert codes(validate(root, {"engine": {"name": "tgi", "version": "3.3.6"}}), "block") == codes_found
 
 
+@pytest.mark.parametrize(("text", "is_split"), [("<br>", False), ("<|im_mid|>", True), ("[INST]", True)])
+def test_a_tag_that_the_vocabulary_happens_to_have_is_no_marker(tmp_path, text, is_split):
+    root = speak(micro(tmp_path / "m"), template=T0.replace("\n", text))
+
+    def change(told):
+        told["model"]["vocab"][text] = told["model"]["vocab"].pop("<spare>")
+        told["added_tokens"] = [one for one in told["added_tokens"] if one["content"] != "<spare>"]
+        told["pre_tokenizer"] = {"type": "Metaspace"}  # of which no tokens are counted here
+
+    edit_json(root / "tokenizer.json", change)
+    assert ("marker-split" in codes(validate(root), "block")) is is_split
+
+
 # ------------------------------------------------------------------------------------------------ files and names
 
 

@@ -107,7 +107,7 @@ def test_a_tag_that_the_vocabulary_happens_to_have_is_no_marker(tmp_path, text, 
 
 
 def test_papers_and_pictures_may_have_names_that_no_bundle_holds(tmp_path):
-    root = speak(micro(tmp_path / "m"))
+    root = micro(tmp_path / "m")
     for name in ("LICENSE AGREEMENT.pdf", "figure (1).png", "模型许可.md"):
         (root / name).write_bytes(b"x")
     found = validate(root)
@@ -119,13 +119,13 @@ def test_papers_and_pictures_may_have_names_that_no_bundle_holds(tmp_path):
 
 @pytest.mark.parametrize("name", ["model (1).safetensors", "config .json", "run me.sh", "a b.zip", "weights (2).bin"])
 def test_what_could_be_read_has_a_name_that_every_system_reads_alike(tmp_path, name):
-    root = speak(micro(tmp_path / "m"))
+    root = micro(tmp_path / "m")
     (root / name).write_bytes(b"x")
     assert only(validate(root), "name-refused").file == name
 
 
 def test_pickles_in_folders_that_no_engine_reads_are_nothing_to_speak_of(tmp_path):
-    root = speak(micro(tmp_path / "m"))
+    root = micro(tmp_path / "m")
     for name in ("original/consolidated.00.pth", "metal/model.bin", "onnx/model.onnx"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(b"\x80\x02")
@@ -133,7 +133,7 @@ def test_pickles_in_folders_that_no_engine_reads_are_nothing_to_speak_of(tmp_pat
 
 
 def test_of_two_indexes_the_one_that_engines_read_counts(tmp_path):
-    root = speak(micro_sharded(tmp_path / "m"))
+    root = micro_sharded(tmp_path / "m")
     write_safetensors(root / "consolidated-00001-of-00001.safetensors", [T("tok_embeddings.weight", "BF16", (264, 8))])
     names = {"tok_embeddings.weight": "consolidated-00001-of-00001.safetensors"}
     write_json(root / "consolidated.safetensors.index.json", {"metadata": {}, "weight_map": names})
@@ -153,7 +153,7 @@ def test_of_two_indexes_the_one_that_engines_read_counts(tmp_path):
     ],
 )
 def test_the_one_number_without_a_limit_that_is_published_is_read(tmp_path, value, is_sound):
-    root = speak(micro(tmp_path / "m"))
+    root = micro(tmp_path / "m")
     plain = (root / "config.json").read_text()
     (root / "config.json").write_text(plain[:-1] + f', "time_step_limit": {value}}}')
     assert ("config-unparseable" in codes(validate(root))) is not is_sound
@@ -441,7 +441,7 @@ def test_schemes_that_name_their_modules_are_for_no_others(tmp_path, told, is_so
 
 def test_a_scaled_context_of_a_model_that_also_sees_is_as_long_as_the_engine_takes_it(tmp_path):
     scaling = {"type": "yarn", "mrope_section": [1, 1], "factor": 4.0, "original_max_position_embeddings": 64}
-    root = speak(micro(tmp_path / "m", rope_scaling=scaling))
+    root = micro(tmp_path / "m", rope_scaling=scaling)
     asked = {"engine": VLLM | {"arguments": ["--max-model-len", "256"]}}
     assert alarms(validate(root, asked)) == set()
     assert alarms(validate(root, {"engine": VLLM | {"arguments": ["--max-model-len", "257"]}})) == {"context-too-long"}

@@ -18,6 +18,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from schemas.runner import Claim, ReplicaState
 from schemas.short import many
 from workers.boot import Transitions, booted, require_engine, require_integrity, start_and_wait
 from workers.engines.base import Command
-from workers.launchers.base import Launched, Launcher, Order
+from workers.launchers.base import Launched, Launcher, NotTold, Order
 from workers.launchers.logs import trim
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.serving import NotWanted, Replica
@@ -77,9 +78,20 @@ class Left(Closed):
         return Launched(self.pid, self.start_time, self.boot_id, handle=self.handle)
 
     def launcher_among(self, launchers: Iterable[Launcher]) -> Launcher | None:
-        """Return the launcher that knows it, as what it was started as; None when it is provably no one's any more."""
-        handle = self.handle
-        return next((one for one in launchers if one.adopt(self.pid, self.start_time, self.boot_id, handle)), None)
+        """Return the launcher that knows it, as what it was started as; None when it is provably no one's any more.
+
+        Raises NotTold where it may be one's that does not say.
+        """
+        silent: NotTold | None = None
+        for one in launchers:
+            try:
+                if one.adopt(self.pid, self.start_time, self.boot_id, self.handle):
+                    return one
+            except NotTold as error:
+                silent = error
+        if silent is not None:
+            raise silent
+        return None
 
     @property
     def command(self) -> Command | None:
@@ -143,8 +155,10 @@ class Shelf:
         """End what is provably the kept one, after its requests, and whatever else was started for its folder."""
         left = self.read(job)
         for one in launchers:
-            if left is not None and (found := one.adopt(left.pid, left.start_time, left.boot_id, left.handle)):
-                one.stop(found, grace_seconds=left.drain_seconds + KILL_SECONDS)
+            # What cannot be ended since nobody tells of it now is nobody's from here on, and ended when it is seen.
+            with suppress(NotTold):
+                if left is not None and (found := one.adopt(left.pid, left.start_time, left.boot_id, left.handle)):
+                    one.stop(found, grace_seconds=left.drain_seconds + KILL_SECONDS)
             for stray in one.strays(self.workdir(job)):
                 one.kill(stray)
         self.forget(job)
@@ -260,7 +274,7 @@ class _Live:
     def _adopt(self) -> Replica | None:
         """Take up the engine that a predecessor left, when it is provably that one and answers as it should."""
         left = self.kept.read(self.lease.job)
-        launcher = None if left is None else left.launcher_among(self.site.launchers)
+        launcher = None if left is None else self._owner(left)
         if left is not None and launcher is not None and left.bundle == self.bundle.digest:
             # It has its accelerators, whatever this runner is set to now.
             root = self.site.staging.root(self.bundle)
@@ -272,12 +286,30 @@ class _Live:
                     return replica
             except NotWanted:
                 return replica
+            except NotTold:
+                return self._adopt()
             except EngineFailed as failure:
                 log.warning("replica_not_adopted", job=str(self.lease.job), detail=failure.detail)
             finally:
                 self.is_adopting = False
         self.kept.end(self.lease.job, self.site.launchers)
         return None
+
+    def _owner(self, left: Left) -> Launcher | None:
+        """Return the launcher that knows what was left; who does not tell now is asked until it does.
+
+        Raises JobEnded: the job was over before.
+        """
+        told = ""
+        while True:
+            try:
+                return left.launcher_among(self.site.launchers)
+            except NotTold as error:
+                if str(error) != told:
+                    told = str(error)
+                    self.lease.progress(f"whether its engine still runs is not told: {told}")
+            self.lease.ended.wait(LOOK_SECONDS)
+            self.lease.check()
 
     def _boot(self) -> Replica:
         require_engine(self.bundle, self.site.launcher)

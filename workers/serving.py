@@ -408,7 +408,7 @@ class Replica:
         if answer.finish_reason in FINISHED:
             return Probe(is_alive=True, is_busy=False, detail="answered", latency_ms=latency_ms)
         state = self._process_state()
-        if state.condition is not Condition.RUNNING:
+        if state.condition is Condition.EXITED:
             with self._lock:
                 if not self._is_stopping and self.state not in {ReplicaState.FAILED, ReplicaState.STOPPED}:
                     self._failed(self._exit_cause(state), f"the engine {state}")
@@ -425,8 +425,8 @@ class Replica:
     def fail_when_ended(self) -> None:
         """Return while the engine's process runs. Raises EngineFailed, or NotWanted where it was asked to stop."""
         state = self._process_state()
-        if state.condition is Condition.RUNNING:
-            return
+        if state.condition is not Condition.EXITED:
+            return  # Who cannot be asked for a moment, such as a cluster's API, has not ended it.
         if self._is_stopping:
             raise NotWanted("it was stopped while it was awaited")
         raise self._failed(self._exit_cause(state), f"the engine {state}")

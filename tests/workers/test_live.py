@@ -22,7 +22,7 @@ from workers.engines.base import Command
 from workers.engines.llamacpp import LLAMACPP
 from workers.engines.table import DRIVERS
 from workers.launchers.base import Order
-from workers.launchers.container_command import Containers, name, run
+from workers.launchers.container_command import Containers, run
 from workers.launchers.proc import arguments, mark
 from workers.launchers.process import boot_id
 
@@ -109,17 +109,28 @@ def test_a_replica_outlives_an_upgrade_after_which_engines_are_started_otherwise
     assert answers(first)
 
 
-def late_container(engine, data_dir):
-    """Let a container engine have made what a runner ordered before it was killed, and return its name."""
+def contained(engine, data_dir, workdir):
+    """Let a container engine have made what a runner ordered for a folder, and return what it shows of it."""
     containers = Containers(runner="r1", folder=data_dir, user="1:1", mark=mark(data_dir), network="engines")
     order = Order(Bundle.model_validate(bundle_body(engine=IN_IMAGE)), data_dir / "staged", "job", 1)
-    workdir = data_dir / "engines" / str(uuid4())
     words = run(containers, Command(("engine",)), order, workdir)
-    subprocess.run([str(engine.path), *words], check=True, stdout=subprocess.DEVNULL)
-    return name(order, workdir)
+    done = subprocess.run([str(engine.path), *words], check=True, capture_output=True, text=True)
+    return engine.world()["containers"][done.stdout.strip()]
 
 
-def test_a_live_process_is_taken_up_by_a_runner_that_starts_containers_now_which_ends_what_comes_late(
+def as_container(bench, job, engine, replica):
+    """Let a live replica's process be one that runs in a container, of which its runner has left word."""
+    kept, port = shelf(bench), replica["address"].rpartition(":")[2]
+    one = contained(engine, bench.settings().data_dir, kept.workdir(job))
+    world = engine.world()
+    world["containers"][one["Id"]]["NetworkSettings"]["Ports"]["8000/tcp"][0]["HostPort"] = port
+    engine.set(**world)
+    state = one["State"]
+    told = {"pid": state["Pid"], "start_time": state["StartedAt"], "handle": one["Id"]}
+    kept.write(job, kept.read(job).model_copy(update=told))
+
+
+def test_what_is_live_is_taken_up_by_a_runner_that_starts_containers_now_and_what_comes_late_is_ended(
     bench, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(agent_module, "SWEEP_SECONDS", 0.0)
@@ -127,11 +138,24 @@ def test_a_live_process_is_taken_up_by_a_runner_that_starts_containers_now_which
     engine.set(images=[IN_IMAGE["image"]])
     job, agent, first = serving(bench)
     bench.stop(agent)
-    bench.start(launcher="container", container_program=str(engine.path))
+    agent = bench.start(launcher="container", container_program=str(engine.path))
     until(lambda: bench.states(job).count("ready") == 2, what="the adoption")
     assert bench.replica(job)["pid"] == first["pid"]
-    late = late_container(engine, bench.settings().data_dir)
-    until(lambda: engine.world()["containers"] == {}, what=f"the end of {late}")
+    late = contained(engine, bench.settings().data_dir, bench.settings().data_dir / "engines" / str(uuid4()))
+    until(lambda: engine.world()["containers"] == {}, what=f"the end of {late['Name']}")
+    assert answers(first)
+    # As a container, of which nobody tells when its runner starts, and which is taken up once somebody does.
+    bench.stop(agent)
+    as_container(bench, job, engine, first)
+    before = bench.states(job)
+    engine.set(unreachable="Cannot connect to the Docker daemon")
+    bench.start(launcher="container", container_program=str(engine.path))
+    told = "whether its engine still runs is not told"
+    until(lambda: told in str(bench.run(job).progress), what="that nobody tells")
+    assert bench.states(job) == before
+    engine.set(unreachable="")
+    until(lambda: bench.states(job).count("ready") == 3, what="the adoption of the container")
+    assert bench.states(job) == [*before, "ready"]
     assert answers(first)
 
 

@@ -150,7 +150,10 @@ class Launcher(Protocol):
         """Start an engine and return at once. Raises LaunchFailed."""
 
     def adopt(self, pid: int, start_time_ticks: str, boot: str, handle: str | None = None) -> Launched | None:
-        """Return the identity of an engine started earlier; None when it is not provably still that one."""
+        """Return the identity of an engine started earlier; None when it is not provably still that one.
+
+        Raises NotTold where nobody says whether it is.
+        """
 
     def listening(self, launched: Launched, port_file: Path | None) -> Launched:
         """Return the identity with the port on which this very engine listens, or without while it does not."""

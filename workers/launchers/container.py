@@ -118,13 +118,13 @@ class ContainerLauncher:
         return launched
 
     def adopt(self, pid: int, start_time_ticks: str, boot: str, handle: str | None = None) -> Launched | None:
-        """Return the identity of a container started earlier, or None when it is not provably that start of ours."""
+        """Return the identity of a container started earlier, or None when it is not provably that start of ours.
+
+        Raises EngineUnreachable.
+        """
         if handle is None or boot != boot_id():
             return None
-        try:
-            found = self._inspect(handle)
-        except EngineUnreachable:
-            return None
+        found = self._inspect(handle)
         if found is None or not self._is_ours(found) or not found["State"].get("Running"):
             return None
         launched = _launched(found)

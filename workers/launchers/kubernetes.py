@@ -210,14 +210,17 @@ class KubernetesLauncher:
             self._unanswered.add(self._policies.path(name))
 
     def adopt(self, pid: int, start_time_ticks: str, boot: str, handle: str | None = None) -> Launched | None:
-        """Return the identity of a replica created earlier, or None when it is not provably that object of ours."""
+        """Return the identity of a replica created earlier, or None when it is not provably that object of ours.
+
+        Raises ClusterUnreachable.
+        """
         place = _Handle.read(handle)
         if place is None or pid != 0 or place.uid != start_time_ticks or boot != place.namespace:
             return None
         try:
             found = self._client.get(place.path)
-        except (ClusterRefused, ClusterUnreachable):
-            return None
+        except ClusterRefused as refused:
+            raise ClusterUnreachable(str(refused)) from refused
         if found is None or found["metadata"].get("uid") != place.uid or not self._is_ours(found):
             return None
         if found["metadata"].get("deletionTimestamp"):

@@ -361,7 +361,8 @@ def test_while_the_container_engine_does_not_answer_nothing_is_known_and_nothing
     for state in (launcher.state(launched), launcher.stop(launched, grace_seconds=1), launcher.kill(launched)):
         assert state.condition is Condition.UNKNOWN
         assert "Cannot connect" in state.reason
-    assert launcher.adopt(launched.pid, launched.start_time, launched.boot_id, launched.handle) is None
+    with pytest.raises(NotTold, match="Cannot connect"):
+        launcher.adopt(launched.pid, launched.start_time, launched.boot_id, launched.handle)
     engine.set(unreachable="")
     assert launcher.kill(launched).condition is Condition.EXITED
 

@@ -10,7 +10,7 @@ from tests.support.factories import bundle_body
 from tests.support.scripted_containers import ScriptedContainers
 from workers.engines.base import Command
 from workers.launchers import earlier
-from workers.launchers.base import Condition, Order
+from workers.launchers.base import Condition, NotTold, Order
 from workers.launchers.choice import launcher_of
 from workers.launchers.earlier import Unreachable, Way
 from workers.launchers.process import ProcessLauncher
@@ -78,7 +78,7 @@ def test_what_was_started_as_containers_is_known_to_a_runner_that_starts_process
     assert earlier.kept(told.data_dir) == []
 
 
-def test_what_was_started_by_another_container_engine_is_known_too(settings, started, tmp_path):
+def test_what_was_started_by_another_container_engine_is_known_too(settings, started, engine, tmp_path):
     launched = started()
     other = ScriptedContainers(tmp_path, "docker")
     told = settings("container", container_program=str(other.path))
@@ -86,6 +86,13 @@ def test_what_was_started_by_another_container_engine_is_known_too(settings, sta
     assert way.container_program != told.container_program
     assert left(launched).launcher_among(earlier.all_of(launcher_of(told), ways.values())) is ways[way]
     assert len(earlier.kept(told.data_dir)) == 2
+    # While the one does not answer, nobody can say that it is the other's.
+    launchers = earlier.all_of(launcher_of(told), ways.values())
+    other.set(unreachable="Cannot connect to the Docker daemon")
+    assert left(launched).launcher_among(launchers) is ways[way]
+    engine.set(unreachable="Cannot connect to the podman service")
+    with pytest.raises(NotTold, match="Cannot connect to the podman service"):
+        left(launched).launcher_among(launchers)
 
 
 def test_a_replica_that_was_left_before_ways_were_kept_is_known_by_its_handle(settings, started):

@@ -527,6 +527,11 @@ def test_a_pod_is_adopted_by_another_worker_only_while_it_is_provably_that_one(k
         assert launcher.adopt(**identity | change, handle=launched.handle) is None
     assert launcher.adopt(**identity, handle="pods/engines/x") is None
     assert launcher.adopt(**identity, handle=None) is None
+    for status in (503, 403):
+        kube.refusal = (status, "Unavailable", "leader changed")
+        with pytest.raises(NotTold, match="leader changed"):
+            launcher.adopt(**identity, handle=launched.handle)
+    kube.refusal = None
     kube.objects["pods", NAME]["metadata"]["labels"]["sluicegate.dev/runner"] = "r2"
     assert launcher.adopt(**identity, handle=launched.handle) is None
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from schemas.problems import EngineFailed
 from schemas.runner import Agreement, ReplicaState
 from tests.support import chain
 from tests.support.folder_bundles import bundle as folder_bundle
-from tests.support.grounds import IMAGE, STAGED, chain_in_image, container_ground, kube_ground
+from tests.support.grounds import IMAGE, STAGED, ContainerGround, chain_in_image, container_ground, kube_ground
 from tests.support.scripted_kube import ScriptedKube
 from workers.launchers.base import Order
 from workers.launchers.process import Condition
 from workers.serving import NotWanted, Replica
+from workers.vitals import Watcher
 
 S = ReplicaState
 JOB = "0197a1b2-0000-7000-8000-000000000001"
@@ -40,6 +42,19 @@ def ground(tmp_path, request):
         made = container_ground(tmp_path / "bin", data, request.param, **network)
         yield made
         made.end()
+
+
+@contextmanager
+def silence(ground):
+    """Let nobody say what runs."""
+    if isinstance(ground, ContainerGround):
+        ground.engine.set(unreachable="Cannot connect to the Docker daemon")
+        yield
+        ground.engine.set(unreachable="")
+    else:
+        ground.kube.refusal = (503, "ServiceUnavailable", "etcdserver: leader changed")
+        yield
+        ground.kube.refusal = None
 
 
 class Life:
@@ -128,6 +143,11 @@ def test_a_replica_is_loaded_warmed_ready_taken_over_drained_and_stopped(life, g
     if launched.pid == 0:
         # A pod is closed by a policy that goes with it.
         assert sorted(kind for kind, _ in ground.kube.objects) == ["networkpolicies", "pods"]
+    with silence(ground):
+        # Whoever runs it cannot be asked for a moment, and it serves on.
+        one.replica.fail_when_ended()
+        assert Watcher(one.replica).look() is None
+        assert one.replica.probe().is_alive
     # Another runner, after this one was lost, takes up the very same.
     other = one.another()
     assert not one.another().adopt(launched.pid, "another start", launched.boot_id, None, launched.handle)

@@ -98,11 +98,21 @@ def test_c057_a_method_whose_tensors_no_layer_has_is_left_over(tmp_path, told):
     )
 
 
-@pytest.mark.parametrize(("version", "is_read"), [("0.27.1", True), ("0.28.0", False), ("0.32.0", False)])
-def test_c057_a_method_that_an_engine_gave_to_a_plugin_is_read_by_the_versions_before(tmp_path, version, is_read):
-    told = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    root = micro(tmp_path / "m", quantization_config=told)
-    found = alarms(validate(root, {"engine": {"name": "vllm", "version": version}}))
+@pytest.mark.parametrize(
+    ("engine", "version", "method", "is_read"),
+    [
+        ("vllm", "0.27.1", "bitsandbytes", True),
+        ("vllm", "0.28.0", "bitsandbytes", False),  # a plugin's since
+        ("vllm", "0.32.0", "bitsandbytes", False),
+        ("sglang", "0.5.8", "w4afp8", False),
+        ("sglang", "0.5.9", "w4afp8", True),
+        ("sglang", "0.5.9", "quark_mxfp4", False),
+        ("sglang", "0.5.23", "quark_mxfp4", True),
+    ],
+)
+def test_c057_a_method_is_read_by_the_versions_that_have_it(tmp_path, engine, version, method, is_read):
+    root = micro(tmp_path / "m", quantization_config={"quant_method": method})
+    found = alarms(validate(root, {"engine": {"name": engine, "version": version}}))
     assert ("quant-method-unsupported" in found) is not is_read
 
 

@@ -104,8 +104,6 @@ def test_c057_a_method_whose_tensors_no_layer_has_is_left_over(tmp_path, told):
         ("vllm", "0.27.1", "bitsandbytes", True),
         ("vllm", "0.28.0", "bitsandbytes", False),  # a plugin's since
         ("vllm", "0.32.0", "bitsandbytes", False),
-        ("vllm", "0.24.0", "nvfp4_per_token", False),
-        ("vllm", "0.26.0", "nvfp4_per_token", True),
         ("vllm", "0.32.0", "fp_quant", True),
         ("sglang", "0.5.8", "w4afp8", False),
         ("sglang", "0.5.9", "w4afp8", True),

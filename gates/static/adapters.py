@@ -43,6 +43,15 @@ def check(c: Composition) -> Iterator[Flaw]:
         if not part.weights.shards and not any(name.endswith(".bin") for name in part.entries):
             path = part.path("adapter_model.safetensors")
             yield flaw("adapter-incomplete", f"The adapter {adapter.name} has no adapter_model.safetensors.", file=path)
+        if c.engine == "llamacpp" and part.weights.shards and part.gguf is None:
+            yield flaw(
+                "format-unsupported",
+                f"llama.cpp reads adapters in GGUF, and {adapter.name} is in safetensors.",
+                file=part.path(next(iter(part.weights.shards))),
+                found="safetensors",
+                expected="gguf",
+                advice="Convert it with convert_lora_to_gguf.py, or choose an engine that reads it.",
+            )
         yield from _kind(c, part, config)
         yield from _features(c, part, config)
         yield from _strength(c, part, config)

@@ -385,6 +385,11 @@ CODES: Final[Mapping[str, Code]] = {
             "The engine does not read this method.",
             "Choose another engine or method.",
         ),
+        kv_scales_missing=(
+            (WARN,),
+            "The cache is one of 8-bit floats, and layers have no scales for it.",
+            "Calibrate the scales, or leave the cache in the model's numbers; goldens show what it costs.",
+        ),
         quant_argument_differs=(
             (BLOCK,),
             "The launch arguments name another method than the files.",

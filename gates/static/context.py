@@ -28,7 +28,8 @@ def check(c: Composition) -> Iterator[Flaw]:
 
 def requested(c: Composition) -> int | None:
     """Return the context that the launch arguments ask for, of one request."""
-    return c.declared.arguments.number(*_LENGTH)
+    names = _LENGTH if c.engine in (None, "tgi") else [one for one in _LENGTH if one != "--max-total-tokens"]
+    return c.declared.arguments.number(*names)
 
 
 def derived(shape: Shape) -> int | None:

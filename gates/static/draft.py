@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from gates.files.contents import is_pickled
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
 from gates.static.vocabulary import embedding_rows
@@ -16,6 +17,10 @@ def check(c: Composition) -> Iterator[Flaw]:
         return
     if not part.config and part.gguf is None:
         yield flaw("draft-incomplete", "The draft has no config.json.", file=part.path("config.json"))
+        return
+    has_none = not part.weights.shards and part.gguf is None and not any(map(is_pickled, part.entries))
+    if has_none and (c.model.weights.shards or c.model.gguf is not None):
+        yield flaw("draft-incomplete", "The draft has no weights.", file=part.path("model.safetensors"))
         return
     if c.is_head(part):
         return  # heads of this kind read the target's own states and tokens

@@ -27,6 +27,8 @@ LINEARS = re.compile(
     r"|(mlp|block_sparse_moe|feed_forward)\.experts\.[0-9]+\.(gate_proj|up_proj|down_proj|w1|w2|w3)"
     r"|fc1|fc2"
 )
+KEYS = re.compile(r"(^|\.)(k_proj|qkv_proj|query_key_value|c_attn|Wqkv|wqkv|W_pack)\.")
+"""What tells a layer that keeps keys and values."""
 _LAYER = re.compile(r"^(?P<prefix>(?:[^.]+\.)*?)(?:layers|h|blocks)\.(?P<number>[0-9]{1,4})\.(?P<rest>.+)$")
 _NUMBERED = re.compile(r"\.[0-9]+\.")
 """Of one of several alike, such as layers: no head is."""

@@ -43,6 +43,15 @@ _NARROW = ("F8", "U8", "I8")
 """Types that hold no weights by themselves: 8-bit floats, two 4-bit numbers in a byte, and 8-bit integers."""
 # Suffix of packed weights → suffixes without which nobody can unpack them, any one of each group.
 _UNPACKED_BY = {"qweight": ("scales",), "weight_packed": ("weight_scale", "weight_global_scale")}
+# Argument → methods whose checkpoints it reads too. Source: `override_quantization_method` of vLLM's methods, and the
+# compatible methods in SGLang's model_config.py.
+_READ_BY = {
+    **dict.fromkeys(("gptq_marlin", "gptq_marlin_24", "gptq_bitblas", "marlin"), ("gptq",)),
+    "awq_marlin": ("awq",),
+    "moe_wna16": ("gptq", "awq"),
+    **dict.fromkeys(("modelopt_fp4", "modelopt_fp8", "modelopt_mixed"), ("modelopt",)),
+    **dict.fromkeys(("w8a8_fp8", "w8a8_int8"), ("compressed-tensors",)),
+}
 _G_IDX_BYTES = 16 * 1024 * 1024
 
 
@@ -54,6 +63,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     """Check how the model is quantized."""
     told = c.quantization
     tensors = c.model.weights.effective
+    yield from _cache_scales(c, told)
     if told is None:
         yield from _undeclared(c, tensors)
         yield from _asked_for(c, tensors)
@@ -203,7 +213,10 @@ def _packing(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) 
     """
     if told.bits is None or told.told.get("dynamic") or told.told.get("extra_config") or 32 % told.bits:
         return
-    if str(told.told.get("version", "gemm")).lower() != "gemm" or told.told.get("checkpoint_format") == "marlin":
+    said = told.told
+    if str(said.get("version", "gemm")).lower() != "gemm" or said.get("checkpoint_format") == "marlin":
+        return
+    if said.get("pack_dtype", "int32") != "int32":
         return
     factor, odd = 32 // told.bits, []
     for name in sorted(tensors):
@@ -227,6 +240,33 @@ def _packing(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) 
             **_where(c, told),
             found={"module": name.removesuffix(".qweight"), "scales": list(stored), "count": len(odd)},
             expected={"scales": list(wanted), "bits": told.bits, "group_size": told.group},
+        )
+
+
+def _cache_scales(c: Composition, told: Quantization | None) -> Iterator[Flaw]:
+    """Find a cache of 8-bit floats without the scales of its keys and values: then engines take 1 for each.
+
+    Source: vLLM's quantization/kv_cache.py, and its `--calculate-kv-scales`.
+    """
+    asked = c.declared.arguments.get("--kv-cache-dtype", "--kv_cache_dtype")
+    is_asked = (asked or "").startswith("fp8") and not c.declared.arguments.has("--calculate-kv-scales")
+    # Of ModelOpt's checkpoints some leave out scales of 1 and say nothing of it, so that only an argument counts there.
+    declared = told is not None and bool(told.told.get("kv_cache_scheme"))
+    if not (is_asked or (declared and asked in (None, "auto"))) or not c.model.layered or c.model.shape.is_mla:
+        return
+    scaled = {one.number for one in c.model.layered if one.rest.endswith((".k_scale", ".v_scale", ".kv_scale"))}
+    attending = {one.number for one in c.model.layered if names.KEYS.search(one.rest)}
+    bare = sorted(attending - scaled)
+    if bare:
+        why = f"--kv-cache-dtype {asked}" if is_asked else "the quantization configuration"
+        yield flaw(
+            "kv-scales-missing",
+            f"{why} asks for a cache of 8-bit floats, and {len(bare)} of {len(attending)} layers have no scales "
+            "for it: 1 is taken for each.",
+            file=c.model.path("config.json" if told is None else told.file),
+            pointer="--kv-cache-dtype" if is_asked else None,
+            found={"layers": bare[:MAX_ITEMS], "count": len(bare)},
+            expected={"tensors": ["k_scale", "v_scale"]},
         )
 
 
@@ -340,8 +380,7 @@ def _method(c: Composition, told: Quantization) -> Iterator[Flaw]:
             expected=sorted(known),
         )
     asked = c.declared.arguments.get("--quantization", "-q")
-    families = {"gptq_marlin": "gptq", "awq_marlin": "awq", "marlin": "gptq", "modelopt_fp4": "modelopt"}
-    if asked and told.method and families.get(asked, asked) != told.method and told.method != "auto-round":
+    if asked and told.method and told.method not in {asked, "auto-round", *_READ_BY.get(asked, ())}:
         yield flaw(
             "quant-argument-differs",
             f"The launch arguments say {asked}, and {told.file} says {told.method}.",

@@ -25,8 +25,23 @@ def check(c: Composition) -> Iterator[Flaw]:
         yield conflict
         return
     yield from _place(c, shape, file)
+    yield from _numbers(shape, file)
     for pointer, told in settings(shape):
         yield from _scaling(shape, told, pointer, file)
+
+
+def _numbers(shape: Shape, file: str) -> Iterator[Flaw]:
+    """Find a base or a share of turned numbers that no frequencies come of."""
+    places: list[tuple[str, Mapping[str, Any]]] = [("", shape.text), *((f"{at}/", one) for at, one in settings(shape))]
+    for place, told in places:
+        for name in ("rope_theta", "rotary_emb_base", _LOCAL):
+            value = told.get(name)
+            if value is not None and not (_is_number(value) and value > 0):
+                yield _wrong(shape, file, place + name, f"{name} is {value!r}, and must be above 0.", value, "above 0")
+        part = told.get("partial_rotary_factor")
+        if part is not None and not (_is_number(part) and 0 < part <= 1):
+            says = f"partial_rotary_factor is {part!r}, and must be above 0 and at most 1."
+            yield _wrong(shape, file, f"{place}partial_rotary_factor", says, part, {"above": 0, "at_most": 1})
 
 
 def settings(shape: Shape) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -29,7 +29,12 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "min_p": (0, 1),
     "repetition_penalty": (0, 100),
     "top_k": (-1, 2**31),
+    "max_new_tokens": (1, 2**31),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
 }
+_WHOLE = frozenset({"top_k", "max_new_tokens"})
+_OVERRIDE = "--override-generation-config"
 
 
 def check(c: Composition) -> Iterator[Flaw]:
@@ -37,6 +42,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     told, file = _told(c)
     asked = model_defaults(told)
     yield from _range(c, told, file)
+    yield from _range(c, c.declared.arguments.json(_OVERRIDE) or {}, None)
     if asked and c.model.gguf is None:
         yield from _ignored(c, asked, file)
 
@@ -83,7 +89,7 @@ def effective_defaults(c: Composition) -> dict[str, float] | None:
         defaults["temperature"] = 0.0  # without do_sample the likeliest token is taken, whatever else is said
     elif rule in {"all", "sampled"} and asked not in {"vllm", "openai"}:
         defaults |= model_defaults(told)
-    override = c.declared.arguments.json("--override-generation-config") or {}
+    override = c.declared.arguments.json(_OVERRIDE) or {}
     defaults |= {name: override[name] for name in NEUTRAL if type(override.get(name)) in (int, float)}
     return defaults
 
@@ -92,7 +98,7 @@ def _ignored(c: Composition, asked: Mapping[str, float], file: str) -> Iterator[
     effective = effective_defaults(c)
     if effective is None:
         return
-    override = c.declared.arguments.json("--override-generation-config") or {}
+    override = c.declared.arguments.json(_OVERRIDE) or {}
     differing = {name: value for name, value in asked.items() if effective[name] != value and name not in override}
     if not differing:
         return
@@ -113,19 +119,24 @@ def _shown(name: str, value: float) -> float | str:
     return "off" if name == "top_k" and value <= 0 else value
 
 
-def _range(c: Composition, told: Mapping[str, Any], file: str) -> Iterator[Flaw]:
+def _range(c: Composition, told: Mapping[str, Any], file: str | None) -> Iterator[Flaw]:
     is_gguf = c.model.gguf is not None
     for name, (low, high) in _RANGES.items():
         value = told.get(name)
         if value is None:
             continue
         zero = name in {"top_p", "repetition_penalty"} and value == 0
-        if type(value) not in (int, float) or not low <= value <= high or zero:
+        odd = name in _WHOLE and type(value) is float and not value.is_integer()
+        if type(value) not in (int, float) or not low <= value <= high or zero or odd:
             yield flaw(
                 "sampling-out-of-range",
-                f"{file} says {name} {value!r}, and it must be from {low} to {high}.",
+                f"{file or _OVERRIDE} says {name} {value!r}, and it must be from {low} to {high}.",
                 file=file,
-                pointer=f"general.sampling.{GGUF_SAMPLING[name]}" if is_gguf else f"/{name}",
+                pointer=_OVERRIDE
+                if file is None
+                else f"general.sampling.{GGUF_SAMPLING[name]}"
+                if is_gguf
+                else f"/{name}",
                 found=value,
                 expected={"from": low, "to": high},
             )

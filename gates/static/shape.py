@@ -14,6 +14,7 @@ from typing import Any
 _HEADS = re.compile(r"(?i)eagle|medusa|hydra|speculator|nextn|mtp|dflash")
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 MOST = {"layers": 4096, "heads": 65_536, "kv_heads": 65_536, "experts": 65_536}
+_NEVER_NONE = frozenset({"hidden", "layers", "heads", "vocabulary", "context"})
 MOST_EXPERTS = 100_000
 """Experts of all layers together; the largest published models have a quarter of that."""
 MOST_OF_ALL = 2**31
@@ -124,7 +125,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         (key, text[key])
         for name, keys in KEYS.items()
         for key in keys
-        if type(text.get(key)) is int and not -1 <= text[key] <= MOST.get(name, MOST_OF_ALL)
+        if type(text.get(key)) is int
+        and (not -1 <= text[key] <= MOST.get(name, MOST_OF_ALL) or (text[key] == 0 and name in _NEVER_NONE))
     )
     experts, layers = values["experts"], values["layers"]
     if experts and layers and experts * layers > MOST_EXPERTS:

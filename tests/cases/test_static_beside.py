@@ -360,3 +360,59 @@ def test_c066_groups_of_state_space_layers_have_two_names(tmp_path, groups, tens
     told = micro_config(**sizes, model_type="nemotron_h", mamba_num_heads=128, n_groups=groups)
     write_json(root / "config.json", told)
     assert ("heads-tp" in codes(validate(root, {"engine": VLLM, "topology": {"tp": tensor}}), "block")) is is_fault
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "pointer"),
+    [
+        ({"rope_theta": 0}, "rope-scaling-invalid", "/rope_theta"),
+        ({"rope_theta": "1e6"}, "rope-scaling-invalid", "/rope_theta"),
+        (
+            {"rope_theta": None, "rope_parameters": {"rope_theta": -1}},
+            "rope-scaling-invalid",
+            "/rope_parameters/rope_theta",
+        ),
+        ({"partial_rotary_factor": 1.5}, "rope-scaling-invalid", "/partial_rotary_factor"),
+        ({"max_position_embeddings": 0}, "size-absurd", "/max_position_embeddings"),
+        ({"partial_rotary_factor": 0.5, "rope_theta": 5e5}, None, None),
+    ],
+)
+def test_c071_numbers_of_which_no_frequencies_come_block(tmp_path, changes, code, pointer):
+    found = [one for one in validate(micro(tmp_path / "m", **changes)).flaws if one.severity == "block"]
+    assert [(one.code, one.pointer) for one in found] == ([] if code is None else [(code, pointer)])
+
+
+@pytest.mark.parametrize(
+    ("told", "words", "pointer"),
+    [
+        ({"max_new_tokens": 0}, [], "/max_new_tokens"),
+        ({"presence_penalty": 5}, [], "/presence_penalty"),
+        ({"top_k": 20.5}, [], "/top_k"),
+        ({"top_k": 20.0, "max_new_tokens": 2048}, [], None),
+        (
+            {},
+            ["--override-generation-config", '{"temperature":-1,"eos_token_id":[2,4]}'],
+            "--override-generation-config",
+        ),
+    ],
+)
+def test_c049_further_defaults_and_those_of_the_launch_are_possible_values(tmp_path, told, words, pointer):
+    root = micro(tmp_path / "m")
+    write_json(root / "generation_config.json", told | {"eos_token_id": [2, 4]})
+    found = validate(root, {"engine": VLLM | {"arguments": words}})
+    flaws = [one.pointer for one in found.flaws if one.code == "sampling-out-of-range"]
+    assert flaws == ([] if pointer is None else [pointer])
+
+
+def test_c076_a_draft_without_weights_is_incomplete(tmp_path):
+    root = speak(micro(tmp_path / "m"))
+    speak(micro(root / "draft"), template=None)
+    assert alarms(validate(root, {"draft": "draft"})) == set()
+    (root / "draft" / "model.safetensors").unlink()
+    assert "draft-incomplete" in codes(validate(root, {"draft": "draft"}), "block")
+
+
+def test_c085_an_adapter_in_a_format_that_llama_cpp_does_not_read_blocks(tmp_path):
+    root = adapted(tmp_path / "m")
+    found = validate(root, ADAPTERS | {"engine": LLAMACPP})
+    assert "adapt/adapter_model.safetensors" in {one.file for one in found.flaws if one.code == "format-unsupported"}

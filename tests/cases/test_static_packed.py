@@ -242,3 +242,48 @@ def test_c062_numbers_that_an_accelerator_lacks_are_told_wherever_they_come_from
     assert [one.severity.value for one in found.flaws if one.code == "arch-unsupported"] == (
         [severity] if severity else []
     )
+
+
+CACHE = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+}
+SCALES = [T(f"model.layers.0.self_attn.{one}_scale", "BF16", (1,), b"\x80\x3f") for one in "kv"]
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "told", "is_told"),
+    [
+        (["--kv-cache-dtype", "fp8"], [], None, True),
+        (["--kv-cache-dtype", "fp8"], SCALES, None, False),
+        (["--kv-cache-dtype", "fp8_e5m2", "--calculate-kv-scales"], [], None, False),
+        ([], [], CACHE, True),
+        ([], SCALES, CACHE, False),
+        (["--kv-cache-dtype", "bfloat16"], [], CACHE, False),
+        ([], [], None, False),
+    ],
+)
+def test_a_cache_of_eight_bit_floats_has_scales_or_says_that_it_has_none(tmp_path, words, more, told, is_told):
+    root = micro(tmp_path / "m", tensors=[*micro_tensors(), *more], quantization_config=told)
+    flaws = [
+        one for one in validate(root, {"engine": VLLM | {"arguments": words}}).flaws if one.code == "kv-scales-missing"
+    ]
+    assert [(one.found["layers"], one.severity.value) for one in flaws] == ([([0], "warn")] if is_told else [])
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "is_fault"),
+    [
+        ("gptq", "moe_wna16", False),
+        ("gptq", "gptq_bitblas", False),
+        ("compressed-tensors", "w8a8_fp8", False),
+        ("modelopt", "modelopt_mixed", False),
+        ("awq", "gptq_marlin", True),
+        ("compressed-tensors", "fp8", True),
+    ],
+)
+def test_an_argument_that_reads_a_method_s_checkpoints_is_no_other_method(tmp_path, method, asked, is_fault):
+    root = config_only(tmp_path / "m", quantization_config={"quant_method": method, "bits": 4})
+    found = validate(root, {"engine": SGLANG | {"arguments": ["--quantization", asked]}})
+    assert ("quant-argument-differs" in codes(found)) is is_fault

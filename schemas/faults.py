@@ -123,7 +123,7 @@ def sentence(
             return "is required" + _described(places)
         case "extra_forbidden":
             names = schema.fields(path[:-1], document) if schema is not None else []
-            return "is no field here" + _instead(str(path[-1]) if path else "", names, "the fields are")
+            return "is no field here" + instead(str(path[-1]) if path else "", names, "the fields are")
         case "union_tag_not_found":
             return "is required" + _listed(_choices(places), ": one of ")
         case "union_tag_invalid":
@@ -207,7 +207,8 @@ def _none_of(value: Any, names: Sequence[str]) -> str:
     return f"is {shown(value)}, which is none of {', '.join(names[:MAX_NAMES])}" + (meant and f"; {meant}")
 
 
-def _instead(word: str, names: Sequence[str], opening: str) -> str:
+def instead(word: str, names: Sequence[str], opening: str) -> str:
+    """Return the question whether a name like a word was meant, or all names after an opening."""
     meant = near(word, names)
     return f"; {meant}" if meant else _listed(names, f"; {opening} ")
 

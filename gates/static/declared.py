@@ -215,15 +215,6 @@ def declared_by(bundle: Bundle) -> Declared:
 
 # ---------------------------------------------------------------------------------------------- what -f says
 
-READ = frozenset(
-    {
-        *("engine", "topology", "hardware", "runtime", "serving", "template", "drain", "draft", "draft_model"),
-        *("adapters", "features", "capabilities", "libraries", "context_tokens", "context_length", "max_context"),
-        *("served_name", "gpu_arch", "accelerator", "from", "roles", *Bundle.model_fields),
-    }
-)
-"""Keys of a declaration that something reads, here or where a bundle is created."""
-
 
 def read_declared(document: Mapping[str, Any]) -> Declared:
     """Return what a file of `-f` declares: a part of a bundle document, in which short names are understood too.

@@ -61,6 +61,15 @@ class Rules:
         return None
 
 
+@cache
+def names_told() -> frozenset[str]:
+    """Return the names of rules and of libraries that a declaration may say beside an engine's version."""
+    engines = table("engines")
+    known = {name for rules in engines["engines"].values() for name in rules} | set(engines["default"])
+    libraries = {"transformers", *(rule["library"] for rule in table("libraries")["rules"])}
+    return frozenset(known | libraries | {name.replace("-", "_") for name in libraries})
+
+
 def implemented(engine: str | None, version: str | None) -> frozenset[str]:
     """Return the model types that an engine implements itself although their publishers ship code.
 

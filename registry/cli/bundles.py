@@ -25,6 +25,7 @@ from registry.cli.placement import plan
 from registry.cli.profile import connect, folder
 from registry.cli.quarantine import LIFT_EXAMPLES, QUARANTINE_EXAMPLES, lift, quarantine, show_quarantine
 from registry.cli.sources import AllowHost, CacheFolder, From, Gathered, Given, SourceName, WeightsPattern
+from registry.cli.strange import refuse_strange
 from registry.cli.validation import EXAMPLES, validate
 from registry.client import Client
 from schemas.api import LockedSource, Registered
@@ -212,6 +213,7 @@ def _overlay(file: Path | None, source: str) -> tuple[dict[str, Any], dict[str, 
     overlay = read_file(file)
     if not isinstance(overlay, dict):
         raise InvalidDocument(f"{file} is not an object")
+    refuse_strange(overlay, str(file))
     overlay = as_patch(overlay, [Path(source), file.resolve().parent])
     roles = overlay.pop("roles", {})
     if "files" in overlay:

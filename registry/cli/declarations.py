@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gates.static.declared import ENGINE_NAMES, PARALLEL_NAMES
+from gates.static.rules import names_told
 from schemas.problems import InvalidDocument
 
-_SHORT: Mapping[str, Mapping[str, str]] = {
+SHORT: Mapping[str, Mapping[str, str]] = {
     "engine": {
         **dict.fromkeys(("family",), "name"),
         **dict.fromkeys(("args", "launch_args"), "arguments"),
@@ -28,7 +29,7 @@ _SHORT: Mapping[str, Mapping[str, str]] = {
     "runtime": {"context_length": "context_tokens"},
     "serving": {"name": "served_name"},
 }
-_TOP = {
+TOP = {
     "features": ("serving", "features"),
     "capabilities": ("serving", "features"),
     "served_name": ("serving", "served_name"),
@@ -38,9 +39,11 @@ _TOP = {
     "gpu_arch": ("hardware", "accelerator"),
     "accelerator": ("hardware", "accelerator"),
 }
-_FOLDERS = ("directory", "folder", "path", "model")
-_ONLY_CHECKED = ("drain",)
+FOLDERS = ("directory", "folder", "path", "model")
+ONLY_CHECKED = ("drain",)
 """What `bundle validate` holds against others, and no bundle document has."""
+TOPOLOGY_ARCHITECTURE = ("gpu_arch", "arch")
+"""Names of the accelerator that may stand with the layout."""
 
 
 def as_patch(document: Mapping[str, Any], places: list[Path]) -> dict[str, Any]:
@@ -53,22 +56,47 @@ def as_patch(document: Mapping[str, Any], places: list[Path]) -> dict[str, Any]:
     Raises:
         InvalidDocument: a value is said twice under two names, or a folder is none.
     """
-    patch = {key: value for key, value in document.items() if key not in {*_TOP, *_ONLY_CHECKED, "draft_model"}}
+    aside = {*TOP, *ONLY_CHECKED, "draft_model", "libraries"}
+    patch = {key: value for key, value in document.items() if key not in aside}
     if isinstance(patch.get("engine"), str):
         patch["engine"] = {"name": patch["engine"]}
-    for key, (section, name) in _TOP.items():
+    for key, (section, name) in TOP.items():
         if key in document:
             _put(patch.setdefault(section, {}), name, document[key], f"/{key}")
-    for section, names in _SHORT.items():
+    _take_architecture(patch)
+    for section, names in SHORT.items():
         told = patch.get(section)
         if isinstance(told, Mapping):
             patch[section] = _long(told, names, f"/{section}")
+    _take_libraries(patch, document.get("libraries"))
     _spell(patch)
     sources = _parts(patch, document, places)
     if sources:
         told = patch.get("from") or {}
         patch["from"] = {**told, **sources} if isinstance(told, Mapping) else told
     return patch
+
+
+def _take_architecture(patch: dict[str, Any]) -> None:
+    """Move an accelerator that stands with the layout to the hardware."""
+    layout = patch.get("topology")
+    if isinstance(layout, Mapping):
+        patch["topology"] = {key: value for key, value in layout.items() if key not in TOPOLOGY_ARCHITECTURE}
+        for key in TOPOLOGY_ARCHITECTURE:
+            if key in layout:
+                _put(patch.setdefault("hardware", {}), "accelerator", layout[key], f"/topology/{key}")
+
+
+def _take_libraries(patch: dict[str, Any], libraries: Any) -> None:
+    """Move versions of libraries, and rules, that stand beside the engine or its version to what it is built of."""
+    engine = patch.setdefault("engine", {}) if libraries is not None else patch.get("engine")
+    if not isinstance(engine, dict):
+        return
+    told = {key: engine[key] for key in names_told() if isinstance(engine.get(key), bool | int | str)}
+    for key in told:
+        del engine[key]
+    for key, value in (told | (dict(libraries) if isinstance(libraries, Mapping) else {})).items():
+        _put(engine.setdefault("build", {}), key, value, "/engine/build")
 
 
 def _long(told: Mapping[str, Any], names: Mapping[str, str], place: str) -> dict[str, Any]:
@@ -127,17 +155,17 @@ def _parts(patch: dict[str, Any], document: Mapping[str, Any], places: list[Path
         found["draft"] = _source(draft, "/draft", places)
         patch.pop("draft", None)
     elif isinstance(draft, Mapping):
-        key = next((key for key in _FOLDERS if key in draft), None)
+        key = next((key for key in FOLDERS if key in draft), None)
         if key is not None:
             found["draft"] = _source(draft[key], f"/draft/{key}", places)
-        patch["draft"] = {name: value for name, value in draft.items() if name not in _FOLDERS}
+        patch["draft"] = {name: value for name, value in draft.items() if name not in FOLDERS}
     return found
 
 
 def _folder(adapter: Any) -> Any:
     if not isinstance(adapter, Mapping):
         return None
-    return next((adapter[key] for key in _FOLDERS if key in adapter), None)
+    return next((adapter[key] for key in FOLDERS if key in adapter), None)
 
 
 def _source(folder: Any, place: str, places: list[Path]) -> str:

@@ -164,7 +164,7 @@ class _Asked:
 def _composition(asked: _Asked, output: Output) -> "Iterator[tuple[Composition, Bundle | None]]":
     """Return the composition of a source, or that of a registered bundle with its document."""
     if Path(asked.what).is_dir() or not is_directory(asked.what):
-        declared, parts = declared_in(asked.file, output)
+        declared, parts = declared_in(asked.file)
         sources = given(asked.what, asked.parts, parts, asked.allow_host, asked.cache)
         with ExitStack() as stack:
             whole = composed(sources, declared, output, file=asked.file, weights=asked.weights, is_sketch=True)

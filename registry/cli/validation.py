@@ -16,6 +16,7 @@ from registry.cli.inferred import say
 from registry.cli.options import Json, examples
 from registry.cli.output import Output
 from registry.cli.sources import AllowHost, CacheFolder, From, SourceName, WeightsPattern, given
+from registry.cli.strange import refuse_strange
 from schemas.problems import InvalidDocument
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def validate(
     from gates.static import examine, report
 
     output = Output(as_json=as_json)
-    declared, parts = declared_in(file, output)
+    declared, parts = declared_in(file)
     declared = _with_engine(declared, engine, engine_version, arg)
     _note_engine(declared, output)
     asked = given(source, part, parts, allow_host, cache)
@@ -102,12 +103,12 @@ def validate(
     return Exit.FAILED if found.verdict == "failed" else Exit.DONE
 
 
-def declared_in(file: Path | None, output: Output) -> "tuple[Declared, object]":
+def declared_in(file: Path | None) -> "tuple[Declared, object]":
     """Return what a file of `-f` declares, nothing without one, and what it has under "from".
 
     Raises Usage, InvalidDocument.
     """
-    from gates.static.declared import READ, DeclaredError, read_declared  # as above
+    from gates.static.declared import DeclaredError, read_declared  # as above
 
     if file is None:
         return read_declared({}), None
@@ -116,8 +117,7 @@ def declared_in(file: Path | None, output: Output) -> "tuple[Declared, object]":
         document = {}
     if not isinstance(document, dict):
         raise InvalidDocument(f"{file} is not an object")
-    if strange := sorted(str(key) for key in document if key not in READ):
-        output.note(f"{file}: nothing reads {', '.join(strange)}", "warn")
+    refuse_strange(document, str(file))
     try:
         return read_declared(document), document.get("from")
     except DeclaredError as error:

@@ -5,10 +5,12 @@ import json
 import pytest
 
 from registry.cli.declarations import as_patch
+from registry.cli.strange import refuse_strange
 from schemas.bundle import Bundle
 from schemas.common import MAX_DOCUMENT_BYTES
 from schemas.problems import InvalidDocument
 from tests.support.checkpoints import adapt, micro, speak
+from tests.support.factories import bundle_body
 
 YAML = """\
 engine:
@@ -145,3 +147,48 @@ def test_a_document_s_own_names_stay_as_they_are(tmp_path):
     assert as_patch({"draft": "hf:a/b@c"}, []) == {"from": {"draft": "hf:a/b@c"}}
     with pytest.raises(InvalidDocument):
         as_patch({"draft": ""}, [tmp_path])
+
+
+STRANGE = {
+    "foo": 3,
+    "engin": "vllm",
+    "runtime": {"contxt_tokens": 5, "sampling": {"temprature": "0.1"}},
+    "engine": {"name": "vllm", "verison": "1", "compressed_tensors": "0.16.0"},
+    "topology": {"tp": 1, "tensor_paralel": 2},
+    "adapters": [{"name": "support", "directory": "lora", "rnk": 8}],
+    "draft": {"directory": "small", "tokns": 4},
+    "drain": {"shutdown_secnds": 60},
+    "sources": [{"kind": "local", "note": "x"}],
+}
+
+
+def test_create_validate_and_plan_refuse_alike_what_nothing_reads(command, folder):
+    (folder / "strange.json").write_text(json.dumps(STRANGE))
+    ran = [
+        create(command, folder, file="strange.json"),
+        command("bundle", "validate", folder / "m", "-f", folder / "strange.json", "--json"),
+        command("bundle", "plan", folder / "m", "-f", folder / "strange.json", "--device-memory", "80GB", "--json"),
+    ]
+    assert [one.status for one in ran] == [2, 2, 2], ran
+    first, *others = (one.json["errors"] for one in ran)
+    assert others == [first, first]
+    said = {one["pointer"]: one["detail"] for one in first}
+    assert set(said) == {
+        *("/foo", "/engin", "/runtime/contxt_tokens", "/runtime/sampling/temprature", "/engine/verison"),
+        *("/topology/tensor_paralel", "/adapters/0/rnk", "/draft/tokns", "/drain/shutdown_secnds", "/sources/0/note"),
+    }
+    assert said["/runtime/contxt_tokens"] == "is no field here; did you mean context_tokens?"
+    assert said["/engin"] == "is no field here; did you mean engine?"
+
+
+def test_every_key_of_a_bundle_document_and_every_short_name_is_taken(tmp_path):
+    body = bundle_body()
+    refuse_strange(body, "bundle.json")
+    refuse_strange(dict.fromkeys((field.alias or name for name, field in Bundle.model_fields.items())), "all.json")
+    told = {"engine": {"name": "vllm", "kv_replication": False}, "topology": {"arch": "sm_90"}}
+    told |= {"libraries": {"transformers": "5.1"}, "labels": {"team": "search"}, "drain": {"pre_stop": 3}}
+    told |= {"adapters": {"de": str(tmp_path)}, "template": {"arguments": {"think": True}}}
+    refuse_strange(told, "told.json")
+    patch = as_patch(told, [tmp_path])
+    assert patch["engine"] == {"name": "vllm", "build": {"kv_replication": "false", "transformers": "5.1"}}
+    assert (patch["topology"], patch["hardware"]) == ({}, {"accelerator": "sm_90"})

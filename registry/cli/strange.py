@@ -1,0 +1,84 @@
+"""Keys in a file of `-f` that nothing reads: a misspelt one would declare nothing, and pass for what was meant."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from gates.static.rules import names_told
+from registry.cli.declarations import FOLDERS, ONLY_CHECKED, SHORT, TOP, TOPOLOGY_ARCHITECTURE
+from schemas.bundle import Bundle
+from schemas.faults import Schema, instead, pointer
+from schemas.problems import InvalidDocument
+from schemas.short import many
+
+_BESIDE: Mapping[tuple[str, ...], Iterable[str]] = {
+    (): (*TOP, *ONLY_CHECKED, "libraries", "draft_model", "from", "roles"),
+    ("topology",): TOPOLOGY_ARCHITECTURE,
+    ("adapters", "0"): FOLDERS,
+    ("draft",): FOLDERS,
+}
+"""Place → keys that it may have beside its short names and those of a bundle document."""
+_DRAIN = (
+    *("termination_grace_seconds", "termination_grace"),
+    *("pre_stop_seconds", "pre_stop", "shutdown_seconds", "shutdown_timeout"),
+)
+
+
+def refuse_strange(document: Mapping[str, Any], file: str) -> None:
+    """Refuse a declaration with keys that neither a bundle document has nor anything else reads.
+
+    Args:
+        document: what the file says.
+        file: its name.
+
+    Raises:
+        InvalidDocument: with each such key, and what it may have meant.
+    """
+    found = list(_strange(document, document, (), (), _schema()))
+    if found:
+        said = f"{many(len(found), 'place')} {'is' if len(found) == 1 else 'are'} wrong"
+        raise InvalidDocument(f"{file}: {said}", errors=found)
+
+
+@cache
+def _schema() -> Schema:
+    whole = Bundle.model_json_schema()
+    return Schema(whole, whole)
+
+
+def _strange(
+    document: Mapping[str, Any], at: Any, path: tuple[str | int, ...], known_as: tuple[str | int, ...], schema: Schema
+) -> Iterator[dict[str, str]]:
+    """Yield what is strange at a place and under it.
+
+    Args:
+        document: the whole.
+        at: what stands at the place.
+        path: of the place, as it is written.
+        known_as: the same place in a bundle document.
+        schema: of a bundle document.
+    """
+    if isinstance(at, list):
+        for number, one in enumerate(at):
+            yield from _strange(document, one, (*path, number), (*known_as, number), schema)
+        return
+    if not isinstance(at, Mapping):
+        return
+    fields = list(_DRAIN) if path == ("drain",) else schema.fields(known_as, document)
+    if not fields:
+        return  # a map, whose keys are names
+    names = [*fields, *_beside(known_as)]
+    libraries = names_told() if known_as == ("engine",) else frozenset()
+    for key, value in at.items():
+        if key in names:
+            inner = "draft" if not path and key == "draft_model" else key
+            yield from _strange(document, value, (*path, key), (*known_as, inner), schema)
+        elif key not in libraries or not isinstance(value, bool | int | str):
+            said = "is no field here" + instead(key, names, "the fields are")
+            yield {"pointer": pointer((*path, key)), "detail": said}
+
+
+def _beside(known_as: tuple[str | int, ...]) -> list[str]:
+    place = tuple("0" if isinstance(part, int) else part for part in known_as)
+    short = SHORT.get(place[0], {}) if len(place) == 1 else {}
+    return [*short, *_BESIDE.get(place, ())]

@@ -56,12 +56,16 @@ class Site:
 
         Raises:
             IndexError: the service knows of more than there are here now, and this runner has to register again; or too
-                few are reserved for a second replica.
+                few are reserved.
         """
         if self.launcher.name == "kubernetes":
             return ()
         reserved, count = lease.claim.devices, Needs.of(bundle).count
         if beside is None:
+            if len(reserved) < count:
+                # With none named, an engine would see all of them, and those of others.
+                detail = f"{len(reserved)} accelerators are reserved for job {lease.job}, whose replica takes {count}"
+                raise IndexError(detail)
             return tuple(self.identifiers[place] for place in reserved[:count])
         own = Needs.of(beside).count
         if len(reserved) < own + count:

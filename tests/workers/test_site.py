@@ -64,6 +64,15 @@ def test_a_job_s_own_replica_has_the_first_and_the_accepted_bundle_the_next(tmp_
     assert names(tmp_path, [3], bundle(1), bundle(0)) == ()
 
 
+@pytest.mark.parametrize("devices", [[], [4]])
+def test_a_replica_for_which_too_few_are_reserved_is_not_started_with_all_that_there_are(
+    tmp_path: Path, devices: list[int]
+) -> None:
+    told = rf"{len(devices)} accelerators are reserved for job .*, whose replica takes 2"
+    with pytest.raises(IndexError, match=told):
+        names(tmp_path, devices, bundle(2))
+
+
 def test_no_replica_gets_what_is_another_one_s_when_too_few_are_reserved(tmp_path: Path) -> None:
     with pytest.raises(IndexError, match=r"2 accelerators are reserved for job .*, whose two replicas take 3"):
         names(tmp_path, [0, 1], bundle(2), bundle(1))

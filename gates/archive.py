@@ -29,6 +29,10 @@ LINES: dict[str, type[BaseModel]] = {
     "end": ArchiveEnd,
 }
 """Kinds of lines, in the order in which they stand."""
+BEGINNING = b'{"archive":'
+"""What no other file begins with."""
+ARCHIVE = "archive"
+"""Stream of the faults that are of the file itself."""
 MAX_LINE_BYTES = 2 * MAX_DOCUMENT_BYTES
 MAX_FAULTS = 1000
 _BINDS = {
@@ -119,7 +123,7 @@ class _Reader:
         self._is_ended = False
 
     def _fault(self, problem: str) -> None:
-        self._faults.append(Fault(stream="archive", position=self._number, problem=problem))
+        self._faults.append(Fault(stream=ARCHIVE, position=self._number, problem=problem))
 
     def take(self, raw: bytes) -> bool:
         """Take a line. Tells whether what follows can be read."""

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gates import archive
+from gates.archive import ARCHIVE
 from registry.cli.documents import resolve_release
 from registry.cli.failures import Exit, Usage
 from registry.cli.files import open_regular
@@ -16,6 +17,7 @@ from registry.cli.output import Output, size
 from registry.cli.profile import connect, folder
 from registry.cli.seen import Seen
 from registry.client import Client
+from schemas.api import PublicKey
 from schemas.checkpoint import Checkpoint
 from schemas.common import DIGEST_PATTERN, MAX_DOCUMENT_BYTES
 from schemas.evidence import Agreement, Kind, Recomputation, Verification
@@ -29,6 +31,11 @@ ResultEntry = Annotated[str | None, typer.Argument(metavar="[ENTRY]", help="Whol
 ResultRelease = Annotated[str | None, typer.Option("--release", help="Or the release whose result it is, and")]
 ResultGate = Annotated[str | None, typer.Option("--gate", "-g", help="the gate, whose latest result it is.")]
 """How a command names one gate result: by its entry, or by a release and a gate; see `_named`."""
+
+
+MOST_FAULTS = 20
+"""Rows of what is wrong; in a damaged log one cause has very many consequences."""
+_LONG = re.compile(r"(?:sha256:)?[0-9a-f-]{32,}")
 
 
 def _stream(client: Client, stream: str | None, release: str | None) -> str | None:
@@ -214,11 +221,19 @@ def _verify_archive(path: Path, key: Path | None, kept: str | None) -> Verificat
             with open_regular(key) as file:
                 pinned = archive.public_keys(file.read(MAX_DOCUMENT_BYTES).decode()).keys()
         with open_regular(path) as file:
+            if not file.read(len(archive.BEGINNING)) == archive.BEGINNING:
+                raise Usage(f"{path} is no archive of evidence: `sluicegate evidence export FILE` writes one")
+            file.seek(0)
             return archive.verify(file, pinned=pinned, must_have=kept)
     except OSError as error:
         raise Usage(f"{error.filename} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise Usage(f"{key} cannot be used: {error}") from None
+
+
+def _short(stream: str) -> str:
+    """Return a stream's name with its ids and digests cut."""
+    return "/".join(_LONG.sub(lambda found: f"{found[0][:18]}…", part) for part in stream.split("/"))
 
 
 def _show(out: Output, found: Verification, results: list[Recomputation]) -> None:
@@ -231,7 +246,12 @@ def _show(out: Output, found: Verification, results: list[Recomputation]) -> Non
         out.say(f"verified: {read}", "good")
     else:
         out.say(f"not verified: {read}, {many(len(found.faults), 'fault')}", "bad")
-        out.table(["STREAM", "POSITION", "WHAT IS WRONG"], ([f.stream, f.position, f.problem] for f in found.faults))
+        # What is wrong with the file itself is why streams lack entries.
+        faults = sorted(found.faults, key=lambda fault: fault.stream != ARCHIVE)
+        rows = ([_short(fault.stream), fault.position, fault.problem] for fault in faults[:MOST_FAULTS])
+        out.table(["STREAM", "POSITION", "WHAT IS WRONG"], rows)
+        if len(faults) > MOST_FAULTS:
+            out.say(f"and {many(len(faults) - MOST_FAULTS, 'fault')} more; --json has them all, with whole names")
     for one in results:
         tone = {Agreement.SAME: "good", Agreement.IMPOSSIBLE: "warn", Agreement.ERASED: "warn"}.get(one.outcome, "bad")
         why = "".join(f"; {fault}" for fault in one.faults)
@@ -282,6 +302,48 @@ def export(
     read = ", ".join([*(many(*one) for one in counts), size(made.size)])
     output.result(made, lambda out: out.say(f"{file}: {read}; last checkpoint {made.checkpoint}", "good"))
     return Exit.DONE
+
+
+@app.command(
+    epilog=examples(
+        "sluicegate evidence keys",
+        "sluicegate evidence keys --pem trusted.pem",
+        "sluicegate evidence verify --archive evidence.jsonl --key trusted.pem",
+    )
+)
+def keys(
+    pem: Annotated[
+        Path | None,
+        typer.Option("--pem", help="Write them all to this file, which must not exist, for `verify --key`."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """List the public keys that sign evidence or did, the oldest first.
+
+    Keep the file where the service cannot write: an archive that is signed anew with other keys is then found out.
+    """
+    output = Output(as_json=as_json)
+    with connect() as client:
+        found = client.evidence.public_keys()
+    if pem is not None:
+        try:
+            with pem.open("x", encoding="ascii") as file:
+                file.writelines(f"{one.public_key_pem.strip()}\n" for one in found)
+        except OSError as error:
+            raise Usage(f"{pem} cannot be written: {(error.strerror or str(error)).lower()}") from None
+
+    def human(out: Output) -> None:
+        rows = ([one.key_id[:16], one.algorithm, f"{one.valid_from:%Y-%m-%d %H:%M:%S}Z", _until(one)] for one in found)
+        out.table(["KEY", "ALGORITHM", "FROM", "UNTIL"], rows)
+        if pem is not None:
+            out.say(f"{pem}: {many(len(found), 'public key')}", "good")
+
+    output.result({"items": found}, human)
+    return Exit.DONE
+
+
+def _until(key: PublicKey) -> str:
+    return "signs now" if key.valid_until is None else f"{key.valid_until:%Y-%m-%d %H:%M:%S}Z"
 
 
 @app.command(

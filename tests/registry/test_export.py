@@ -71,7 +71,13 @@ def here(own_api, command):
 
 def test_export_and_verification_from_the_command_line(here, own_api, tmp_path):
     path, key = tmp_path / "evidence.jsonl", tmp_path / "trusted.pem"
-    key.write_text(own_api.service.signer.public_key_pem)
+    told = here.ok("evidence", "keys", "--pem", key)
+    assert key.read_text() == own_api.service.signer.public_key_pem
+    assert f"{own_api.service.signer.key_id[:16]}  ECDSA" in told.out.replace("ecdsa", "ECDSA")
+    assert "signs now" in told.out
+    assert here("evidence", "keys", "--pem", key).status == 2
+    (listed,) = here.ok("evidence", "keys", "--json").json["items"]
+    assert (listed["key_id"], listed["valid_until"]) == (own_api.service.signer.key_id, None)
     made = here.ok("evidence", "export", path, "--json").json
     count = made["entries"]
     here.use("http://127.0.0.1:1", None)  # nothing answers there
@@ -98,8 +104,29 @@ def test_an_archive_signed_with_another_key_fails_under_the_one_that_is_trusted(
     assert "neither is it trusted nor did a trusted key introduce it" in ran.out
 
 
+def test_what_was_cut_is_said_first_and_what_follows_from_it_is_not_said_without_end(here, own_api, actor, tmp_path):
+    for number in range(30):
+        registered_policy(own_api.service, actor, name=f"policy-{number}")
+    path = tmp_path / "evidence.jsonl"
+    here.ok("evidence", "export", path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:4]))
+    ran = here("evidence", "verify", "--archive", path)
+    assert ran.status == 1
+    rows = ran.out.splitlines()
+    assert "the archive was cut" in rows[2]
+    assert rows[-1].startswith("and ")
+    assert len(rows) == 23
+    assert max(map(len, rows)) < 140
+    assert len(here("evidence", "verify", "--archive", path, "--json").json["faults"]) > 20
+
+
 def test_what_makes_no_sense_is_usage(here, tmp_path):
     path = tmp_path / "evidence.jsonl"
+    path.write_text('{"model": "none"}')
+    ran = here("evidence", "verify", "--archive", path)
+    assert (ran.status, "no archive of evidence" in ran.err) == (2, True)
+    path.unlink()
     here.ok("evidence", "export", path)
     assert here("evidence", "export", path).status == 2
     assert here("evidence", "export", tmp_path / "none" / "evidence.jsonl").status == 2

@@ -60,6 +60,20 @@ class Ledger:
         """Whole sequences that the room holds at the stated context."""
         return 0 if self.room <= 0 or self.sequence_bytes < 1 else self.room // self.sequence_bytes
 
+    @property
+    def largest(self) -> tuple[str, int]:
+        """What takes the most before any sequence, and its bytes."""
+        reserve = self.reserve
+        taken = {
+            "weights": self.weights,
+            "adapters": self.adapters,
+            "the draft": self.draft,
+            "activations": reserve.activation_bytes,
+            "graphs": reserve.graph_bytes,
+            "headroom": reserve.headroom_bytes,
+        }
+        return max(taken.items(), key=lambda one: one[1])
+
     def lines(self) -> dict[str, int]:
         """Return every line of the ledger, as a document has it."""
         reserve = self.reserve
@@ -110,10 +124,11 @@ def judge(ledgers: Sequence[Ledger], context_tokens: int, wanted: int, *, groups
     if tight.room <= 0:
         needed = tight.reserve.usable_bytes - tight.room
         said = f"a device of stage {tight.stage} has {tight.reserve.usable_bytes} usable bytes, and {needed} are taken"
+        what, most = tight.largest
         return Judgement(
             fits=False,
             what="memory",
-            message=f"{said} before any sequence",
+            message=f"{said} before any sequence, {most} of them by {what}",
             stage=tight.stage,
             found=tight.reserve.usable_bytes,
             expected=needed,

@@ -352,10 +352,10 @@ def _note_licence(bundle: Bundle, output: Output) -> None:
 
 
 def _say_created(out: Output, registered: Registered, told: Mapping[str, Any]) -> None:
-    out.say(f"{'registered' if told['is_new'] else 'was there already'}: {registered.name}", "good")
-    out.fields([("digest", registered.digest), ("serving", registered.serving_digest)])
-    out.say("")
     say(out, told["inferred"])
+    out.say("")
+    out.fields([("digest", registered.digest), ("serving", registered.serving_digest)])
+    out.say(f"{'registered' if told['is_new'] else 'was there already'}: {registered.name}", "good")
 
 
 def _show_local(out: Output, bundle: Bundle, inferred: Mapping[str, Any]) -> None:

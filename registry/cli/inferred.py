@@ -125,7 +125,7 @@ def say(out: Output, told: Mapping[str, Any]) -> None:
     rows = [
         [place[1:].replace("/", " "), _shown(value), _from(origin)]
         for place, origin in told["from"].items()
-        if (value := _at(told, place)) is not None and place != "/left_out"
+        if (value := _at(told, place)) is not None and place != "/left_out" and _shown(value) != ""
     ]
     out.table(["INFERRED", "VALUE", "FROM"], rows)
 

@@ -274,6 +274,9 @@ def _say(out: Output, what: str, found: "Plan") -> None:
     tone = "good" if judged.judgement.fits else "bad"
     said = "fits" if judged.judgement.fits else "does not fit"
     out.say(f"{what} on {_laid(judged.topology)}: {said}: {judged.judgement.message}", tone)
+    tight = min(judged.ledgers, key=lambda one: one.room, default=None)
+    if tight is not None and tight.room <= 0 and tight.largest[0] == "activations":
+        out.say("activations are what --activations says (4GB by default): state what the engine's log shows")
 
 
 def _laid(topology: "Topology") -> str:

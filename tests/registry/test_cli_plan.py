@@ -68,7 +68,11 @@ def test_a_plan_that_does_not_fit_says_the_number_and_the_smallest_layout_that_d
     status, said = run(capsys, llama, "--device-memory", "16GiB", "--context", "8000", "--activations", "1GB")
     assert status == 1
     assert "does not fit: a device of stage 0 has 15461882265 usable bytes" in said.out
+    assert "16060522496 of them by weights" in said.out
     assert "tp=2 (2 devices)" in said.out
+    assert "--activations" not in said.out
+    _, said = run(capsys, llama, "--device-memory", "16GiB", "--context", "8000", "--activations", "17GB")
+    assert "17000000000 of them by activations\nactivations are what --activations says" in said.out
     status, said = run(capsys, llama, *CARD, "--topology", "tp=3")
     assert status == 1
     assert "STAGE" not in said.out

@@ -51,7 +51,7 @@ COMMANDS = {
         "rollback",
     },
     "gate": {"run", "watch", "list"},
-    "evidence": {"list", "follow", "verify", "checkpoint", "export", "revoke", "erase"},
+    "evidence": {"list", "follow", "verify", "checkpoint", "export", "keys", "revoke", "erase"},
     "runner": {"drain", "list", "show", "undrain"},
     "token": {"create", "list", "revoke"},
     "project": {"create", "list", "show", "limit"},

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
+from gates import environment
 from registry.service import Service
 from tests.conftest import settings_for
 from tests.support import factories
@@ -24,6 +25,7 @@ from tests.support.runners import Bench, bench
 from tests.support.scripted_containers import ScriptedContainers
 from tests.support.speech import SPEECHES, Speech
 from tests.support.spoken import MODULES, PROGRAMS, Spoken, Starters, image_of
+from workers.engines.table import DRIVERS
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -120,6 +122,10 @@ def _ground(postgres, tmp_path_factory) -> Iterator[Ground]:
     containers = ScriptedContainers(place)
     keys = [(engine, is_good) for engine in sorted(SPEECHES) for is_good in (True, False)]
     with ExitStack() as stack:
+        # What runners of this process are told of engines holds for all that comes after, but for this.
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(environment, "_places", dict(environment._places))
+        patch.setitem(DRIVERS, "external", DRIVERS["external"])
         servers = {
             key: stack.enter_context(Spoken(speech_of(key[0], is_good=key[1])))
             for key in keys

@@ -90,7 +90,7 @@ def _gguf(file: BinaryIO, size: int) -> Facts:
             "name": texts.get("general.name"),
             "licence": texts.get("general.license"),
             "context": whole.get(f"{architecture}.context_length"),
-            "quantization": _gguf_quantization(header),
+            "quantization": gguf_quantization(header),
             "parameters": header.parameters,
             "has_template": bool(texts.get("tokenizer.chat_template")),
             "special_tokens": special,
@@ -109,7 +109,8 @@ def _gguf_special() -> list[tuple[str, str]]:
     return [(name, "unknown" if name == "unk" else "padding" if name == "pad" else name) for name in _SPECIAL]
 
 
-def _gguf_quantization(header: Header) -> Facts | None:
+def gguf_quantization(header: Header) -> Facts | None:
+    """Return the method of a GGUF file, such as q4_k_m, with its bits where the file type tells them."""
     named = FILE_TYPES.get(header.metadata.get("general.file_type"))  # type: ignore[arg-type]  # any value may be there
     if named is not None:
         return {"method": named[0], "bits": named[1]}

@@ -1,9 +1,11 @@
 """Runs every check over a composition, and says what was inferred on the way."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from gates.facts import gguf_quantization
+from gates.files.header import Tensor
 from gates.static import (
     adapters,
     context,
@@ -129,6 +131,7 @@ def infer(c: Composition, *, with_digest: bool = False) -> dict[str, Any]:
             "tensors": len(tensors),
             "effective_bytes": part.weights.effective_bytes,
             "superseded": len(part.weights.superseded),
+            "dtypes": _dtypes(placed.tensor for placed in tensors.values()),
         },
         "embedding_rows": embedding_rows(part),
         "tokenizer": None if words is None else {"size": words.size, "prefix": words.prefix},
@@ -152,6 +155,14 @@ def infer(c: Composition, *, with_digest: bool = False) -> dict[str, Any]:
     return told | {"from": origins.of(c, told)}
 
 
+def _dtypes(tensors: Iterable[Tensor]) -> dict[str, int]:
+    """Return number formats → bytes in each, the most first."""
+    found: dict[str, int] = {}
+    for one in tensors:
+        found[one.dtype] = found.get(one.dtype, 0) + one.size
+    return dict(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
 def _of_gguf(c: Composition, part: Part) -> dict[str, Any]:
     """Return what a GGUF header says where other files do not."""
     header = part.gguf
@@ -166,6 +177,7 @@ def _of_gguf(c: Composition, part: Part) -> dict[str, Any]:
         for key, end in origins.GGUF_SHAPE.items()
     }
     has_head = any(tensor.name == "output.weight" for tensor in tensors)
+    quantized = gguf_quantization(header)
     sampling_told = {
         key: told[f"general.sampling.{end}"]
         for key, end in sampling.GGUF_SAMPLING.items()
@@ -184,7 +196,11 @@ def _of_gguf(c: Composition, part: Part) -> dict[str, Any]:
             "tensors": len(tensors),
             "effective_bytes": sum(tensor.size for tensor in tensors),
             "superseded": 0,
+            "dtypes": _dtypes(tensors),
         },
+        "quantization": None
+        if quantized is None
+        else {"method": quantized["method"], "bits": quantized.get("bits"), "group_size": None},
         "embedding_rows": rows,
         "sampling": {**sampling.NEUTRAL, **sampling_told},
     }

@@ -141,6 +141,8 @@ def _of_header(c: Composition) -> Iterator[tuple[str, Origin]]:
     for place in ("/shape/vocabulary", "/embedding_rows"):
         yield place, file(rows, "token_embd.weight")
     yield "/shape/tied", file(path, "output.weight")
+    kind = "general.file_type"
+    yield "/quantization", file(path, kind) if kind in metadata else {"by": "derived", "pointer": "/weights/dtypes"}
     yield "/context/derived", file(path, f"{architecture}.context_length")
     if part.config:
         yield from _of_rope(part, part.path("config.json"))

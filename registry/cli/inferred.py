@@ -13,7 +13,7 @@ from schemas.bundle import Bundle
 if TYPE_CHECKING:
     from gates.static.origins import Origin
 
-VERSION = 2
+VERSION = 3
 """Changes whenever more or other things are inferred, so that nothing remembered is taken for it."""
 _LISTED = 10
 _DECLARED = {

@@ -230,6 +230,16 @@ def test_of_two_formats_the_engine_s_is_checked_and_the_other_left_out_unopened(
     assert (alarms(found), found.inferred["format"]) == (set(), "gguf")
 
 
+def test_number_formats_and_the_method_are_told(tmp_path):
+    tiny_gguf(tmp_path / "m" / "m.gguf", CHAT, pair(b"general.file_type", 4, struct.pack("<I", 15)))
+    told = validate(tmp_path / "m").inferred
+    assert told["quantization"] == {"method": "q4_k_m", "bits": 4, "group_size": None}
+    assert told["from"]["/quantization"]["pointer"] == "general.file_type"
+    assert list(told["weights"]["dtypes"]) == ["F32"]
+    told = validate(partly(tmp_path / "n", GPTQ | {"dynamic": {"-:.*q_proj": {}}})).inferred
+    assert list(told["weights"]["dtypes"]) == ["BF16", "I32", "F16"]
+
+
 def test_nobody_chats_with_a_model_whose_output_is_pooled(tmp_path):
     pooled = pair(b"qwen3.pooling_type", 4, struct.pack("<I", 3))
     tiny_gguf(tmp_path / "m" / "m.gguf", pooled, name=b"own")

@@ -12,7 +12,7 @@ than it) or as requests that stay open.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -21,7 +21,7 @@ from typing import Final, assert_never
 
 from gates import stats
 from gates.router import CANDIDATE, STABLE, WHOLE_BP
-from gates.tally import ERRORS, Fate, Tally
+from gates.tally import ERRORS, ArmStats, Fate, Tally
 from schemas.policy import ErrorRatioCondition, Step, StopCondition, TtftCondition
 from schemas.result import Measurement
 
@@ -319,6 +319,33 @@ def _shares(tally: Tally, conditions: Sequence[StopCondition]) -> list[_Share]:
     return shares
 
 
+def _ttft(name: str, seen: ArmStats, condition: TtftCondition) -> Measurement:
+    value = seen.percentile_ms(condition.percentile)
+    return Measurement(
+        name=name,
+        unit="ms",
+        statistic=stats.percentile_label(condition.percentile),
+        value=value if value is not None and math.isfinite(value) else None,
+        n=len(seen.ttft_ms),
+        infinite=sum(math.isinf(each) for each in seen.ttft_ms),
+        limit=float(condition.max_ms),
+    )
+
+
+def _baseline(tally: Tally, conditions: Sequence[StopCondition]) -> Iterator[Measurement]:
+    """Yield what the stable side showed meanwhile, where it had requests: to look at, since nothing is judged by it."""
+    beside = tally.arms[STABLE]
+    if not beside.n:
+        return
+    for condition in conditions:
+        if isinstance(condition, TtftCondition):
+            if beside.ttft_ms:
+                yield _ttft("baseline_ttft", beside, condition)
+        else:
+            k, n = beside.errors, beside.n
+            yield Measurement(name="baseline_error_ratio", unit="ratio", statistic="value", value=k / n, n=n, k=k)
+
+
 def _measurements(
     tally: Tally, conditions: Sequence[StopCondition], shares: Sequence[_Share]
 ) -> tuple[Measurement, ...]:
@@ -341,18 +368,8 @@ def _measurements(
             )
         )
         if isinstance(condition, TtftCondition):
-            value = seen.percentile_ms(condition.percentile)
-            found.append(
-                Measurement(
-                    name="ttft",
-                    unit="ms",
-                    statistic=stats.percentile_label(condition.percentile),
-                    value=value if value is not None and math.isfinite(value) else None,
-                    n=len(seen.ttft_ms),
-                    infinite=sum(math.isinf(each) for each in seen.ttft_ms),
-                    limit=float(condition.max_ms),
-                )
-            )
+            found.append(_ttft("ttft", seen, condition))
+    found += _baseline(tally, conditions)
     split_n = tally.assigned.total()
     desired = tally.split.weight_bp(CANDIDATE) / WHOLE_BP
     share_seen = tally.assigned[CANDIDATE] / split_n if split_n else None

@@ -15,6 +15,7 @@ from registry.api.pages import Cursor, page
 from registry.auth import Actor
 from registry.cursors import Cursor as LogCursor
 from registry.evidence import Selection
+from registry.web.canary import panels
 from registry.web.chart import split_over_time
 from registry.web.notices import notices
 from registry.web.rendering import PageRoute, render
@@ -109,6 +110,7 @@ def _view(found: ReleaseDetail, actor: Actor, now: datetime, required: int) -> d
         "notices": notices(found, required=required),
         "replaces": replaces(found),
         "chart": split_over_time(found.log, now=now, is_over=is_over),
+        "panels": panels(found.log),
         "log": [(entry, *tell(entry)) for entry in reversed(found.log)],
         "tones": TONES,
         "is_over": is_over,

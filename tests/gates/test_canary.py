@@ -52,6 +52,9 @@ def test_a_healthy_candidate_passes_when_the_hold_is_over():
     assert by_name["ttft"].value == 120.0
     assert by_name["ttft"].statistic == "p90"
     assert by_name["observed_weight"].value == 0.25
+    # What the stable side showed meanwhile is there to be looked at.
+    assert (by_name["baseline_error_ratio"].k, by_name["baseline_error_ratio"].n) == (0, 240)
+    assert by_name["baseline_ttft"].n == 240
     assert [by_name[name].value for name in ("open_requests", "client_left", "refused")] == [0, 0, 0]
     assert [by_name[name].n for name in ("open_requests", "client_left", "refused")] == [1, 80, 80]
 

@@ -4,9 +4,12 @@ from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
+from sqlalchemy import select
 
 from registry import runners
+from registry.tables import EntryRow
 from schemas.evidence import Kind, Reasoned, Staged
+from schemas.result import Finding, GateResult, Measurement, Severity, Verdict
 from schemas.runner import RunnerRegistration
 from tests.registry.web.test_inventory import EVIL, FINGERPRINT
 from tests.support.api import Api
@@ -49,6 +52,23 @@ HEADINGS = "[...document.querySelectorAll('h1, h2, h3, h4')].map((one) => Number
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
+RESULT = GateResult(
+    gate="compatibility",
+    definition="sha256:" + "d" * 64,
+    verdict=Verdict.FAILED,
+    summary=f"One probe was answered otherwise {EVIL}",
+    measurements=[
+        Measurement(name="ready", unit="ms", statistic="value", value=732.0, n=1, limit=120_000.0),
+        Measurement(name="errors", unit="ratio", statistic="value", value=0.5, n=2, k=1, low=0.1, high=0.9, limit=0.1),
+    ],
+    findings=[
+        Finding(code="probe-differs", severity=Severity.BLOCK, message="It differs.", found=EVIL, advice="Look.")
+    ],
+    duration_ms=900,
+    source="run",
+)
+
+
 @pytest.fixture
 def browser() -> Iterator[Browser]:
     with Browser() as made:
@@ -81,10 +101,15 @@ def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed,
     with committed.database.transaction() as session:
         (runner,) = (row.id for row in runners.browse(session, actor.project_id, after=None, limit=1))
     policy = registered_policy(committed, actor).digest
+    record_act(committed, release, Kind.STAGED, Staged(files=1, size=10, duration_ms=5), "staged")
+    record_act(committed, release, Kind.GATE_RECORDED, RESULT, "gate:compatibility")
+    with committed.database.transaction() as session:
+        entry = session.scalars(select(EntryRow.entry_digest).where(EntryRow.kind == Kind.GATE_RECORDED)).one()
     paths = [
         "/",
         f"/policies/{policy}",
         f"/releases/{release}",
+        f"/results/{entry}",
         "/bundles",
         f"/bundles/{bundle}",
         f"/bundles/{bundle}/diff/{later}",

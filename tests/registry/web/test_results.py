@@ -11,8 +11,10 @@ from gates.catalog import conclude
 from gates.gate import GateContext
 from gates.load_records import read_run
 from gates.plain import NO_AUTHORITY
+from registry.web.canary import panels
 from registry.web.curves import HEIGHT, WIDTH, curves
 from schemas.api import Complete
+from schemas.evidence import Entry, Kind
 from schemas.result import Verdict
 from schemas.runner import Report
 from tests.support.factories import policy_body, registered_policy
@@ -126,3 +128,34 @@ def test_a_result_says_what_was_found_and_what_is_none_is_not_there(scene, visit
     (other, *_) = scene.command.ok("evidence", "list", "--json").json["items"]
     for address in (other["entry_digest"], "sha256:" + "0" * 64):
         assert visit.get(f"/results/{address}").status_code == 404
+
+
+def judgement(kind: Kind, step: int, **values: float | None) -> Entry:
+    body = {
+        "step": step,
+        "reasons": ["because"],
+        "measurements": [
+            {"name": "error_ratio", "unit": "ratio", "statistic": "value", "n": 60, "k": 3, "limit": 0.1, **values},
+            {"name": "baseline_error_ratio", "unit": "ratio", "statistic": "value", "n": 80, "k": 0, "value": 0.0},
+        ],
+    }
+    return Entry.model_construct(kind=kind, body=body)
+
+
+def test_a_canary_is_drawn_step_by_step_beside_the_stable_side_and_its_limit() -> None:
+    log = [
+        judgement(Kind.STEP_PASSED, 0, value=0.0, low=0.0, high=0.05),
+        Entry.model_construct(kind=Kind.HELD, body={"reasons": ["no judgement"]}),
+        judgement(Kind.STOP_CONDITION_FIRED, 1, value=0.4, low=0.3, high=0.5),
+    ]
+    (panel,) = panels(log)
+    first, second = panel.looks
+    assert [(one.label, one.tone) for one in panel.looks] == [("step 1", "good"), ("step 2", "bad")]
+    assert second.said == "step 2: candidate 40 % of 60, at most 50 %; stable 0 % of 80; limit 10 %"
+    # Higher is nearer to the top: the second is above the limit, the first and the stable side at the bottom.
+    assert second.high < second.y < second.low < panel.limit < first.high < first.y == second.beside
+    assert first.x < second.x
+    # What could not be measured is not drawn, and nothing judged is no panel.
+    (unknown,) = panels([judgement(Kind.STEP_PASSED, 0, value=None)])
+    assert unknown.looks[0].y is None
+    assert panels(log[1:2]) == []

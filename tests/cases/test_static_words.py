@@ -114,8 +114,13 @@ def test_c034_a_date_that_somebody_supplies_is_none(tmp_path):
 THINK = T0.replace("assistant\n", "assistant\n<think>\n")
 
 
-@pytest.mark.parametrize("opening", ["<think>\n", "<think>", "<thinking>\n", "<think>\nOkay, ", "[THINK]"])
-@pytest.mark.parametrize("engine", [VLLM, {"name": "sglang", "version": "0.5.4"}])
+@pytest.mark.parametrize(
+    ("engine", "opening"),
+    [
+        *((VLLM, opening) for opening in ("<think>\n", "<think>", "<thinking>\n", "<think>\nOkay, ", "[THINK]")),
+        ({"name": "sglang", "version": "0.5.4"}, "<think>\n"),
+    ],
+)
 def test_c036_an_open_think_without_a_parser_blocks(tmp_path, engine, opening):
     template = T0.replace("assistant\n", "assistant\n" + opening)
     found = validate(speak(micro(tmp_path / "m"), template=template), {"engine": engine})

@@ -425,9 +425,7 @@ class RunnerDetail(Runner):
 
     registered_at: Instant = Field(description="When it was first heard of.")
     runs: list[Run] = Field(description="The newest runs that it holds or held last, newest first; at most 20.")
-    loses: list[str] = Field(
-        default_factory=list, description="What would be lost if it were emptied now, a sentence for each job it holds."
-    )
+    loses: list[str] = Field(description="What would be lost if it were emptied now, a sentence for each job it holds.")
 
 
 class Complete(Closed):

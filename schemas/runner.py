@@ -156,7 +156,7 @@ class Drain(Wire):
     by: str = Field(description="By whom.")
     reason: str = Field(description="Why.")
     waits_for: list[str] = Field(description="What it still holds, a sentence each; empty when it may be switched off.")
-    empty_at: Instant | None = Field(None, description="When what it holds is ended; null for never.")
+    empty_at: Instant | None = Field(description="When what it holds is ended; null for never.")
 
 
 class Undrained(Wire):

@@ -179,4 +179,4 @@ def test_the_command_erases_and_verification_says_so(api, command, author):
     command.be("manager", api)
     assert "erased" in command.ok("evidence", "erase", entry, "--reason", "asked for").out
     ran = command("evidence", "verify", "--recompute")
-    assert (ran.status, "1 records erased on purpose" in ran.out, "erased by manager" in ran.out) == (3, True, True)
+    assert (ran.status, "1 record erased on purpose" in ran.out, "erased by manager" in ran.out) == (3, True, True)

@@ -139,6 +139,8 @@ def _sections(shape: Shape, told: Mapping[str, Any], pointer: str, file: str) ->
 
 _SAME = ("rope_type", "factor", "original_max_position_embeddings", "partial_rotary_factor")
 _LOCAL = "rope_local_base_freq"
+_MEANS = {"su": "longrope", "mrope": "default"}
+"""What one library calls otherwise: sections of a multimodal embedding scale nothing by themselves."""
 
 
 def _conflict(shape: Shape, file: str) -> Iterator[Flaw]:
@@ -173,7 +175,7 @@ def _conflict(shape: Shape, file: str) -> Iterator[Flaw]:
 
 def _said(told: Mapping[str, Any], key: str) -> Any:
     value = told.get(key, told.get("type", "default") if key == "rope_type" else None)
-    return {"su": "longrope"}.get(value, value) if isinstance(value, str) else value
+    return _MEANS.get(value, value) if isinstance(value, str) else value
 
 
 def _shown(value: object) -> str:

@@ -132,6 +132,7 @@ def test_c047_an_override_loses_what_it_does_not_name(tmp_path, words, lost):
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 KINDS = {"full_attention": {"rope_type": "default", "rope_theta": 1_000_000}}
+MROPE = {"type": "mrope", "mrope_section": [1, 1]}
 LOCAL = {"sliding_attention": {"rope_type": "default", "rope_theta": 20_000}}
 
 
@@ -143,6 +144,7 @@ LOCAL = {"sliding_attention": {"rope_type": "default", "rope_theta": 20_000}}
         ({"rope_parameters": YARN | {"rope_theta": 10_000}, "rope_scaling": YARN}, "4.57.0", None),
         ({"rope_theta": None, "rope_scaling": YARN | {"rope_theta": 5e5}}, "4.57.0", {"theta": 10_000}),
         ({"rope_theta": None, "rope_parameters": {"rope_theta": 1e6}, "model_type": "mixtral"}, "4.57.0", None),
+        ({"rope_scaling": MROPE, "rope_parameters": MROPE | {"type": None, "rope_type": "default"}}, None, None),
         (
             {"rope_scaling": YARN, "rope_parameters": YARN | {"factor": 8.0}},
             None,

@@ -308,7 +308,7 @@ def export(
     epilog=examples(
         "sluicegate evidence keys",
         "sluicegate evidence keys --pem trusted.pem",
-        "sluicegate evidence verify --archive evidence.jsonl --key trusted.pem",
+        "sluicegate evidence keys --json",
     )
 )
 def keys(

@@ -38,6 +38,7 @@ ASKS: dict[str, tuple[str, ...]] = {
     "evidence erase": (DIGEST, *WHY),
     "evidence export": ("archive.jsonl",),
     "evidence follow": ("--timeout", "60"),
+    "evidence keys": (),
     "evidence list": (),
     "evidence revoke": (DIGEST, *WHY),
     "evidence verify": (),

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from schemas.bundle import Bundle, Feature
@@ -88,7 +89,7 @@ class Arguments:
         Source: vLLM's FlexibleArgumentParser.
         """
         try:
-            value = json.loads(self.get(*names) or "null")
+            value = _loaded(self.get(*names) or "null")
         except ValueError:
             value = None
         found: dict[str, Any] | None = value if isinstance(value, dict) else None
@@ -113,9 +114,14 @@ def _with(told: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str,
     return {**told, path[0]: value if last else _with(inner if isinstance(inner, dict) else {}, path[1:], value)}
 
 
+def _loaded(text: str) -> Any:
+    """Return what a JSON text says; a number that is none, or too large for one, stays the text that it is."""
+    return json.loads(text, parse_constant=str, parse_float=lambda one: value if isfinite(value := float(one)) else one)
+
+
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return _loaded(text)
     except ValueError:
         return text
 

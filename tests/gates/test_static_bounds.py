@@ -1,5 +1,7 @@
 """Files that are written to take time or memory, or to break the judge, are judged like any others."""
 
+import json
+
 import pytest
 
 from tests.support.checkpoints import (
@@ -74,6 +76,14 @@ def test_an_argument_of_thousands_of_keys_and_layers_that_are_all_different_end(
     tensors = [T(f"model.layers.{number}.a{number}.weight", "U8", (0,)) for number in range(300)]
     root = micro(tmp_path / "m", tensors=tensors, model_type="strange", architectures=["S"], num_hidden_layers=300)
     assert codes(validate(root, {"engine": {"name": "vllm", "arguments": words}}), "block") == set()
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
+def test_numbers_of_an_argument_that_no_report_could_hold_stay_texts(tmp_path, number):
+    words = ["--override-generation-config", f'{{"eos_token_id": [2, 4], "temperature": {number}}}']
+    found = validate(micro(tmp_path / "m"), {"engine": {"name": "vllm", "arguments": words}})
+    assert only(found, "sampling-out-of-range").found == number
+    assert json.dumps([one.as_json() for one in found.flaws] + [found.inferred], allow_nan=False)
 
 
 def test_a_piece_that_merges_would_take_long_for_is_not_counted(tmp_path):

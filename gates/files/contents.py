@@ -416,7 +416,7 @@ def _safetensors_sets(paths: Sequence[str], indexes: Sequence[str], *, is_mistra
     """
     copies = {path for path in [*paths, *indexes] if _CONSOLIDATED.fullmatch(path)}
     consolidated = [path for path in paths if path in copies]
-    own = [path for path in paths if path not in copies and not _is_variant(path, paths)]
+    own = [path for path in paths if path not in copies and not is_variant(path, paths)]
     if consolidated and (is_mistral or not own):
         return {"consolidated": sorted(copies)}
     index = [path for path in indexes if path not in copies and path.endswith(".safetensors.index.json")]
@@ -430,7 +430,7 @@ def _safetensors_sets(paths: Sequence[str], indexes: Sequence[str], *, is_mistra
     return {"model": sets["model"]} if "model" in sets else sets
 
 
-def _is_variant(path: str, paths: Iterable[str]) -> bool:
+def is_variant(path: str, paths: Iterable[str]) -> bool:
     """Tell whether a file is another precision of one that is there, such as `model.fp16.safetensors`."""
     variant = _VARIANT.fullmatch(path)
     if variant is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gates.files.contents import role_of
+from gates.files.contents import is_variant, role_of
 from gates.files.header import Header, Tensor
 from gates.files.refusal import FileRefused
 from gates.files.weights import header as read_header
@@ -111,7 +111,8 @@ class Weights:
         """Names of the files that an engine loads: those of the index, or all but a second set beside the first."""
         if self.weight_map is not None:
             return [name for name in self.shards if name in set(self.weight_map.values())]
-        plain = [name for name in self.shards if not CONSOLIDATED.fullmatch(name)]
+        names = list(self.shards)
+        plain = [name for name in names if not CONSOLIDATED.fullmatch(name) and not is_variant(name, names)]
         usual = [name for name in plain if not name.startswith("adapter_model")]
         return usual or plain or list(self.shards)
 

@@ -142,6 +142,15 @@ def test_of_two_indexes_the_one_that_engines_read_counts(tmp_path):
     assert found.inferred["weights"]["tensors"] == 12
 
 
+def test_another_precision_of_the_weights_is_not_what_counts(tmp_path):
+    root = micro(tmp_path / "m")
+    write_safetensors(root / "model.fp32.safetensors", [one._replace(dtype="F32") for one in micro_tensors()])
+    found = validate(root)
+    assert alarms(found) == {"duplicate-weight-sets"}
+    assert found.inferred["weights"]["files"] == ["model.safetensors"]
+    assert found.inferred["weights"]["effective_bytes"] == 9648
+
+
 @pytest.mark.parametrize(
     ("value", "is_sound"),
     [

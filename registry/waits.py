@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from registry import db, quotas, runners, scheduling
 from registry.lifecycle import BEFORE_TRAFFIC
-from registry.tables import JobRow, ReleaseRow, RunnerRow
+from registry.tables import JobRow, ProjectRow, ReleaseRow, RunnerRow
 from schemas.release import SERVES_ON, Phase
 from schemas.runner import JobKind, JobState, ReplicaState
 from schemas.short import many
@@ -78,7 +78,7 @@ def for_whom(session: Session, job: JobRow) -> str:
         if runners.is_alive(session, runner)
     ]
     if not machines:
-        return f"a runner of class {job.runner_class}: none has been heard of for {runners.ALIVE_SECONDS} s"
+        return _nobody(session, job)
     if drained := [runner.name for runner, _ in machines if runner.drained_at is not None]:
         machines = [(runner, held) for runner, held in machines if runner.drained_at is None]
         if not machines:
@@ -94,6 +94,24 @@ def for_whom(session: Session, job: JobRow) -> str:
     kept = sum(runners.kept_slots(runner) for runner, _ in machines)
     rest = f"; {kept} {'is' if kept == 1 else 'are'} kept for what is live or was" if kept else ""
     return f"a free slot: runners of class {job.runner_class} hold {many(taken, 'job')} in {many(slots, 'slot')}{rest}"
+
+
+def _nobody(session: Session, job: JobRow) -> str:
+    """Return what a job waits for that no runner of its project and class could be heard to take.
+
+    Of other projects nothing is told: who reads this need not know that there are any.
+    """
+    project = session.get_one(ProjectRow, job.project_id).name
+    silent = f"none of project {project} has been heard of for {runners.ALIVE_SECONDS} s"
+    known = select(RunnerRow.runner_class).where(RunnerRow.project_id == job.project_id).distinct()
+    classes = sorted(session.scalars(known))
+    if job.runner_class in classes:
+        return f"a runner of class {job.runner_class}: {silent}"
+    others = f"; its runners are of class {', '.join(classes[:4])}" if classes else ""
+    return (
+        f"a runner of class {job.runner_class}: {silent}, and runners belong to a project{others}; "
+        f"start one with a token of `sluicegate token create NAME --role runner --project {project}`"
+    )
 
 
 def _quota(session: Session, job: JobRow) -> str | None:

@@ -38,6 +38,14 @@ def list_(
     with connect() as client:
         everyone = (runner for runner in client.runners.list() if runner.is_alive or not alive)
         found = output.most(everyone, limit)
+        project = None if found else client.me().project
+    if project is not None:
+        output.note(
+            f"no runner of project {project}{' has been heard of lately' if alive else ''}: "
+            "runners belong to a project, that of the token they are started with; "
+            f"`sluicegate token create NAME --role runner --project {project}` makes one (SLUICEGATE_RUNNER__TOKEN)",
+            "warn",
+        )
 
     def human(out: Output) -> None:
         out.table(

@@ -36,3 +36,12 @@ def test_tokens_are_made_listed_and_revoked_by_command(command, stack):
     assert auth.is_secret(again.out.strip())
     command.use(stack.url, again.out.strip())
     assert command("token", "list").status == 4
+
+
+def test_who_looks_for_runners_where_there_are_none_is_told_that_a_project_has_its_own(command, stack):
+    command.be("admin", stack)
+    project = command.ok("login", "--json").json["project"]
+    ran = command.ok("runner", "list", "--json")
+    assert ran.json == {"items": []}
+    assert f"no runner of project {project}: runners belong to a project" in ran.err
+    assert f"`sluicegate token create NAME --role runner --project {project}`" in ran.err

@@ -337,7 +337,9 @@ def test_a_release_says_what_its_job_waits_for(service: Service, actor: Actor) -
 
     assert waits() is None
     mine = work("mine")
-    assert str(waits()).endswith("for a runner of class cpu: none has been heard of for 30 s")
+    lone = str(waits())
+    assert f"for a runner of class cpu: none of project {actor.project} has been heard of for 30 s" in lone
+    assert lone.endswith(f"`sluicegate token create NAME --role runner --project {actor.project}`")
     slots(service, actor, 2)
     assert str(waits()).endswith("for a runner of class cpu to take it")
     with service.database.transaction() as session:

@@ -34,11 +34,13 @@ $(STAMP): $(LOCK) $(BUILD_LOCK) pyproject.toml
 		echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu the module is in the package python3-venv." >&2
 		exit 1
 	}
+	@echo "Installing what deploy/requirements.lock pins into $(VENV): about a minute and 1.3 GB"
 	$(BIN)/python -m pip install --quiet --require-hashes -r $(LOCK) -r $(BUILD_LOCK)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
+	@echo "Installed: $(BIN)/sluicegate --help"
 
-engine-vllm: .venv-vllm/.installed ## Build .venv-vllm, in which vLLM serves on a CPU: 3.4 GB
+engine-vllm: .venv-vllm/.installed ## Build .venv-vllm, in which vLLM serves on a CPU: 3.2 GB
 
 engine-transformers: .venv-transformers/.installed ## Build .venv-transformers, for transformers serve on a CPU: 0.95 GB
 

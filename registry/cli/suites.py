@@ -1,5 +1,6 @@
 """`sluicegate suite`: push one, look at one, record what an accepted bundle answers to it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,16 +14,20 @@ from registry.cli.options import Json, Key, Limit, Reason, Timeout, Wait, exampl
 from registry.cli.output import Output
 from registry.cli.policies import say_pushed, show_list
 from registry.cli.profile import connect
+from registry.client import Client
 from schemas.api import RecordCreate, Registered
 from schemas.problems import InvalidDocument
 from schemas.reference import Reference
 from schemas.short import many
-from schemas.suite import SUITE, AnySuite, LoadSpec, LoadSuite, StructuredSuite
+from schemas.suite import SUITE, AnySuite, GoldenSuite, LoadSpec, LoadSuite, StructuredSuite
 
 app = group("Suites: prompts and arrival plans that gates run.")
 
 SPEC_KEYS = ("rate_per_second", "requests", "warmup_requests", "distribution")
 """Keys that only a load spec has: a document with one of them and no schema is read as one."""
+
+MOST_ASKED = 60
+"""Characters of a prompt that a table shows."""
 
 SuiteName = Annotated[str, typer.Argument(metavar="SUITE", help="Digest, 8 or more of its digits, or a file.")]
 
@@ -108,7 +113,8 @@ def reference(
     output = Output(as_json=as_json)
     with connect() as client:
         found = client.references.get(resolve(reference, client.references, _read_reference, "reference"))
-    output.result(found, lambda out: _show_reference(out, found))
+        asked = None if as_json else _asked(client, Reference.model_validate(found.document).suite)
+    output.result(found, lambda out: _show_reference(out, found, asked or {}))
     return Exit.DONE
 
 
@@ -116,7 +122,15 @@ def _read_reference(file: Path) -> Reference:
     return read_document(file, Reference)
 
 
-def _show_reference(out: Output, found: Registered) -> None:
+def _asked(client: Client, suite: str) -> dict[str, str]:
+    """Return the beginning of each golden prompt's last message, by the prompt's id."""
+    document = SUITE.validate_python(client.suites.get(suite).document)
+    prompts = document.prompts if isinstance(document, GoldenSuite) else []
+    texts = {one.id: " ".join(one.messages[-1].content.split()) for one in prompts}
+    return {name: text if len(text) <= MOST_ASKED else f"{text[:MOST_ASKED]}…" for name, text in texts.items()}
+
+
+def _show_reference(out: Output, found: Registered, asked: Mapping[str, str]) -> None:
     said = Reference.model_validate(found.document)
     noise, prompts = said.noise, many(len(said.recordings), "prompt")
     out.fields(
@@ -131,9 +145,15 @@ def _show_reference(out: Output, found: Registered) -> None:
     )
     out.say("")
     out.table(
-        ["PROMPT", "TOKENS", "ENDS", "ANSWER"],
+        ["PROMPT", "ASKED", "TOKENS", "ENDS", "ANSWER"],
         (
-            [one.prompt, len(one.output), one.finish_reason, "".join(token.text for token in one.output)]
+            [
+                one.prompt,
+                asked.get(one.prompt),
+                len(one.output),
+                one.finish_reason,
+                "".join(token.text for token in one.output),
+            ]
             for one in said.recordings
         ),
     )

@@ -502,8 +502,10 @@ def test_a_reference_is_recorded_and_set_on_the_target(scene, tmp_path):
     answered = Reference.model_validate(scene.command.ok("suite", "reference", short, "--json").json["document"])
     assert answered.suite == suite.digest
     shown = scene.command.ok("suite", "reference", ran.json["reference"]).out
+    prompts = {one.id: one for one in suite.prompts}
     for one in answered.recordings:
-        row = [one.prompt, str(len(one.output)), one.finish_reason, "".join(token.text for token in one.output)]
+        asked = prompts[one.prompt].messages[-1].content
+        row = [one.prompt, asked, str(len(one.output)), one.finish_reason, "".join(token.text for token in one.output)]
         assert " ".join(row).split() in [line.split() for line in shown.splitlines()]
     assert scene.command("suite", "reference", suite.digest).status == 2
     assert "sluicegate suite reference" in scene.command.ok("target", "show", "chat@prod").err

@@ -106,6 +106,7 @@ class _Run:
         screen = self.screen
         screen.line("Sluicegate's demonstration: four releases of Gemma 3 270M under live traffic")
         if (busy := load_of_machine()) is not None:
+            self.outcome.busy = busy
             screen.line(f"{busy}: everything takes longer", "warn")
         screen.chapter("A fresh stack, and the model")
         model, self.outcome.model_sha256 = assemble(self.root, self.chosen.model)
@@ -140,6 +141,7 @@ class _Run:
 
     def _conclude(self, facts: Facts) -> int:
         self.screen.rest()
+        self.outcome.busy = load_of_machine() or self.outcome.busy
         different = differences(self.outcome)
         summarise(self.screen, self.outcome, different)
         if different:

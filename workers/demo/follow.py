@@ -112,6 +112,8 @@ class Follower:
             doing += f": {runs[0]}" if runs else ""
         elif found.weight_bp is not None:
             doing += f" at {found.weight_bp / 100:g} %"
+        if found.doing is not None:
+            doing += f": {found.doing}"
         streams = self.streams
         if streams.sent:
             is_open = streams.sent - len(streams.ends)

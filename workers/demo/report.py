@@ -35,10 +35,16 @@ class Outcome:
     served: list[Served] = field(default_factory=list)
     engine: str = ""
     model_sha256: str = ""
+    busy: str | None = None
+    """How busy the machine was at the beginning or at the end, where that was more than it can bear."""
 
     def document(self) -> dict[str, Any]:
         """Return what `--json` writes."""
+        different = differences(self)
         return {
+            "is_as_it_should_be": not different,
+            "differences": different,
+            "busy": self.busy,
             "releases": [
                 {"name": one.bundle_name, "bundle": one.bundle, "phase": str(one.phase), "reason": one.reason}
                 for one in self.releases

@@ -14,6 +14,8 @@ from rich.text import Text
 _STYLES: Final = {"good": "green", "bad": "red", "warn": "yellow", "plain": "", "quiet": "dim"}
 _WIDE: Final = 250
 """Columns when nobody looks: nothing is wrapped for whoever reads a pipe."""
+QUIET_SECONDS: Final = 20.0
+"""After so long without a line, what goes on is said in a pipe too."""
 _HEADLINE: Final = "bold"
 _SHORT: Final = re.compile(r"\b[0-9a-f]{12}\b")
 """A digest as lines show it."""
@@ -27,7 +29,7 @@ class Screen:
         if not self._console.is_terminal:
             self._console.width = _WIDE
         self._status: Status | None = None
-        self._began = time.monotonic()
+        self._began = self._said = time.monotonic()
         self._chapter_began = self._began
         self._chapter = ""
         self.chapters: list[tuple[str, float]] = []
@@ -78,15 +80,18 @@ class Screen:
     def _line(self, text: str, tone: str) -> None:
         stamp = Text(f"{self.seconds:6.1f} s  ", style="dim")
         self._console.print(stamp + Text(printable(text), style=_STYLES[tone]), soft_wrap=True)
+        self._said = time.monotonic()
 
     def act(self, person: str, command: str) -> None:
         """Say what a person does."""
         self._line(f"{person} $ {command}", "quiet")
 
     def now(self, text: str) -> None:
-        """Say what goes on at this moment, where somebody looks; the next such line takes its place."""
+        """Say what goes on at this moment; the next such line takes its place, or comes later where nobody looks."""
         if self._status is not None:
             self._status.update(Text(printable(text), style="dim"))
+        elif text and time.monotonic() - self._said >= QUIET_SECONDS:
+            self.line(text, "quiet")
 
     def fields(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Print names and values."""

@@ -1,5 +1,6 @@
 import io
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,12 +83,12 @@ def test_a_bundles_directory_holds_model_and_template_and_the_rest_lies_beside_i
 
 def test_another_model_is_named_by_its_digest(tmp_path):
     given = tmp_path / "other.gguf"
-    given.write_bytes(b"")
+    given.write_bytes(b"GGUF")
     folder = tmp_path / "here"
     folder.mkdir()
     path, sha256 = assemble(folder, given)
     assert path.samefile(given)
-    assert sha256 == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert sha256 == "b83633aa785344791618f2fddf131b010ea04912a60430760b070bad293f65bd"
     with pytest.raises(ModelMissing, match=r"missing\.gguf cannot be read"):
         assemble(folder, tmp_path / "missing.gguf")
 
@@ -118,6 +119,25 @@ def test_each_chapter_is_timed():
     assert [title for title, _ in shown.chapters] == ["one", "two"]
     assert written.getvalue().count("this took") == 2
     assert "nobody looks here" not in written.getvalue()
+
+
+def test_after_a_long_silence_a_pipe_is_told_what_goes_on(monkeypatch):
+    monkeypatch.setattr("workers.demo.screen.QUIET_SECONDS", 0.05)
+    shown, written = screen()
+    with shown:
+        shown.now("too early")
+        time.sleep(0.06)
+        shown.now("step 1 of 2: 12 of 60 requests")
+        shown.now("too early again")
+    assert [line.partition(" s  ")[2] for line in written.getvalue().splitlines()] == ["step 1 of 2: 12 of 60 requests"]
+
+
+def test_a_model_that_is_no_gguf_is_refused_before_anything_starts(tmp_path, capsys):
+    (tmp_path / "model.json").write_text("{}")
+    assert demo.main(["--data", str(tmp_path / "data"), "--model", str(tmp_path / "model.json")]) != 0
+    said = capsys.readouterr()
+    assert "is no GGUF file" in said.out
+    assert "are ready after" not in said.out
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path, capsys):

@@ -146,8 +146,13 @@ def test_the_document_has_exactly_the_promised_members():
     outcome = good()
     outcome.served = [served_at(outcome.releases[0].log, at(50))]
     document = outcome.document()
+    assert (document["is_as_it_should_be"], document["differences"], document["busy"]) == (
+        not differences(outcome),
+        differences(outcome),
+        None,
+    )
     assert {name: set(value) if isinstance(value, dict) else None for name, value in document.items()} == {
-        "releases": None,
+        **dict.fromkeys(("is_as_it_should_be", "differences", "busy", "releases")),
         "rollback": {"breach_to_first_change_seconds", "breach_to_restored_seconds"},
         "streams": {"total", "broken"},
         "evidence": {"entries", "verified"},

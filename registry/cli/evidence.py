@@ -35,7 +35,7 @@ ResultGate = Annotated[str | None, typer.Option("--gate", "-g", help="the gate, 
 
 MOST_FAULTS = 20
 """Rows of what is wrong; in a damaged log one cause has very many consequences."""
-_LONG = re.compile(r"(?:sha256:)?[0-9a-f-]{32,}")
+_LONG = re.compile(r"[0-9a-f]{64}")
 
 
 def _stream(client: Client, stream: str | None, release: str | None) -> str | None:
@@ -232,8 +232,8 @@ def _verify_archive(path: Path, key: Path | None, kept: str | None) -> Verificat
 
 
 def _short(stream: str) -> str:
-    """Return a stream's name with its ids and digests cut."""
-    return "/".join(_LONG.sub(lambda found: f"{found[0][:18]}…", part) for part in stream.split("/"))
+    """Return a stream's name with its digests cut."""
+    return "/".join(_LONG.sub(lambda found: f"{found[0][:12]}…", part) for part in stream.split("/"))
 
 
 def _show(out: Output, found: Verification, results: list[Recomputation]) -> None:

@@ -457,16 +457,17 @@ def rollback(
         # The way back that there was when it was asked for is gone, and the release holds for that.
         name = "rollback:to_nothing"
     require_place(session, release, Deed.ROLLBACK)
-    if not is_to_nothing:
-        policy = documents.load_policy(session, actor.project_id, release.policy)
-        targets.require_way_back(session, release, soak_seconds=float(policy.canary.soak_seconds))
+    # First what can be done about: with the canary gone, there may be a way back, or `--to-nothing` be meant.
     holder = targets.candidate_release(session, release.target_id)
     if release.phase == Phase.PROMOTED and holder is not None and holder.phase == Phase.CANARY:
         raise Conflict(
             f"release {holder.id} is in canary on this target and would go back to {release.id}; "
-            "roll that one back first",
+            f"roll that one back first: `sluicegate release rollback {holder.id} --reason …`",
             holder=str(holder.id),
         )
+    if not is_to_nothing:
+        policy = documents.load_policy(session, actor.project_id, release.policy)
+        targets.require_way_back(session, release, soak_seconds=float(policy.canary.soak_seconds))
     said = RollbackRequested(reason=body.reason, to_nothing=(is_to_nothing or not has_way_back) or None)
     return act(session, service, release, name, actor.name, Kind.ROLLBACK_REQUESTED, said)
 

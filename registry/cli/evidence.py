@@ -12,14 +12,14 @@ from registry.cli.documents import resolve_release
 from registry.cli.failures import Exit, Usage
 from registry.cli.files import open_regular
 from registry.cli.follow import line
-from registry.cli.options import Json, Limit, Reason, examples, group
+from registry.cli.options import LONGEST_WAIT_SECONDS, Json, Limit, Reason, examples, finite, group
 from registry.cli.output import Output, size
 from registry.cli.profile import connect, folder
 from registry.cli.seen import Seen
 from registry.client import Client
 from schemas.api import PublicKey
 from schemas.checkpoint import Checkpoint
-from schemas.common import DIGEST_PATTERN, MAX_DOCUMENT_BYTES
+from schemas.common import DIGEST_PATTERN, MAX_DOCUMENT_BYTES, MAX_INTEGER
 from schemas.evidence import Agreement, Kind, Recomputation, Verification
 from schemas.short import many
 
@@ -57,7 +57,9 @@ def list_(
     release: OfRelease = None,
     after: Annotated[
         int | None,
-        typer.Option("--after", min=0, help="Of one stream or release: only entries with a higher sequence."),
+        typer.Option(
+            "--after", min=0, max=MAX_INTEGER, help="Of one stream or release: only entries with a higher sequence."
+        ),
     ] = None,
     newest_first: Annotated[bool, typer.Option("--newest-first", help="Begin with the newest entry.")] = False,
     envelopes: Annotated[bool, typer.Option("--envelopes", help="With the signed envelopes, for --json.")] = False,
@@ -101,7 +103,10 @@ def follow(
     target: Annotated[str | None, typer.Option("--target", "-t", help="Only of this target and its releases.")] = None,
     kind: Annotated[list[Kind] | None, typer.Option("--kind", help="Only of this kind; repeatable.")] = None,
     after: Annotated[str | None, typer.Option("--after", help="Go on after this cursor, which --json gives.")] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", min=0, help="End after so many seconds.")] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0, max=LONGEST_WAIT_SECONDS, callback=finite, help="End after so many seconds."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Print the log, then each new entry as it happens, until --timeout or Ctrl-C. Survives restarts of the service.

@@ -24,6 +24,8 @@ class Exit(IntEnum):
     UNDECIDED = 3
     REFUSED = 4
     """Not reachable, or not allowed: by role, or by what is the case now."""
+    DEFECT = 70
+    """The command itself is wrong: nothing is said of what was asked."""
     INTERRUPTED = 130
 
 
@@ -35,8 +37,18 @@ class Usage(Problem):
     status: ClassVar[int] = 400
 
 
+class Defect(Problem):
+    """The command itself is wrong."""
+
+    kind: ClassVar[str] = "defect"
+    title: ClassVar[str] = "Defect"
+    status: ClassVar[int] = 500
+
+
 def exit_of(problem: Problem) -> Exit:
     """Return the exit status that a problem means."""
+    if isinstance(problem, Defect):
+        return Exit.DEFECT
     if problem.status in (401, 403, 408, 409, 412, 429, 503):
         return Exit.REFUSED
     return Exit.UNDECIDED if problem.status >= 500 else Exit.INVALID

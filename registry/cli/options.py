@@ -1,5 +1,6 @@
 """Options that several commands have, and the way help shows examples."""
 
+import math
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -7,13 +8,33 @@ import typer
 from typer.core import TyperGroup
 
 _LONGEST_SENTENCE = 1000
+LONGEST_WAIT_SECONDS = 366 * 86_400
+MOST_ITEMS = 1_000_000
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number of an option. Raises BadParameter: it is none, which no range refuses."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number")
+    return value
+
+
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output; all else goes to standard error.")
 ]
 Reason = Annotated[str, typer.Option("--reason", "-r", help="Why; kept in evidence.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Follow it until it is decided.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Longest wait in seconds; then the exit status is 3.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="Most items to show.")]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        min=0,
+        max=LONGEST_WAIT_SECONDS,
+        callback=finite,
+        help="Longest wait in seconds; then the exit status is 3.",
+    ),
+]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=MOST_ITEMS, help="Most items to show.")]
 Key = Annotated[
     str | None,
     typer.Option("--key", help="Idempotency key, such as a pipeline's number: the same request is then done once."),

@@ -41,6 +41,9 @@ _UNITS = {"": 1, **{f"{letter}b": 1000**n for n, letter in enumerate("kmgt", 1)}
     "b": 1,
 }
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,6})?) ?([a-z]{0,3})")
+MOST_TOKENS, MOST_SEQUENCES = 10**12, 10**9
+LEAST_AMOUNT, MOST_AMOUNT = Decimal("1e-12"), 10**12
+"""Smallest and largest price, and rate, that is taken for one: a person's exponent may be any, and arithmetic ends."""
 _SMALL_BYTES = 64 * 1024 * 1024
 
 What = Annotated[
@@ -61,8 +64,12 @@ Activations = Annotated[
 ]
 Graphs = Annotated[str, typer.Option(metavar="SIZE", help="Stated for captured graphs and workspaces, on each device.")]
 Headroom = Annotated[str, typer.Option(metavar="SIZE", help="Left free on each device.")]
-Context = Annotated[int | None, typer.Option(min=1, help="Tokens of each sequence; otherwise what is declared.")]
-Sequences = Annotated[int | None, typer.Option(min=1, help="Sequences at once that must fit; otherwise as declared.")]
+Context = Annotated[
+    int | None, typer.Option(min=1, max=MOST_TOKENS, help="Tokens of each sequence; otherwise what is declared.")
+]
+Sequences = Annotated[
+    int | None, typer.Option(min=1, max=MOST_SEQUENCES, help="Sequences at once that must fit; otherwise as declared.")
+]
 Judged = Annotated[
     str | None, typer.Option("--topology", metavar="LAYOUT", help="Layout to judge, such as tp=4,pp=2,ep=4.")
 ]
@@ -114,7 +121,7 @@ def plan(
         None if topology is None else _layout(topology),
         None if not among else tuple(_layout(one) for one in among),
     )
-    share = None if utilization is None else _number(utilization, "--utilization")
+    share = None if utilization is None else _number(utilization, "--utilization", above_zero=True, most=1)
     asked_for = _Asked(what, part, file, weights, allow_host, cache)
     with _composition(asked_for, output) as (composition, bundle):
         memory = device_memory or (None if bundle is None else str(bundle.hardware.memory_bytes or "")) or None
@@ -221,13 +228,15 @@ def _bytes(text: str, option: str, *, least: int = 0) -> int:
     return int(count)
 
 
-def _number(text: str, option: str, *, above_zero: bool = False) -> Decimal:
+def _number(text: str, option: str, *, above_zero: bool = False, most: int = MOST_AMOUNT) -> Decimal:
     try:
         value = Decimal(text)
     except InvalidOperation:
         raise Usage(f"{option} {text} is no number") from None
     if not value.is_finite() or value < 0 or (above_zero and value == 0):
         raise Usage(f"{option} {text} is {'not above' if above_zero else 'below'} 0")
+    if value > most or 0 < value < LEAST_AMOUNT:
+        raise Usage(f"{option} {text} is {f'above {most}' if value > most else f'below {LEAST_AMOUNT}'}")
     return value
 
 

@@ -28,7 +28,7 @@ from registry.cli import (
     targets,
     tokens,
 )
-from registry.cli.failures import Exit, Usage
+from registry.cli.failures import Defect, Exit, Usage
 from registry.cli.options import examples, group
 from registry.cli.output import Output
 from schemas import VERSION
@@ -121,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("SLUICEGATE_TRACEBACK"):
             raise
         said = f"{type(error).__name__}: {error}".splitlines()[0]
-        return output.refuse(InternalError(f"this is a defect of the command itself ({said})"))
+        advice = "SLUICEGATE_TRACEBACK=1 shows where; nothing is said of what was asked"
+        return output.refuse(Defect(f"this is a defect of the command itself ({said}); {advice}"))
     return status if isinstance(status, int) else Exit.DONE
 
 

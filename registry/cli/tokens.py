@@ -9,13 +9,16 @@ from pydantic import ValidationError
 
 from registry.cli.documents import is_beginning, resolve_id
 from registry.cli.failures import Exit, Usage, invalid_act, made
-from registry.cli.options import Json, Limit, Reason, examples, group
+from registry.cli.options import Json, Limit, Reason, examples, finite, group
 from registry.cli.output import Output
 from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import RoleName, Token, TokenCreate
 
 app = group("Tokens: who may call, as what, on which targets, and how long.")
+
+LEAST_DAYS, MOST_DAYS = 0.001, 36_525.0
+"""How long a token may count: from a minute and a half to a hundred years."""
 
 Project = Annotated[str | None, typer.Option("--project", help="Project; your own when left out.")]
 
@@ -33,7 +36,14 @@ def create(
         list[str] | None, typer.Option("--target", "-t", help="Only this NAME@ENVIRONMENT; repeatable.")
     ] = None,
     days: Annotated[
-        float | None, typer.Option("--days", min=0, help="Days until it ends; never when left out.")
+        float | None,
+        typer.Option(
+            "--days",
+            min=LEAST_DAYS,
+            max=MOST_DAYS,
+            callback=finite,
+            help="Days until it ends, parts of one too; never when left out.",
+        ),
     ] = None,
     project: Project = None,
     as_json: Json = False,

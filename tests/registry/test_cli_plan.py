@@ -106,6 +106,10 @@ def test_what_is_stated_is_taken_from_the_room(capsys, llama):
         (("--device-memory", "80GB", "--price", "x", "--rate", "1"), "no number"),
         (("--device-memory", "80GB", "--price", "1", "--rate", "0"), "not above 0"),
         (("--device-memory", "80GB", "--price", "-1", "--rate", "1"), "below 0"),
+        (("--device-memory", "80GB", "--price", "1e999999", "--rate", "1"), "above 1000000000000"),
+        (("--device-memory", "80GB", "--price", "1", "--rate", "1e-999999"), "below 1E-12"),
+        (("--device-memory", "80GB", "--utilization", "1.5"), "above 1"),
+        (("--device-memory", "80GB", "--topology", f"tp={'9' * 40}"), "tp"),
     ],
 )
 def test_what_is_written_wrongly_is_usage(capsys, llama, words, said):
@@ -120,9 +124,6 @@ def test_what_decides_and_is_not_known_is_no_verdict(capsys, llama, tmp_path):
     told = json.loads(said.out)
     assert (status, told["verdict"]) == (3, "errored")
     assert "fp3" in told["reason"]
-    status, said = run(capsys, llama, *CARD, "--utilization", "1.5")
-    assert status == 3
-    assert "errored" in said.err
 
 
 def test_layouts_are_tried_where_they_are_named(capsys, llama):

@@ -119,7 +119,7 @@ class Tokenizer:
         """Ids that encoding a text with special tokens puts before it."""
         told = _prefix(self.document.get("post_processor"))
         found = [self.id_of(text) for text in told]
-        by_flag = self.config.get("tokenizer_class") in _BY_FLAG or "post_processor" not in self.document
+        by_flag = str(self.config.get("tokenizer_class")) in _BY_FLAG or "post_processor" not in self.document
         if not told and self.config.get("add_bos_token") is True and by_flag:
             found = [self.id_of(self.named("bos_token"))]
         return [one for one in found if one is not None]

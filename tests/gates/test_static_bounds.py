@@ -25,6 +25,11 @@ MOE = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "moe
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8}
 
 
+@pytest.mark.parametrize("name", [{}, [], 1, None])
+def test_a_class_of_tokenizer_that_is_no_name_is_none(tmp_path, name):
+    assert "special-token-unknown" not in codes(validate(speak(micro(tmp_path / "m"), config={"tokenizer_class": name})))
+
+
 @pytest.mark.parametrize("number", ["²", "9" * 5000, "-1", "", "٣"])
 def test_ids_that_are_no_numbers_are_none(tmp_path, number):
     told = {"eos_token": "<|x|>", "added_tokens_decoder": {number: SPECIAL}}

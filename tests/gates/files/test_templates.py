@@ -130,9 +130,10 @@ def test_a_template_without_end_is_ended(template):
 
 def test_one_case_that_is_ended_costs_no_other_one_its_text():
     template = "{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}{{ messages[0].content }}"
-    cases = [Case([{"role": "user", "content": word}]) for word in ("a", "loop", "b")]
+    cases = [Case([{"role": "user", "content": word}]) for word in ("a", "loop", "b", "loop", *"cdefghijklmno")]
     found = render_all(template, cases, cpu_seconds=1)
-    assert [one.text for one in found] == ["a", None, "b"]
+    # What ends two of them is tried with no further one: a model has many cases, and many templates.
+    assert [one.text for one in found] == ["a", None, "b", None, *[None] * 13]
     assert {one.refused.code for one in found if one.refused} == {"template-time"}
 
 

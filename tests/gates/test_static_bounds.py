@@ -27,7 +27,9 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8}
 
 @pytest.mark.parametrize("name", [{}, [], 1, None])
 def test_a_class_of_tokenizer_that_is_no_name_is_none(tmp_path, name):
-    assert "special-token-unknown" not in codes(validate(speak(micro(tmp_path / "m"), config={"tokenizer_class": name})))
+    assert "special-token-unknown" not in codes(
+        validate(speak(micro(tmp_path / "m"), config={"tokenizer_class": name}))
+    )
 
 
 @pytest.mark.parametrize("number", ["²", "9" * 5000, "-1", "", "٣"])

@@ -38,12 +38,13 @@ INSERT = text(
     " CAST(CAST(:transaction_id AS text) AS xid8)) RETURNING sequence"
 )
 FOLDED = ("phase", "phase_since", "is_paused", "reason", "step", "step_since", "weight_bp")
-# A release moves with its entry, and what its target serves, or is about to, is told by the phases of its releases.
+# A release moves with its entry, and what its target serves, or is about to, is told by the phases of its releases. How
+# far it was before, as its progress says, is no news any more.
 RECORD = text(
     f"""
     WITH moved AS (
         UPDATE releases SET {", ".join(f"{name} = :new_{name}" for name in FOLDED)},
-            held = CAST(:new_held AS jsonb), due_at = :recorded_at
+            held = CAST(:new_held AS jsonb), due_at = :recorded_at, progress = NULL
         WHERE id = :release
     ), changed AS (
         UPDATE targets SET generation = generation + 1 WHERE id = :target AND :is_moved

@@ -343,7 +343,7 @@ def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
     told = {f"new_{name}": getattr(after, name) for name in appending.FOLDED}
     beside = {"release": release.id, "target": release.target_id, "is_moved": is_moved, **told}
     _put(session, entry, appending.RECORD, {**beside, "new_held": json.dumps(after.held)})
-    for name, value in (*_columns(after).items(), ("due_at", entry.recorded_at)):
+    for name, value in (*_columns(after).items(), ("due_at", entry.recorded_at), ("progress", None)):
         set_committed_value(release, name, value)
     if is_moved:
         _forget_generation(session, release)

@@ -24,6 +24,9 @@ LOOK_SECONDS = 5.0
 STEP_SECONDS = 15.0
 """Shortest time between two lines about one canary step."""
 
+TIME_OUT = "time-out"
+"""How it came out where whoever waited had no more time."""
+
 _AT_LEAST_GATED = {Phase.GATED, Phase.APPROVED, Phase.CANARY, Phase.PROMOTED, Phase.SUPERSEDED}
 _REACHED: dict[Until, set[Phase]] = {
     Until.GATED: _AT_LEAST_GATED,
@@ -68,9 +71,11 @@ def follow_release(client: Client, output: Output, release: UUID, *, until: Unti
     except KeyboardInterrupt:
         output.note(f"only the watching ended; the release goes on: sluicegate release watch {release}", "warn")
         raise
-    verdict = verdict or Decided(Exit.UNDECIDED, "time-out", f"it is {found.phase} after {timeout_seconds:g} s")
+    verdict = verdict or Decided(Exit.UNDECIDED, TIME_OUT, f"it is {found.phase} after {timeout_seconds:g} s")
     told = {**plain(found), "outcome": verdict.outcome, "why": verdict.why}
     output.result(told, lambda out: out.say(f"{verdict.outcome}: {verdict.why}", _tone(verdict)))
+    if verdict.outcome == TIME_OUT:
+        output.note(f"the release goes on; come back to it: sluicegate release watch {release} --until {until}", "warn")
     return verdict.exit_status
 
 
@@ -264,14 +269,16 @@ def follow_run(client: Client, output: Output, run: Run, *, timeout_seconds: flo
     except KeyboardInterrupt:
         output.note(f"only the waiting ended; the run goes on: sluicegate gate watch {run.id}", "warn")
         raise
-    verdict = verdict or Decided(Exit.UNDECIDED, "time-out", f"it is {found.state} after {timeout_seconds:g} s")
+    verdict = verdict or Decided(Exit.UNDECIDED, TIME_OUT, f"it is {found.state} after {timeout_seconds:g} s")
     outcome = {**plain(found), "outcome": found.outcome or verdict.outcome, "why": verdict.why}
     output.result(outcome, lambda out: out.say(f"{verdict.outcome}: {verdict.why}", _tone(verdict)))
-    _say_reference(output, found)
+    _say_next(output, found, verdict)
     return verdict.exit_status
 
 
-def _say_reference(output: Output, run: Run) -> None:
+def _say_next(output: Output, run: Run, verdict: Decided) -> None:
+    if verdict.outcome == TIME_OUT:
+        output.note(f"the run goes on; come back to it: sluicegate gate watch {run.id}", "warn")
     if run.reference is not None:
         output.note(f"what it answered: sluicegate suite reference {run.reference[7:19]}")
 

@@ -1,8 +1,10 @@
 """What people do to a release on the command line, and what they are told when it does not take it."""
 
+from datetime import timedelta
 from uuid import UUID
 
 from registry import db, jobs, targets
+from registry.tables import ReleaseRow
 from schemas.api import Complete, Progress
 from schemas.evidence import Kind, Note, Restored
 from schemas.policy import Policy
@@ -216,6 +218,26 @@ def test_who_takes_a_release_back_may_wait_for_that_and_is_told_when_nothing_els
     scene.act(identity, "observed", Kind.RESTORE_OBSERVED, Restored(observed=12, seconds=0.8))
     assert scene.command.ok(*watch, "--json").json["outcome"] == "rolled_back"
     assert scene.command("release", "watch", identity, "--until", "ended").status == 1
+
+
+def test_who_takes_back_what_is_live_beside_a_canary_is_told_of_the_canary_first(scene):
+    scene.target()
+    live = scene.release()["id"]
+    scene.to_canary(live)
+    scene.shift(live, 10_000)
+    scene.act(live, "promoted", Kind.PROMOTED, Note(reason="every step passed"))
+    with scene.service.database.transaction() as session:
+        row = session.get_one(ReleaseRow, UUID(live))
+        row.phase_since -= timedelta(days=30)  # its soak is long over, and nothing was before it
+    alone = scene.command("release", "rollback", live, "-r", "slow")
+    assert (alone.status, "say so with --to-nothing" in alone.err) == (4, True)
+    scene.bundle = registered_bundle(scene.service, scene.api.actor("manager"), "other", b"other")
+    canary = scene.release()["id"]
+    scene.to_canary(canary)
+    for more in ((), ("--to-nothing",)):
+        ran = scene.command("release", "rollback", live, *more, "-r", "slow")
+        assert (ran.status, "--to-nothing" in ran.err) == (4, False)
+        assert f"`sluicegate release rollback {canary} --reason …`" in ran.err
 
 
 def test_evidence_is_listed_from_its_newest_entry_on(scene):

@@ -159,7 +159,12 @@ def test_what_the_step_of_a_canary_waits_for_is_shown_and_followed_until_it_hold
     with scene.service.database.transaction() as session:
         session.get_one(ReleaseRow, UUID(identity)).progress = told
     assert scene.command.ok("release", "show", identity, "--json").json["doing"] == told
-    assert told in scene.command("release", "watch", identity, "--timeout", "0.1").err
+    watched = scene.command("release", "watch", identity, "--until", "ended", "--timeout", "0.1").err
+    assert told in watched
+    assert f"come back to it: sluicegate release watch {identity} --until ended" in watched
+    # What it said before an entry is not said after it.
+    scene.shift(identity, 5000)
+    assert told not in scene.command("release", "watch", identity, "--timeout", "0.1").err
     scene.act(identity, "held", Kind.HELD, Reasoned(reasons=["too few requests"], cause="step_inconclusive"))
     assert scene.command.ok("release", "show", identity, "--json").json["doing"] is None
 

@@ -25,7 +25,7 @@ from registry.tables import (
 from schemas.api import Act, BundleDeleted
 from schemas.common import strict_json
 from schemas.evidence import Deleted, Kind
-from schemas.problems import Conflict, NotFound
+from schemas.problems import Conflict
 from schemas.release import Phase
 
 NAMED = 5
@@ -54,7 +54,7 @@ def delete_bundle(session: Session, service: Service, actor: Actor, named: str, 
         .execution_options(populate_existing=True)
     )
     if member is None:
-        raise NotFound(f"there is no bundle {digest}", digest=digest)
+        raise documents.absent(session, actor.project_id, "bundle", digest)
     found = list(users(session, actor.project_id, digest))
     if found:
         said = "; ".join(why for _, why in found[:NAMED]) + (f"; and {len(found) - NAMED} more" * (len(found) > NAMED))

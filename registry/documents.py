@@ -371,8 +371,35 @@ def _find(session: Session, project: UUID, kind: str, digest: str) -> Found | No
 def _get(session: Session, project: UUID, kind: str, digest: str) -> Found:
     found = _find(session, project, kind, digest)
     if found is None:
-        raise NotFound(f"there is no {kind} {digest}", digest=digest)
+        raise absent(session, project, kind, digest)
     return found
+
+
+def absent(session: Session, project: UUID, kind: str, named: str) -> NotFound:
+    """Return the refusal of a document that a project has not, by digest or its beginning, or has no more.
+
+    Of a bundle that was deleted it says who did so and when; `digest`, `deleted_at` and `deleted_by` have it.
+    """
+    digits = named.removeprefix("sha256:")
+    once = select(ProjectDocumentRow.digest).where(
+        ProjectDocumentRow.project_id == project,
+        ProjectDocumentRow.kind == kind,
+        ProjectDocumentRow.digest >= f"sha256:{digits}",
+        ProjectDocumentRow.digest < f"sha256:{digits}g",
+        ProjectDocumentRow.deleted_at.is_not(None),
+    )
+    deleted = session.scalars(once.limit(2)).all()
+    last = evidence.latest(session, stream(project, deleted[0])) if len(deleted) == 1 else None
+    if last is None or last.kind != Kind.BUNDLE_DELETED:
+        return NotFound(f"there is no {kind} {named}", digest=named)
+    entry = evidence.wire(last)
+    at = f"{entry.recorded_at:%Y-%m-%d %H:%M:%S}Z"
+    return NotFound(
+        f"{kind} {entry.body['name']} {deleted[0]} was deleted by {entry.actor} at {at}: {entry.body['reason']}",
+        digest=deleted[0],
+        deleted_at=entry.recorded_at.isoformat(),
+        deleted_by=entry.actor,
+    )
 
 
 def get(session: Session, project: UUID, kind: str, named: str) -> Registered:
@@ -414,7 +441,7 @@ def resolve(session: Session, project: UUID, kind: str, named: str) -> str:
         .limit(10)
     ).all()
     if not found:
-        raise NotFound(f"there is no {kind} {named}", digest=named)
+        raise absent(session, project, kind, named)
     if len(found) > 1:
         raise Conflict(f"more than one {kind} begins with {named}; give more digits", digests=list(found))
     return found[0]
@@ -513,7 +540,7 @@ def _load(
     or_deleted: bool = False,
 ) -> DocumentT:
     if not is_there(session, project, kind, digest, or_deleted=or_deleted):
-        raise NotFound(f"there is no {kind} {digest}", digest=digest)
+        raise absent(session, project, kind, digest)
     known = _recent.get(digest)
     document = known if known is not None else _read(session, kind, digest)
     if not isinstance(document, expected):

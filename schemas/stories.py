@@ -1,9 +1,10 @@
 """One sentence and one tone for each entry of a log, as page and command line show it. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from schemas.evidence import Entry, Kind
+from schemas.evidence import Entry, Kind, SplitEntry
 from schemas.release import Phase, Release
 from schemas.runner import ReplicaState
 from schemas.short import many
@@ -18,7 +19,22 @@ def _percent(bp: int) -> str:
 def _split(body: Body) -> str:
     if not body["desired"]:
         return "nothing is served (503)"
-    return " + ".join(f"{_percent(arm['weight_bp'])} {arm['bundle'][7:19]}" for arm in body["desired"])
+    return " + ".join(f"{_percent(arm['weight_bp'])} {arm['told']}" for arm in body["desired"])
+
+
+def told_bundle(digest: str, names: Mapping[str, str]) -> str:
+    """Return a bundle as people read it: its name and enough of its digest to name it, or twelve digits alone."""
+    return f"{names[digest]} ({digest[7:15]})" if digest in names else digest[7:19]
+
+
+def told_split(split: Iterable[SplitEntry], names: Mapping[str, str]) -> str:
+    """Return a split as people read it, by the names of its bundles; an empty text for none."""
+    return " + ".join(f"{_percent(arm.weight_bp)} {told_bundle(arm.bundle, names)}" for arm in split)
+
+
+def served_in(log: Iterable[Entry]) -> set[str]:
+    """Return the digests of the bundles that the splits of a log name."""
+    return {arm["bundle"] for entry in log if entry.kind in _SPLITS for arm in entry.body["desired"]}
 
 
 def _files(body: Body) -> str:
@@ -148,14 +164,24 @@ def label(kind: Kind) -> str:
     return LABELS.get(kind, str(kind))
 
 
+_SPLITS = (Kind.TRAFFIC_SHIFTED, Kind.TRAFFIC_RESTORED)
 TONES = {"passed": "good", "failed": "bad", "errored": "warn", "inconclusive": "warn", "aborted": "warn"}
 
 
-def tell(entry: Entry) -> tuple[str, str]:
-    """Return the tone (good, bad, warn, plain) and the sentence of an entry."""
+def tell(entry: Entry, names: Mapping[str, str] = MappingProxyType({})) -> tuple[str, str]:
+    """Return the tone (good, bad, warn, plain) and the sentence of an entry.
+
+    Args:
+        entry: of a log.
+        names: digest → name of bundles; a bundle of a split that is not among them is told by its digest.
+    """
     if entry.kind is Kind.GATE_RECORDED:
         return TONES[entry.body["verdict"]], f"{entry.body['gate']} {entry.body['verdict']}: {entry.body['summary']}"
     tone, story = STORIES[entry.kind]
     if entry.kind is Kind.REPLICA_CHANGED and entry.body["replica"]["state"] == ReplicaState.FAILED:
         tone = "bad"
-    return tone, story(entry.body)
+    body = entry.body
+    if entry.kind in _SPLITS:
+        arms = [arm | {"told": told_bundle(arm["bundle"], names)} for arm in body["desired"]]
+        body = body | {"desired": arms}
+    return tone, story(body)

@@ -11,7 +11,7 @@ from gates.archive import ARCHIVE
 from registry.cli.documents import resolve_release
 from registry.cli.failures import Exit, Usage
 from registry.cli.files import open_regular
-from registry.cli.follow import line
+from registry.cli.follow import add_names, line
 from registry.cli.options import LONGEST_WAIT_SECONDS, Json, Limit, Reason, examples, finite, group
 from registry.cli.output import Output, size
 from registry.cli.profile import connect, folder
@@ -22,6 +22,7 @@ from schemas.checkpoint import Checkpoint
 from schemas.common import DIGEST_PATTERN, MAX_DOCUMENT_BYTES, MAX_INTEGER
 from schemas.evidence import Agreement, Kind, Recomputation, Verification
 from schemas.short import many
+from schemas.stories import served_in
 
 app = group("Evidence: signed, hash-chained entries of what happened.")
 
@@ -76,10 +77,12 @@ def list_(
             raise Usage("--after goes on from a sequence to newer entries: leave out --newest-first")
         entries = client.evidence.list(stream=asked, after=after, envelopes=envelopes, newest_first=newest_first)
         found = output.most(entries, limit)
+        names = dict[str, str]()
+        add_names(client, names, () if as_json else served_in(found))
 
     def human(out: Output) -> None:
         for entry in found:
-            text, tone = line(entry)
+            text, tone = line(entry, names)
             out.say(
                 f"{entry.sequence:>6}  {entry.recorded_at:%Y-%m-%d} {text}  [{entry.stream} {entry.position}]", tone
             )
@@ -116,7 +119,7 @@ def follow(
     output = Output(as_json=as_json)
     if as_json and timeout is None:
         raise Usage("--json prints one object at the end: say with --timeout when that is")
-    found, cursor = [], after
+    found, cursor, names = [], after, dict[str, str]()
     with connect() as client:
         for event in client.events(
             after=after,
@@ -130,7 +133,8 @@ def follow(
             if as_json:
                 found.append(event.entry)
             else:
-                text, tone = line(event.entry)
+                add_names(client, names, served_in([event.entry]))
+                text, tone = line(event.entry, names)
                 output.say(f"{event.entry.recorded_at:%Y-%m-%d} {text}  [{event.entry.stream}]", tone)
     output.result({"items": found, "cursor": cursor}, lambda _: None)
     return Exit.DONE

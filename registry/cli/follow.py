@@ -1,8 +1,9 @@
 """Follows releases and runs until they are decided, and says what happens while it happens."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeVar
 from uuid import UUID
 
@@ -13,10 +14,10 @@ from registry.client import Client
 from schemas.api import Run
 from schemas.evidence import Entry
 from schemas.policy import Policy
-from schemas.problems import Unavailable
+from schemas.problems import NotFound, Unavailable
 from schemas.release import TERMINAL, Phase, ReleaseDetail
 from schemas.short import many
-from schemas.stories import TONES, label, tell, way_out
+from schemas.stories import TONES, label, served_in, tell, way_out
 
 INTERVAL_SECONDS = 0.5
 LOOK_SECONDS = 5.0
@@ -93,6 +94,7 @@ class _Watch:
     has_told_who: bool = False
     has_told_waits: bool = False
     has_told_way_out: bool = False
+    names: dict[str, str] = field(default_factory=dict)
     doing: str | None = None
     counted: tuple[Phase, int | None] | None = None
     told_at: float = 0.0
@@ -124,8 +126,10 @@ class _Watch:
     def _look(self) -> tuple[ReleaseDetail, Decided | None]:
         found = self.client.releases.get(self.release)
         self.is_away = False
-        for entry in found.log[self.seen :]:
-            self.output.follow(*line(entry))
+        fresh = found.log[self.seen :]
+        add_names(self.client, self.names, served_in(fresh))
+        for entry in fresh:
+            self.output.follow(*line(entry, self.names))
         self.seen = len(found.log)
         verdict = decided(found, self.until)
         if found.phase is Phase.GATED and verdict is None and not self.has_told_who:
@@ -214,15 +218,29 @@ def waits_for(release: ReleaseDetail, needed: int) -> str:
     return f"waits for {people} by somebody other than {release.created_by}: {command}"
 
 
-def line(entry: Entry) -> tuple[str, str]:
-    """Return an entry as one line, and its tone."""
-    return f"{entry.recorded_at:%H:%M:%S}Z  {told(entry)}", tell(entry)[0]
+def line(entry: Entry, names: Mapping[str, str] = MappingProxyType({})) -> tuple[str, str]:
+    """Return an entry as one line, and its tone; `names` are those of bundles by digest."""
+    return f"{entry.recorded_at:%H:%M:%S}Z  {told(entry, names)}", tell(entry)[0]
 
 
-def told(entry: Entry) -> str:
+def told(entry: Entry, names: Mapping[str, str]) -> str:
     """Return what an entry says, without its time."""
     actor = "" if entry.actor in ("controller", "runner") else f" ({entry.actor})"
-    return f"{label(entry.kind)}{actor}: {tell(entry)[1]}".rstrip(": ")
+    return f"{label(entry.kind)}{actor}: {tell(entry, names)[1]}".rstrip(": ")
+
+
+def add_names(client: Client, known: dict[str, str], digests: Iterable[str]) -> None:
+    """Look up the names of those bundles that are not known yet; one that was deleted stays without.
+
+    So does every other one while the service is away: what is told waits for no name.
+    """
+    for digest in sorted(set(digests) - known.keys()):
+        try:
+            known[digest] = client.bundles.get(digest).name
+        except NotFound:
+            continue
+        except Unavailable:
+            return
 
 
 def follow_run(client: Client, output: Output, run: Run, *, timeout_seconds: float) -> int:

@@ -1,6 +1,6 @@
 """`sluicegate release`: start one, follow it, and what people do to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from registry.cli.documents import read_bundle, read_policy, resolve, resolve_release
 from registry.cli.failures import Exit, invalid_act, made
-from registry.cli.follow import follow_release, told
+from registry.cli.follow import add_names, follow_release, told
 from registry.cli.options import IfMatch, Json, Key, Limit, Reason, ReleaseId, Timeout, Until, Wait, examples, group
 from registry.cli.output import Output, lasted, percent
 from registry.cli.profile import connect
@@ -19,7 +19,7 @@ from schemas.api import ReleaseCreate
 from schemas.evidence import Kind
 from schemas.release import TERMINAL, Phase, Release, ReleaseDetail
 from schemas.runner import ReplicaState
-from schemas.stories import TONES, replaces, way_out
+from schemas.stories import TONES, replaces, served_in, way_out
 
 app = group("Releases: one attempt to take a bundle live on a target under a policy.")
 
@@ -100,7 +100,9 @@ def show(release: ReleaseId, as_json: Json = False) -> int:
     output = Output(as_json=as_json)
     with connect() as client:
         found = client.releases.get(resolve_release(release, client))
-    output.result(found, lambda out: _show(out, found))
+        names = {found.bundle: found.bundle_name}
+        add_names(client, names, () if as_json else served_in(found.log))
+    output.result(found, lambda out: _show(out, found, names))
     return Exit.DONE
 
 
@@ -126,7 +128,7 @@ def _head(out: Output, release: Release, doing: str | None = None) -> None:
     )
 
 
-def _show(out: Output, release: ReleaseDetail) -> None:
+def _show(out: Output, release: ReleaseDetail, names: Mapping[str, str]) -> None:
     _head(out, release, release.doing)
     out.say("")
     out.table(
@@ -157,7 +159,7 @@ def _show(out: Output, release: ReleaseDetail) -> None:
             [
                 f"{entry.recorded_at:%Y-%m-%d %H:%M:%S}Z",
                 lasted((entry.recorded_at - before.recorded_at).total_seconds()) if before else "",
-                told(entry),
+                told(entry, names),
             ]
             for before, entry in zip([None, *release.log], release.log, strict=False)
         ),

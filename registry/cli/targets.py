@@ -9,6 +9,7 @@ import typer
 
 from gates.router import WHOLE_BP
 from registry.cli.failures import Exit, Usage, made
+from registry.cli.follow import add_names
 from registry.cli.options import Json, Key, Limit, examples, group
 from registry.cli.output import Output, percent
 from registry.cli.profile import connect
@@ -17,6 +18,7 @@ from schemas.api import TargetCreate
 from schemas.evidence import SplitEntry
 from schemas.release import Phase, ServedAt, Target
 from schemas.runner import RUNNING
+from schemas.stories import told_split
 
 app = group("Targets: one served name in one environment, such as chat@prod.")
 
@@ -101,6 +103,9 @@ def history(target: TargetArgument, limit: Limit = 50, as_json: Json = False) ->
     _require_environment(target)
     with connect() as client:
         found = output.most(client.targets.history(target), limit)
+        names = dict[str, str]()
+        if not as_json:
+            add_names(client, names, (arm.bundle for one in found for arm in one.split or ()))
 
     def human(out: Output) -> None:
         out.table(
@@ -109,7 +114,7 @@ def history(target: TargetArgument, limit: Limit = 50, as_json: Json = False) ->
                 [
                     f"{one.at:%Y-%m-%d %H:%M:%S}Z",
                     one.kind,
-                    _split(one.split),
+                    "" if one.split is None else told_split(one.split, names) or "nothing",
                     one.release,
                     one.by,
                     one.actor,
@@ -152,9 +157,7 @@ def instant(text: str) -> datetime:
     return found
 
 
-def _split(split: Sequence[SplitEntry] | None) -> str:
-    if split is None:
-        return ""
+def _split(split: Sequence[SplitEntry]) -> str:
     return ", ".join(f"{percent(arm.weight_bp)} {arm.bundle[7:19]}" for arm in split) or "nothing"
 
 

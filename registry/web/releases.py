@@ -1,5 +1,6 @@
 """Releases as pages: the list, and one release with its log, gate results and split over time."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -22,7 +23,7 @@ from registry.web.rendering import PageRoute, render
 from registry.web.visitors import COOKIE, VisitorDep
 from schemas.problems import InvalidDocument
 from schemas.release import LIVE, TERMINAL, Phase, ReleaseDetail
-from schemas.stories import TONES, replaces, tell
+from schemas.stories import TONES, replaces, served_in, tell
 
 PAGE_SIZE = 25
 MOST_TARGETS = 200
@@ -74,7 +75,8 @@ def release_page(release: UUID, actor: VisitorDep, session: SessionDep) -> Respo
     source = event_source(session, release=str(release))
     found = releases.detail(session, releases.get(session, actor.project_id, release))
     required = documents.load_policy(session, actor.project_id, found.policy).approval.required
-    return render("release.html", events=source, **_view(found, actor, db.now(session), required))
+    names = documents.names(session, actor.project_id, sorted(served_in(found.log)))
+    return render("release.html", events=source, **_view(found, actor, db.now(session), required, names))
 
 
 @router.get("/events")
@@ -101,7 +103,7 @@ def event_source(session: SessionDep, **selection: str) -> str:
     return f"/events?{urlencode({**selection, 'after': str(at)})}"
 
 
-def _view(found: ReleaseDetail, actor: Actor, now: datetime, required: int) -> dict[str, Any]:
+def _view(found: ReleaseDetail, actor: Actor, now: datetime, required: int, names: Mapping[str, str]) -> dict[str, Any]:
     is_over = found.phase in TERMINAL
     return {
         "release": found,
@@ -111,7 +113,7 @@ def _view(found: ReleaseDetail, actor: Actor, now: datetime, required: int) -> d
         "replaces": replaces(found),
         "chart": split_over_time(found.log, now=now, is_over=is_over),
         "panels": panels(found.log),
-        "log": [(entry, *tell(entry)) for entry in reversed(found.log)],
+        "log": [(entry, *tell(entry, names)) for entry in reversed(found.log)],
         "tones": TONES,
         "is_over": is_over,
         "is_live": found.phase in LIVE,

@@ -73,9 +73,8 @@ def test_what_a_target_serves_is_told_for_now_for_any_instant_before_and_as_a_li
     assert (change["kind"], change["release"], change["actor"]) == ("traffic_shifted", release, "controller")
     assert change["split"] == [{"bundle": scene.bundle.digest, "weight_bp": 1000}]
     assert change["by"] == "controller"
-    listed = scene.command.ok("target", "history", "chat@prod").out
-    assert "10 % " in listed
-    assert "DONE BY" in listed
+    listed = " ".join(scene.command.ok("target", "history", "chat@prod").out.split())
+    assert f"10 % {scene.bundle.name} ({scene.bundle.digest[7:15]}) " in listed.partition("DONE BY")[2]
 
     now = datetime.now(UTC).isoformat()
     served = scene.command.ok("target", "show", "chat@prod", "--at", now, "--json").json
@@ -238,6 +237,7 @@ def test_watch_prints_every_entry_and_ends_as_the_release_does(scene):
     assert kinds[-2:] == ["traffic_shifted", "promoted"]
     assert len(kinds) == 7
     assert ran.out.splitlines()[-1] == "promoted: every step passed"
+    assert f" {scene.bundle.name} ({scene.bundle.digest[7:15]}), acknowledged" in ran.out
 
 
 @pytest.mark.parametrize(("until", "status"), [("gated", 0), ("approved", 0), ("promoted", 3), ("ended", 3)])

@@ -4,6 +4,7 @@ import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from urllib.parse import urlsplit
 
 import pytest
@@ -60,10 +61,10 @@ def test_a_deleted_bundle_is_found_no_more_and_its_evidence_stays(api, manager, 
     gone = manager.bundles.delete(bundle.digest[7:19], "never used")
     assert (gone.digest, gone.name, gone.blobs) == (bundle.digest, "c", 2)
     for named in (bundle.digest, bundle.digest[7:19]):
-        with pytest.raises(NotFound):
-            manager.bundles.get(named)
-        with pytest.raises(NotFound):
-            manager.bundles.delete(named, "again")
+        for deed in (manager.bundles.get, lambda one: manager.bundles.delete(one, "again")):
+            with pytest.raises(NotFound, match=f"c {bundle.digest} was deleted by manager at .*Z: never used") as told:
+                deed(named)
+            assert (told.value.members["digest"], told.value.members["deleted_by"]) == (bundle.digest, "manager")
     assert list(manager.bundles.list()) == []
     log = list(manager.evidence.list(stream=f"documents/{author.project_id}/{bundle.digest}"))
     assert [(one.kind, one.actor) for one in log] == [
@@ -71,6 +72,7 @@ def test_a_deleted_bundle_is_found_no_more_and_its_evidence_stays(api, manager, 
         (Kind.BUNDLE_DELETED, "manager"),
     ]
     assert log[1].body == {"digest": bundle.digest, "name": "c", "reason": "never used"}
+    assert datetime.fromisoformat(told.value.members["deleted_at"]) == log[1].recorded_at
     verified(api.service, author)
 
 

@@ -4,7 +4,7 @@ from uuid import UUID
 import pytest
 
 from schemas.evidence import Entry, Kind
-from schemas.stories import STORIES, TONES, tell
+from schemas.stories import STORIES, TONES, served_in, tell
 
 
 def entry(kind: Kind, **body: object) -> Entry:
@@ -43,5 +43,10 @@ def test_traffic_tells_who_serves_and_when_nobody_does():
     arms = [{"bundle": "sha256:" + "a" * 64, "weight_bp": 250}, {"bundle": "sha256:" + "b" * 64, "weight_bp": 9750}]
     shifted = tell(entry(Kind.TRAFFIC_SHIFTED, desired=arms, applied_ms=12.34))
     assert shifted == ("plain", "2.5 % aaaaaaaaaaaa + 97.5 % bbbbbbbbbbbb, acknowledged in 12.3 ms")
+    named = tell(entry(Kind.TRAFFIC_SHIFTED, desired=arms, applied_ms=1), {arms[0]["bundle"]: "gemma-first"})
+    assert named[1].startswith("2.5 % gemma-first (aaaaaaaa) + 97.5 % bbbbbbbbbbbb, ")
+    assert served_in([entry(Kind.PROMOTED), entry(Kind.TRAFFIC_SHIFTED, desired=arms)]) == {
+        str(arm["bundle"]) for arm in arms
+    }
     restored = tell(entry(Kind.TRAFFIC_RESTORED, desired=[], cause="requested", reasons=["maria: wrong language"]))
     assert restored == ("bad", "nothing is served (503) (requested): maria: wrong language")

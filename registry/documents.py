@@ -389,8 +389,9 @@ def absent(session: Session, project: UUID, kind: str, named: str) -> NotFound:
         ProjectDocumentRow.deleted_at.is_not(None),
     )
     deleted = session.scalars(once.limit(2)).all()
-    last = evidence.latest(session, stream(project, deleted[0])) if len(deleted) == 1 else None
-    if last is None or last.kind != Kind.BUNDLE_DELETED:
+    log = evidence.read(session, stream(project, deleted[0])) if len(deleted) == 1 else []
+    last = next((row for row in reversed(log) if row.kind == Kind.BUNDLE_DELETED), None)
+    if last is None:
         return NotFound(f"there is no {kind} {named}", digest=named)
     entry = evidence.wire(last)
     at = f"{entry.recorded_at:%Y-%m-%d %H:%M:%S}Z"

@@ -113,7 +113,7 @@ class NotPermitted(Problem):
 
 
 class NotFound(Problem):
-    """There is no such thing in this project."""
+    """There is no such thing in this project; of a deleted bundle `deleted_by` and `deleted_at` say who and when."""
 
     kind, title, status = "not-found", "Not found", 404
 

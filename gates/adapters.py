@@ -28,6 +28,7 @@ MAX_TOKENS = 16
 TOP = 3
 LEAST_EFFECT_NAT = 1e-4
 """A smaller difference of every log-probability is none: an engine may round alike requests so far apart."""
+_MOST_NAT = 1e6
 _UNKNOWN_NAME = "model-unknown"
 
 Ask = Callable[[Endpoint, str, bytes], Any]
@@ -35,7 +36,10 @@ Ask = Callable[[Endpoint, str, bytes], Any]
 
 
 async def ask(bundle: Bundle, endpoint: Endpoint, exchange: Ask) -> dict[str, list[Records]]:
-    """Return the exchanges of the base, under its served name, and of each adapter; none where there is no adapter."""
+    """Return the exchanges of the base, under its served name, and of each adapter; none where there is no adapter.
+
+    One without an answer is the last: a bundle may have hundreds of adapters, and an engine that hangs hangs for each.
+    """
     if not bundle.adapters:
         return {}
     more: dict[str, object] = {}
@@ -49,14 +53,18 @@ async def ask(bundle: Bundle, endpoint: Endpoint, exchange: Ask) -> dict[str, li
             request = endpoint.dialect.greedy(name, messages, max_tokens=MAX_TOKENS, top_logprobs=None)
             body = {key: value for key, value in {**(request.body or {}), **more}.items() if value is not None}
             asked[name].append(await exchange(endpoint, request.path, json.dumps(body).encode()))
+            if asked[name][-1].get("problem") is not None:
+                return asked
     return asked
 
 
 def lacking(bundle: Bundle, asked: Mapping[str, list[Records]]) -> list[str]:
-    """Return the names that were not asked all questions, of a bundle that has adapters."""
+    """Return the names that were not asked all questions, of a bundle that has adapters; none after one left open."""
     if not bundle.adapters:
         return []
     names = (bundle.serving.served_name, *(one.name for one in bundle.adapters))
+    if any(one["problem"] is not None for name in names for one in asked.get(name, ())):
+        return []
     return [name for name in names if len(asked.get(name, ())) != len(QUESTIONS)]
 
 
@@ -69,12 +77,16 @@ def judge(bundle: Bundle, asked: Mapping[str, list[Records]], unknown: Records |
     if not bundle.adapters:
         return
     base = bundle.serving.served_name
-    wrong = list(_wire(base, asked[base]))
+    wrong = list(_wire(base, asked.get(base, [])))
     yield from wrong
     for adapter in bundle.adapters:
-        found = list(_wire(adapter.name, asked[adapter.name]))
+        answers = asked.get(adapter.name, [])
+        found = list(_wire(adapter.name, answers))
         yield from found
-        if not found and not wrong:
+        if adapter.name == base:
+            message = f"The adapter {base} has the name that the base is served under: one of them is never reached."
+            yield finding("adapter-name-taken", message, pointer=f"model {base}", advice="Give it a name of its own.")
+        elif answers and not found and not wrong:
             yield from _effect(bundle, adapter.name, asked)
     if unknown is not None and unknown["status"] == 200:
         message = "A model that nobody serves is answered for: a mistyped adapter's name gets another model's answer."
@@ -97,7 +109,7 @@ def _wire(name: str, exchanges: list[Records]) -> Iterator[Finding]:
 
 def _effect(bundle: Bundle, name: str, asked: Mapping[str, list[Records]]) -> Iterator[Finding]:
     pairs = list(zip(asked[bundle.serving.served_name], asked[name], strict=True))
-    texts = [[wire.text_of(one["body"], is_chat=True) for one in pair] for pair in pairs]
+    texts = [[_said(one["body"]) for one in pair] for pair in pairs]
     if any(left != right for left, right in texts):
         return
     values = [[_logprobs(one["body"]) for one in pair] for pair in pairs]
@@ -114,6 +126,12 @@ def _effect(bundle: Bundle, name: str, asked: Mapping[str, list[Records]]) -> It
         expected = f"more than {LEAST_EFFECT_NAT:g} nat"
         found = f"log-probabilities at most {most:g} nat apart"
         yield finding("adapter-no-effect", message, pointer=pointer, found=found, expected=expected, advice=advice)
+
+
+def _said(body: str) -> tuple[str | None, str | None]:
+    """Return the text of an answer, and the reasoning before it: so few tokens may hold no other text."""
+    message = wire.first_choice(wire.read_json(body)).get("message")
+    return wire.text_of(body, is_chat=True), wire.reasoning_of(message) if isinstance(message, dict) else None
 
 
 def _logprobs(body: str) -> list[list[float]] | None:
@@ -134,7 +152,10 @@ def _logprobs(body: str) -> list[list[float]] | None:
 
 def _number(entry: Any) -> float | None:
     value = entry.get("logprob") if isinstance(entry, dict) else None
-    return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # What is no number, or none of this size, is no log-probability: nothing is held against it.
+    return float(value) if -_MOST_NAT <= value <= _MOST_NAT else None
 
 
 def _apart(left: list[list[float]], right: list[list[float]]) -> float:

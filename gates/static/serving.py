@@ -33,10 +33,10 @@ def _name(c: Composition) -> Iterator[Flaw]:
             expected=wanted,
         )
     names = [adapter.name for adapter, _ in c.adapters]
-    if wanted is not None and wanted in names:
+    if taken := [name for name in names if name == wanted or name in said]:
         yield flaw(
             "served-name-differs",
-            f"The adapter {wanted} has the name that the base is served under.",
+            f"The adapter {taken[0]} has the name that the base is served under.",
             pointer="/adapters",
             found=names,
             expected="a name of its own",

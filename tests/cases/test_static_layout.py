@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.checkpoints import (
     T,
+    adapt,
     alarms,
     codes,
     micro,
@@ -532,3 +533,6 @@ def test_c097_a_name_in_the_arguments_must_be_the_name_that_callers_use(tmp_path
     assert alarms(validate(root, {"engine": engine, "serving": {"served_name": "llama-70b"}})) == set()
     found = validate(root, {"engine": engine, "serving": {"served_name": "other"}})
     assert only(found, "served-name-differs").found == ["llama", "llama-70b"]
+    adapt(root / "other")
+    told = {"engine": engine, "serving": {"served_name": "llama-70b"}, "adapters": {"llama": "other"}}
+    assert only(validate(root, told), "served-name-differs").found == ["llama"]

@@ -95,6 +95,32 @@ def test_without_values_equal_texts_prove_nothing(bundle):
     assert judged(bundle, asked(SAME, SAME, SAME | {"body": json.dumps(broken)})) == unproved
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), -(10**400)])
+def test_values_that_are_no_log_probabilities_prove_no_effect(bundle, value):
+    broken = exchange(ADAPTER, rivals=(-0.5, value))
+    same = [exchange(BASE, rivals=(-0.5, value))] * 3
+    assert judged(bundle, asked(broken, broken, broken, base=same)) == [
+        ("adapter-effect-unproved", f"model {ADAPTER}", WARN)
+    ]
+
+
+def test_reasoning_that_differs_is_an_effect(bundle):
+    def reasoning(model, text):
+        told = json.loads(exchange(model, logprob=None)["body"])
+        told["choices"][0]["message"] = {"role": "assistant", "content": None, "reasoning_content": text}
+        return exchange(model) | {"body": json.dumps(told)}
+
+    base = [reasoning(BASE, "I think")] * 3
+    assert judged(bundle, asked(*[reasoning(ADAPTER, "So")] * 3, base=base)) == []
+    alike = judged(bundle, asked(*[reasoning(ADAPTER, "I think")] * 3, base=base))
+    assert alike == [("adapter-effect-unproved", f"model {ADAPTER}", WARN)]
+
+
+def test_an_adapter_of_the_base_s_name_blocks(bundle):
+    again = bundle.model_copy(update={"adapters": [bundle.adapters[0].model_copy(update={"name": BASE})]})
+    assert judged(again, {BASE: [exchange(BASE)] * 3}) == [("adapter-name-taken", f"model {BASE}", BLOCK)]
+
+
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
@@ -125,6 +151,7 @@ def test_who_was_not_asked_all_questions_is_named(bundle):
     whole = asked()
     assert adapters.lacking(bundle, whole) == []
     assert adapters.lacking(bundle, {}) == [BASE, ADAPTER]
+    assert adapters.lacking(bundle, {"other": [exchange("other", problem="timeout")]}) == [BASE, ADAPTER]
     assert adapters.lacking(bundle, whole | {ADAPTER: whole[ADAPTER][:-1]}) == [ADAPTER]
     assert adapters.lacking(bundle.model_copy(update={"adapters": None}), {}) == []
 
@@ -143,6 +170,18 @@ def test_each_name_is_asked_the_same_and_for_values_where_they_are_declared(bund
         salted = {"cache_salt": tuned["cache_salt"]}  # nothing is answered from what was asked before
         assert tuned == base | {"model": ADAPTER} | salted
         assert (path, tuned["temperature"], tuned["logprobs"], tuned["top_logprobs"]) == (VLLM.chat_path, 0, True, 3)
+
+    async def hang(_endpoint, path, body):
+        bodies.append((path, json.loads(body)))
+        return exchange(BASE, problem="timeout" if len(bodies) == 5 else None) if len(bodies) != 4 else SAME
+
+    bodies.clear()
+    found = asyncio.run(adapters.ask(bundle, Endpoint("http://127.0.0.1:9", BASE, VLLM), hang))
+    assert {name: len(answers) for name, answers in found.items()} == {BASE: 3, ADAPTER: 2}
+    assert adapters.lacking(bundle, found) == []
+    assert judged(bundle, found) == [("no-answer", f"model {ADAPTER}", BLOCK)]
+    first = {BASE: [exchange(BASE, problem="timeout")]}
+    assert (adapters.lacking(bundle, first), judged(bundle, first)) == ([], [("no-answer", f"model {BASE}", BLOCK)])
     quiet = bundle.model_copy(update={"serving": bundle.serving.model_copy(update={"features": ["chat"]})})
     bodies.clear()
     asyncio.run(adapters.ask(quiet, Endpoint("http://127.0.0.1:9", BASE, VLLM), keep))

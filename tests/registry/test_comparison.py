@@ -91,7 +91,7 @@ def test_many_files_are_counted_and_long_values_are_cut(command, written):
     assert "60 files" in ran.out
     assert "x049.md" in ran.out
     assert "x050.md" not in ran.out
-    assert "10 files more" in ran.err
+    assert "10 more files" in ran.err
     assert "--long xxx" in ran.out
     assert "x" * 200 not in ran.out
     assert len(command.ok("bundle", "diff", a, b, "--json").json["changed"][1]["files"]) == 60

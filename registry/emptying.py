@@ -21,7 +21,7 @@ from schemas.runner import JobKind, JobState
 
 MOST_LOSSES = 200
 EMPTIED = "runner-emptied"
-"""Problem of an attempt that its runner's deadline ended."""
+"""Problem of an attempt that its runner's deadline ended, and of a job that was told to end for it."""
 
 
 def stream(runner: UUID) -> str:
@@ -139,7 +139,8 @@ def give_back(session: Session, service: Service, job: JobRow, at: datetime) -> 
         job.is_wanted = False
         session.flush()
         return False
-    why = f"runner {runner.name} was emptied by {runner.drained_by}: {runner.drain_reason}"
+    who = f"by {runner.drained_by}: {runner.drain_reason}" if runner.drained_at is not None else "before its drain ended"
+    why = f"runner {runner.name} was emptied {who}"
     said = Complete(fencing_token=job.fencing_token, problem=EMPTIED, detail=why)
     attempts.errored(session, service, job, said, at=at, retry_in=0.0, act=f"{failures.EMPTIED}:{job.fencing_token}")
     job.state, job.due_at, job.lease_until = JobState.PENDING, at, None

@@ -149,8 +149,8 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
     job.fencing_token += 1
     job.lease_until = at + timedelta(seconds=service.settings.lease_seconds)
     job.progress = "claimed"
-    if job.problem == QUARANTINED:
-        job.problem = None  # it was lifted, and the job begins anew
+    if job.problem in {QUARANTINED, emptying.EMPTIED}:
+        job.problem = None  # it was lifted, or its runner was lost before it ended, and the job begins anew
     session.flush()
     return _claim(session, service, job)
 
@@ -221,7 +221,11 @@ def renew(session: Session, service: Service, project: UUID, job: UUID, said: Pr
         # Why it ends stays known, should the quarantine be lifted before it has.
         is_wanted, row.problem = False, QUARANTINED
         session.flush()
-    elif emptying.is_over(session, row, db.now(session)) or preemption.is_to_end(session, row, db.now(session)):
+    elif emptying.is_over(session, row, db.now(session)):
+        # Why it ends stays known, should the drain be over before it has.
+        is_wanted, row.problem = False, emptying.EMPTIED
+        session.flush()
+    elif preemption.is_to_end(session, row, db.now(session)):
         is_wanted = False
     return Renewal(lease_seconds=service.settings.lease_seconds, is_wanted=is_wanted)
 
@@ -317,7 +321,8 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
     row = held(session, project, job, said.fencing_token)
     at = db.now(session)
     quotas.spend(row, at)
-    if said.problem is None and row.is_wanted and emptying.is_over(session, row, at):
+    is_emptied = row.problem == emptying.EMPTIED or emptying.is_over(session, row, at)
+    if said.problem is None and row.is_wanted and is_emptied:
         is_left = row.kind == JobKind.SERVE or _is_unfinished(session, row)
         if is_left and emptying.give_back(session, service, row, at):
             _settle_replica(row, at=at)

@@ -103,6 +103,28 @@ def test_what_serves_alone_boots_elsewhere_and_has_not_failed(service: Service, 
     assert replica["state"] == "stopped"
 
 
+@pytest.mark.parametrize("serves", [False, True])
+def test_what_was_told_to_end_has_not_failed_although_the_drain_is_over_before_it_has(
+    service: Service, actor: Actor, serves: bool
+) -> None:
+    runner = register(service, actor, "r1")
+    made = live(service, actor, waits=0) if serves else ask(service, actor, bundle(service, actor))
+    held = taken(service, actor, runner)
+    if serves:
+        ready(service, actor, made, held.fencing_token)
+    drain(service, actor, 0)
+    assert not renew(service, actor, held)
+    manager = Actor(project_id=actor.project_id, project="default", name="mia", role="manager")
+    with service.database.transaction() as session:
+        emptying.undrain(session, service, manager, "r1")
+    end(service, actor, held)
+    row = shown(service, actor, made)
+    assert (row.state, row.problem) == ("pending", "runner-emptied: runner r1 was emptied before its drain ended")
+    again = taken(service, actor, runner)
+    assert (again.job, again.attempt) == (made, 1)
+    assert renew(service, actor, again)
+
+
 def test_what_another_takes_the_place_of_ends_for_good(service: Service, actor: Actor) -> None:
     runner = register(service, actor, "r1")
     serves = live(service, actor, waits=0)

@@ -139,7 +139,9 @@ def give_back(session: Session, service: Service, job: JobRow, at: datetime) -> 
         job.is_wanted = False
         session.flush()
         return False
-    who = f"by {runner.drained_by}: {runner.drain_reason}" if runner.drained_at is not None else "before its drain ended"
+    who = (
+        f"by {runner.drained_by}: {runner.drain_reason}" if runner.drained_at is not None else "before its drain ended"
+    )
     why = f"runner {runner.name} was emptied {who}"
     said = Complete(fencing_token=job.fencing_token, problem=EMPTIED, detail=why)
     attempts.errored(session, service, job, said, at=at, retry_in=0.0, act=f"{failures.EMPTIED}:{job.fencing_token}")

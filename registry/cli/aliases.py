@@ -14,6 +14,7 @@ from registry.cli.profile import connect
 from registry.cli.targets import instant
 from registry.client import Client
 from schemas.alias import Alias, AliasAt, Movers
+from schemas.problems import NotFound
 
 app = group("Aliases: movable names of bundles. Where a command takes a bundle, it takes @NAME.")
 
@@ -55,11 +56,15 @@ def set_(
     with connect() as client:
         digest = resolve(bundle, client.bundles, read_bundle, "bundle")
         expected = None if expect is None else resolve(expect, client.bundles, read_bundle, "bundle")
+        before = _now(client, _plain(name))
         try:
             found = client.aliases.set(_plain(name), digest, reason, expected=expected, if_match=if_match)
         except ValidationError as error:
             raise invalid_act(error) from None
     output.result(found, lambda out: _show(out, found))
+    if before is not None and before.generation == found.generation:
+        seen = "" if expected in (None, digest) else f", and not {expected[7:19]} as expected"
+        output.note(f"nothing has changed: @{found.name} names it already{seen}", "warn")
     return Exit.DONE
 
 
@@ -227,6 +232,13 @@ def patterns(as_json: Json = False) -> int:
 
     output.result({"items": found}, human)
     return Exit.DONE
+
+
+def _now(client: Client, name: str) -> Alias | None:
+    try:
+        return client.aliases.get(name)
+    except NotFound:
+        return None
 
 
 def _movers(found: Alias) -> str:

@@ -12,7 +12,7 @@ from registry.cli.options import Until
 from registry.cli.output import Clock, Output, plain
 from registry.client import Client
 from schemas.api import Run
-from schemas.evidence import Entry
+from schemas.evidence import Entry, Kind
 from schemas.policy import Policy
 from schemas.problems import NotFound, Unavailable
 from schemas.release import TERMINAL, Phase, ReleaseDetail
@@ -73,7 +73,10 @@ def follow_release(client: Client, output: Output, release: UUID, *, until: Unti
         output.note(f"only the watching ended; the release goes on: sluicegate release watch {release}", "warn")
         raise
     verdict = verdict or Decided(Exit.UNDECIDED, TIME_OUT, f"it is {found.phase} after {timeout_seconds:g} s")
-    told = {**plain(found), "outcome": verdict.outcome, "why": verdict.why}
+    next_ = what_to_do(client, found)
+    if next_ is not None and verdict.exit_status is Exit.DONE:
+        verdict = Decided(verdict.exit_status, verdict.outcome, f"{verdict.why}; {next_}")
+    told = {**plain(found), "outcome": verdict.outcome, "why": verdict.why, "what_to_do": next_}
     output.result(told, lambda out: out.say(f"{verdict.outcome}: {verdict.why}", _tone(verdict)))
     if verdict.outcome == TIME_OUT:
         output.note(f"the release goes on; come back to it: sluicegate release watch {release} --until {until}", "warn")
@@ -134,8 +137,8 @@ class _Watch:
         verdict = decided(found, self.until)
         if found.phase is Phase.GATED and verdict is None and not self.has_told_who:
             self.has_told_who = True
-            if (needed := _approvals_needed(self.client, found.policy)) > 0:
-                self.output.note(waits_for(found, needed))
+            if (said := what_to_do(self.client, found)) is not None:
+                self.output.note(said)
         if verdict is None and found.doing is not None and self._is_news(found):
             self.doing, self.counted = found.doing, (found.phase, found.step)
             self.told_at = self.clock.seconds
@@ -207,13 +210,22 @@ def decided(release: ReleaseDetail, until: Until) -> Decided | None:
     return None
 
 
-def _approvals_needed(client: Client, policy: str) -> int:
-    return Policy.model_validate(client.policies.get(policy).document).approval.required
+def what_to_do(client: Client, release: ReleaseDetail) -> str | None:
+    """Return what a person can do for a release that holds in its canary, or must agree to; None for nothing."""
+    if release.phase is not Phase.GATED:
+        return way_out(release)
+    required = Policy.model_validate(client.policies.get(release.policy).document).approval.required
+    return None if required < 1 else _waits_for(release, required)
 
 
-def waits_for(release: ReleaseDetail, needed: int) -> str:
-    """Return who must agree to a release whose gates have passed, and by which command."""
-    people = many(needed, "approval")
+def _waits_for(release: ReleaseDetail, needed: int) -> str:
+    given = set[str]()
+    for entry in release.log:
+        if entry.kind is Kind.APPROVAL_GRANTED:
+            given.add(entry.actor)
+        elif entry.kind is Kind.APPROVAL_WITHDRAWN:
+            given.discard(str(entry.body.get("approver")))
+    people = many(needed, "approval") + (f" ({', '.join(sorted(given))} gave one)" if given else "")
     command = f"sluicegate release approve {release.id} --reason …"
     return f"waits for {people} by somebody other than {release.created_by}: {command}"
 

@@ -10,11 +10,8 @@ from registry.cli.failures import Exit
 from registry.cli.options import Json, Limit, examples, group
 from registry.cli.output import Output, lasted, percent
 from registry.cli.profile import connect
-from registry.client import Client
 from schemas.api import Registered
-from schemas.policy import Policy, StopCondition, SuiteRule, TtftCondition
-from schemas.problems import NotFound, PolicyTooWeak, SuiteMissing
-from schemas.suite import SUITE, AnySuite
+from schemas.policy import Policy, StopCondition, TtftCondition
 
 APPROVERS = {0: "none", 1: "1, by somebody other than the author"}
 
@@ -25,35 +22,13 @@ app = group("Policies: which gates with which limits, how traffic moves, who app
 def push(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy, in JSON or TOML.")], as_json: Json = False
 ) -> int:
-    """Register a policy. It is checked here first, and frozen from then on."""
+    """Register a policy. Its form is checked here, whether it can decide by the service; it is frozen from then on."""
     output = Output(as_json=as_json)
     policy = read_policy(file)
     with connect() as client:
-        _check_power(client, policy)
         registered, is_new = client.policies.register(policy)
     say_pushed(output, registered, is_new=is_new)
     return Exit.DONE
-
-
-def _check_power(client: Client, policy: Policy) -> None:
-    """Refuse a policy that could never decide, as the service will, but with the suites at hand."""
-    # Statistics take a second to load, and only this command needs them.
-    from gates.policy import plan_problems
-
-    suites: dict[str, AnySuite] = {}
-    lacking = []
-    for place, rule in enumerate(policy.gates):
-        if isinstance(rule, SuiteRule):
-            try:
-                suites[rule.suite] = SUITE.validate_python(client.suites.get(rule.suite).document)
-            except NotFound:
-                lacking.append((place, rule.suite))
-    if lacking:
-        raise SuiteMissing.at(lacking)
-    problems = [problem.partition(": ") for problem in plan_problems(policy, suites)]
-    if problems:
-        errors = [{"pointer": pointer, "detail": detail} for pointer, _, detail in problems]
-        raise PolicyTooWeak("the policy cannot decide with the suites and samples that it names", errors=errors)
 
 
 def say_pushed(output: Output, registered: Registered, *, is_new: bool) -> None:

@@ -53,11 +53,13 @@ def lift(
     output = Output(as_json=as_json)
     with connect() as client:
         digest = resolve(bundle, client.bundles, read_bundle, "bundle")
+        was_quarantined = client.bundles.get(digest).quarantine is not None
         try:
             state = client.bundles.lift(digest, reason, if_match=if_match)
         except ValidationError as error:
             raise invalid_act(error) from None
-    output.result(state, lambda out: out.say(f"lifted: {state.name} {state.digest}", "good"))
+    said = "lifted" if was_quarantined else "nothing has changed: it was lifted already"
+    output.result(state, lambda out: out.say(f"{said}: {state.name} {state.digest}", "good"))
     return Exit.DONE
 
 

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from registry.cli.documents import read_bundle, read_policy, resolve, resolve_release
 from registry.cli.failures import Exit, invalid_act, made
-from registry.cli.follow import add_names, follow_release, told
+from registry.cli.follow import add_names, follow_release, told, what_to_do
 from registry.cli.options import IfMatch, Json, Key, Limit, Reason, ReleaseId, Timeout, Until, Wait, examples, group
-from registry.cli.output import Output, lasted, percent
+from registry.cli.output import Output, lasted, percent, plain
 from registry.cli.profile import connect
 from registry.cli.replicas import failed_replica
 from registry.client import Client
@@ -102,11 +102,12 @@ def show(release: ReleaseId, as_json: Json = False) -> int:
         found = client.releases.get(resolve_release(release, client))
         names = {found.bundle: found.bundle_name}
         add_names(client, names, () if as_json else served_in(found.log))
-    output.result(found, lambda out: _show(out, found, names))
+        next_ = what_to_do(client, found)
+    output.result({**plain(found), "what_to_do": next_}, lambda out: _show(out, found, names, next_))
     return Exit.DONE
 
 
-def _head(out: Output, release: Release, doing: str | None = None) -> None:
+def _head(out: Output, release: Release, doing: str | None = None, next_: str | None = None) -> None:
     out.fields(
         [
             ("release", release.id),
@@ -116,7 +117,7 @@ def _head(out: Output, release: Release, doing: str | None = None) -> None:
             ("phase", f"{release.phase} since {release.phase_since:%Y-%m-%d %H:%M:%S}Z"),
             ("paused", "yes" if release.is_paused else None),
             ("holds", "; ".join(release.held)),
-            ("what to do", way_out(release)),
+            ("what to do", next_ or way_out(release)),
             ("quarantined", "; ".join(release.quarantined)),
             ("waits", release.waits),
             ("doing", doing),
@@ -128,8 +129,8 @@ def _head(out: Output, release: Release, doing: str | None = None) -> None:
     )
 
 
-def _show(out: Output, release: ReleaseDetail, names: Mapping[str, str]) -> None:
-    _head(out, release, release.doing)
+def _show(out: Output, release: ReleaseDetail, names: Mapping[str, str], next_: str | None) -> None:
+    _head(out, release, release.doing, next_)
     out.say("")
     out.table(
         ["GATE", "VERDICT", "TOOK", "WHY"],
@@ -260,11 +261,15 @@ def _act(
     """
     output = Output(as_json=as_json)
     with connect() as client:
+        identity = resolve_release(release, client)
+        before = client.releases.get(identity).version
         try:
-            found = act(client, resolve_release(release, client))
+            found = act(client, identity)
         except ValidationError as error:
             raise invalid_act(error) from None
     output.result(found, lambda out: _head(out, found))
+    if found.version == before:
+        output.note("nothing has changed: this was done already", "warn")
     if alone is not None and found.phase not in TERMINAL and found.predecessor is None:
         output.note(alone.format(target=found.target), "warn")
     if asked is not None and found.phase not in TERMINAL:

@@ -14,6 +14,7 @@ from registry.cli.output import Output
 from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import RoleName, Token, TokenCreate
+from schemas.problems import NotFound
 
 app = group("Tokens: who may call, as what, on which targets, and how long.")
 
@@ -54,10 +55,24 @@ def create(
     written = {"name": name, "role": role, "expires_at": ends, "project": project, "targets": target or None}
     with connect() as client:
         token = client.tokens.create(made(TokenCreate, "the token", **written))
+        absent = _absent(client, token.targets or []) if project is None else []
     output.result(token, lambda out: out.say(token.secret))
     if not as_json:
         output.note(f"a token of {token.name} as {token.role}, {token.id}; it is not shown again")
+    if absent:
+        output.note(f"there is no target {', '.join(absent)} yet: `sluicegate target list` shows all of them", "warn")
     return Exit.DONE
+
+
+def _absent(client: Client, names: list[str]) -> list[str]:
+    """Return which targets of a new token are not there: they may be made later, and may be misspelt."""
+    found = []
+    for name in names:
+        try:
+            client.targets.get(name)
+        except NotFound:
+            found.append(name)
+    return found
 
 
 @app.command("list", epilog=examples("sluicegate token list", "sluicegate token list --valid --json"))

@@ -1,5 +1,6 @@
 """What people do to a release on the command line, and what they are told when it does not take it."""
 
+import json
 from datetime import timedelta
 from uuid import UUID
 
@@ -238,6 +239,32 @@ def test_who_takes_back_what_is_live_beside_a_canary_is_told_of_the_canary_first
         ran = scene.command("release", "rollback", live, *more, "-r", "slow")
         assert (ran.status, "--to-nothing" in ran.err) == (4, False)
         assert f"`sluicegate release rollback {canary} --reason …`" in ran.err
+
+
+def test_what_was_done_already_is_said_to_have_been(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    digest, done = scene.bundle.digest, "nothing has changed"
+    other = registered_bundle(scene.service, scene.api.actor("manager"), "other", b"other").digest
+    assert done not in scene.command.ok("release", "pause", identity, "-r", "a look").err
+    assert f"{done}: this was done already" in scene.command.ok("release", "pause", identity, "-r", "a look").err
+    assert done not in scene.command.ok("alias", "set", "best", digest, "-r", "first").err
+    again = scene.command.ok("alias", "set", "best", digest, "--expect", other, "-r", "again", "--json")
+    assert (again.json["bundle"], again.json["generation"]) == (digest, 1)
+    assert f"{done}: @best names it already, and not {other[7:19]} as expected" in again.err
+    scene.command.ok("bundle", "quarantine", other, "-r", "a doubt")
+    assert scene.command.ok("bundle", "lift", other, "-r", "none").out.startswith("lifted: other")
+    assert f"{done}: it was lifted already" in scene.command.ok("bundle", "lift", other, "-r", "none").out
+
+
+def test_who_may_not_push_a_policy_is_told_so_before_what_it_lacks(scene, tmp_path):
+    rule = {"gate": "golden", "suite": "sha256:" + "e" * 64, "margin_nat": "0.5", "min_prompts": 1}
+    body = policy_body("exact")
+    (tmp_path / "policy.json").write_text(json.dumps(body | {"gates": [*body["gates"], rule]}))
+    assert "sluicegate suite push" in scene.command("policy", "push", tmp_path / "policy.json").err
+    scene.command.be("ci", scene.api)
+    ran = scene.command("policy", "push", tmp_path / "policy.json", "--json")
+    assert (ran.status, ran.json["type"].rsplit("/", 1)[1]) == (4, "not-permitted")
 
 
 def test_evidence_is_listed_from_its_newest_entry_on(scene):

@@ -315,13 +315,13 @@ def test_who_waits_is_told_that_people_must_approve(scene, required):
     scene.act(identity, "staged", Kind.STAGED, STAGED)
     scene.act(identity, "booted", Kind.ENGINE_BOOTED, BOOTED)
     scene.act(identity, "gates", Kind.GATES_PASSED, Decision(gates={"integrity": "sha256:" + "1" * 64}))
-
     ran = scene.command("release", "watch", identity, "--timeout", "0.2")
-
-    assert ran.status == 3
     said = f"waits for 1 approval by somebody other than manager: sluicegate release approve {identity} --reason …"
-    assert ran.err.count(said) == required
-    assert "waits for" not in scene.command.ok("release", "watch", identity, "--until", "gated").err
+    assert (ran.status, ran.err.count(said)) == (3, required)
+    ran = scene.command.ok("release", "watch", identity, "--until", "gated", "--json")
+    assert ("waits for" in ran.err, said in ran.json["why"]) == (False, bool(required))
+    told = [ran.json, scene.command.ok("release", "show", identity, "--json").json]
+    assert [one["what_to_do"] for one in told] == [said if required else None] * 2
 
 
 def test_an_interrupted_wait_says_that_the_release_goes_on(scene):

@@ -21,8 +21,10 @@ def test_tokens_are_listed_without_secrets_and_revoked_over_http(api):
 
 def test_tokens_are_made_listed_and_revoked_by_command(command, stack):
     command.be("admin", stack)
-    told = command.ok("token", "create", "bo", "--role", "ci", "--target", "chat@prod", "--days", "1", "--json").json
+    ran = command.ok("token", "create", "bo", "--role", "ci", "--target", "chat@prod", "--days", "1", "--json")
+    told = ran.json
     assert auth.is_secret(told["secret"])
+    assert "there is no target chat@prod yet" in ran.err
     listed = command.ok("token", "list", "--valid").out
     assert "chat@prod" in listed
     assert "valid until" in listed

@@ -98,7 +98,9 @@ def fault(error: Mapping[str, Any], document: Any, schema: "Schema") -> dict[str
     elif error["type"] == "value_error" and isinstance(at, dict):
         field = _said(error).split(" ", 1)[0].rstrip(":").split(".")[0]
         path += [field] if field in at else []
-    return {"pointer": pointer(path), "detail": sentence(error, schema.places(path, document), schema, path, document)}
+    detail = sentence(error, schema.places(path, document), schema, path, document)
+    # The pointer has named the field that a refusal begins with.
+    return {"pointer": pointer(path), "detail": detail.removeprefix(f"{path[-1]}: ") if path else detail}
 
 
 def sentence(

@@ -209,9 +209,8 @@ class Policy(Document):
         names = [rule.gate for rule in self.gates]
         if len(set(names)) != len(names):
             raise ValueError("gates: each gate may stand once")
-        for always in ("integrity", "compatibility"):
-            if always not in names:
-                raise ValueError(f"gates: {always} is never optional")
+        if lacking := [always for always in ("integrity", "compatibility") if always not in names]:
+            raise ValueError(f"gates: {' and '.join(lacking)} may not be left out; every other gate may")
         if "rollback" in names and set(names[names.index("rollback") + 1 :]) - {"integrity"}:
             raise ValueError("gates: rollback ends the candidate's engine; only integrity may stand after it")
         return self

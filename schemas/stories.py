@@ -6,7 +6,7 @@ from typing import Any
 
 from schemas.evidence import Entry, Kind, SplitEntry
 from schemas.release import Phase, Release
-from schemas.runner import ReplicaState
+from schemas.runner import JobKind, JobState, ReplicaState
 from schemas.short import many
 
 Body = dict[str, Any]
@@ -157,6 +157,11 @@ def way_out(release: Release) -> str | None:
 def replaces(release: Release) -> str | None:
     """Return what a release is to the one that was live before it, as a verb; None when it took nothing's place."""
     return None if release.predecessor is None else REPLACES.get(release.phase, "is to replace")
+
+
+def job_state(kind: str, state: str) -> str:
+    """Return where a job stands, in the word for people: a replica that was not wanted any more has ended."""
+    return "ended" if kind == JobKind.SERVE and state == JobState.CANCELLED else state
 
 
 def label(kind: Kind) -> str:

@@ -257,8 +257,7 @@ def _show(out: Output, found: Alias) -> None:
     out.fields(
         [
             ("alias", f"@{found.name}"),
-            ("bundle", found.bundle),
-            ("family", found.bundle_name),
+            ("bundle", found.bundle and f"{found.bundle_name or ''} {found.bundle}".strip()),
             ("moved by", _movers(found) + (f", by the pattern {', '.join(found.patterns)}" if found.patterns else "")),
             ("generation", str(found.generation)),
             ("changed", f"{found.changed_at:%Y-%m-%d %H:%M:%S}Z by {found.changed_by}"),

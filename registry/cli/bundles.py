@@ -41,7 +41,7 @@ app.command("impact", epilog=IMPACT_EXAMPLES)(impact)
 app.command("quarantine", epilog=QUARANTINE_EXAMPLES)(quarantine)
 app.command("lift", epilog=LIFT_EXAMPLES)(lift)
 
-GivenName = Annotated[str | None, typer.Option("--name", "-n", help="Family name; otherwise the weights' own.")]
+GivenName = Annotated[str | None, typer.Option("--name", "-n", help="Name of the bundle; otherwise the weights' own.")]
 OverlayFile = Annotated[
     Path | None, typer.Option("--file", "-f", help="YAML, JSON or TOML file with what the files cannot tell.")
 ]
@@ -444,7 +444,7 @@ def show(bundle: BundleName, as_json: Json = False) -> int:
     ),
 )
 def list_(
-    name: Annotated[str | None, typer.Option("--name", "-n", help="Only of this family.")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Only of this name.")] = None,
     label: Annotated[
         list[str] | None,
         typer.Option("--label", metavar="NAME=VALUE", help="Only with this label; repeatable: with all of them."),

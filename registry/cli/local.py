@@ -79,10 +79,11 @@ def _run(module: str, arguments: list[str], epilog: str) -> int:
     command = [sys.executable, "-P", "-m", module, *arguments]
     if "--help" not in arguments:
         become(command)
-    # Only its help runs beside this program, to add the examples to it.
-    status = subprocess.run(command, check=False).returncode
-    sys.stdout.write(epilog.replace("\b", "") + "\n")
-    return status
+    # Only its help runs beside this program, to be put as every other command's is, with examples.
+    ran = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    shown = epilog.replace("\b", "").replace("\n", "\n  ")
+    sys.stdout.write(ran.stdout.replace("usage: ", "Usage: ", 1) + f"{shown}\n")
+    return ran.returncode
 
 
 def become(command: list[str]) -> NoReturn:

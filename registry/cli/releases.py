@@ -33,7 +33,7 @@ app = group("Releases: one attempt to take a bundle live on a target under a pol
 def create(
     target: Annotated[str, typer.Option("--target", "-t", help="Where it shall serve, as NAME@ENVIRONMENT.")],
     bundle: Annotated[
-        str, typer.Option("--bundle", "-b", help="What shall serve: digest, or 8 or more of its digits.")
+        str, typer.Option("--bundle", "-b", help="What shall serve: digest, 8 or more of its digits, or @ALIAS.")
     ],
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="Under which rules: digest, 8 or more of its digits, or a file.")

@@ -12,6 +12,7 @@ from registry.cli.profile import connect
 from registry.cli.replicas import failed_replica
 from schemas.api import RunnerDetail
 from schemas.runner import ReplicaState, Runner
+from schemas.stories import job_state
 
 MOST_FAILURES = 5
 """Newest runs of a runner of which a failed engine is told in full."""
@@ -105,7 +106,7 @@ def show(
                         one.id,
                         one.kind,
                         one.bundle,
-                        one.state,
+                        job_state(one.kind, one.state),
                         one.outcome,
                         f"{one.created_at:%Y-%m-%d %H:%M:%S}Z",
                         one.problem or one.progress,

@@ -7,7 +7,7 @@ import typer
 from registry.cli.documents import read_bundle, read_policy, resolve, resolve_id, resolve_release
 from registry.cli.failures import Exit, made
 from registry.cli.follow import follow_run, run_result
-from registry.cli.options import Json, Key, Limit, Timeout, Wait, examples, group
+from registry.cli.options import BundleName, Json, Key, Limit, Timeout, Wait, examples, group
 from registry.cli.output import Output
 from registry.cli.profile import connect
 from registry.cli.targets import only_class
@@ -24,7 +24,7 @@ app = group("Gates: measurements with a rule.")
     )
 )
 def run(
-    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="Digest, or 8 or more of its hexadecimal digits.")],
+    bundle: BundleName,
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="Whose rules apply: digest, 8 or more of its digits, or a file.")
     ],

@@ -206,7 +206,9 @@ def _show(out: Output, found: Registered) -> None:
 )
 def record(
     suite: SuiteName,
-    bundle: Annotated[str, typer.Option("--bundle", "-b", help="Bundle that shall answer.")],
+    bundle: Annotated[
+        str, typer.Option("--bundle", "-b", help="What shall answer: digest, 8 or more of its digits, or @ALIAS.")
+    ],
     target: Annotated[str, typer.Option("--target", "-t", help="Target that gets the reference, as NAME@ENVIRONMENT.")],
     reason: Reason,
     key: Key = None,

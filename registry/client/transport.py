@@ -266,7 +266,10 @@ def _problem(answer: httpx.Response) -> Problem:
         return problem_from(body, status)
     kind = _BY_STATUS.get(status, InternalError)
     where = f"{answer.request.method} {answer.request.url.path}"
-    return kind(f"{where} was answered with {status} {answer.reason_phrase}, not in Sluicegate's words".rstrip())
+    said = f"{where} was answered with {status} {answer.reason_phrase}, not in Sluicegate's words"
+    # What stands before engines knows no path of ours: it is asked first by whoever mixes up the two addresses.
+    asked = f". Is {answer.request.url.copy_with(path='/', query=None)} the gateway's address, and not the service's?"
+    return kind(said + (asked if status == NotFound.status else ""))
 
 
 def _retry_after(answer: httpx.Response) -> float:

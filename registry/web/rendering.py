@@ -19,7 +19,7 @@ from schemas.failures import FAILURES
 from schemas.problems import NotFound, Problem
 from schemas.release import Phase
 from schemas.short import apart
-from schemas.stories import label
+from schemas.stories import job_state, label
 
 PHASE_TONES = {
     Phase.PROMOTED: "good",
@@ -117,6 +117,7 @@ templates.filters.update(
         "tone": tone,
         "counted": counted,
         "label": label,
+        "job_state": job_state,
         "apart": apart,
         "shown": shown,
         "printable": printable,

@@ -458,7 +458,7 @@ def test_up_and_demo_become_the_other_program_with_every_argument(started, name,
 def test_the_help_of_up_and_demo_is_their_own_with_examples(started, name):
     ran = started(name, "--help")
     assert '["--help"]' in ran.stdout
-    assert f"Examples:\n  sluicegate {name}" in ran.stdout
+    assert f"\n\n  Examples:\n    sluicegate {name}" in ran.stdout
     assert ran.returncode == 7
 
 

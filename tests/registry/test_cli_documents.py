@@ -97,7 +97,7 @@ def test_a_policy_in_toml_is_the_same_policy(manager, write):
         ({"gates": []}, "/gates", "has no items, and needs at least 1"),
         ({"gates": [{"gate": "structurd"}]}, "/gates/0/gate", "did you mean structured?"),
         ({"gates": [{"gate": "integrity", "nope": 1}]}, "/gates/0/nope", "is no field here; the fields are gate"),
-        ({"gates": [{"gate": "integrity"}]}, "/gates", "compatibility is never optional"),
+        ({"gates": [{"gate": "integrity"}]}, "/gates", "compatibility may not be left out; every other gate may"),
         ({"canary": canary_body((5000, 1000, 10_000))}, "/canary/steps", "must rise strictly"),
         ({"canary": canary_body((5000,))}, "/canary/steps", "end at 10000"),
         ({"canary": canary_body(stop_conditions=[])}, "/canary/stop_conditions", "needs at least 1"),

@@ -90,8 +90,9 @@ def test_a_refusal_is_raised_as_the_class_that_the_service_named(kind):
 @pytest.mark.parametrize("raw", [b"<html>", b"[]", b'{"type": "about:blank"}', b""])
 def test_a_refusal_in_other_words_is_told_by_its_status(status, raised, raw):
     said = f"GET /v1/version was answered with {status}"
-    with scripted(lambda asked: answer(status, raw)) as (client, _), pytest.raises(raised, match=said):
+    with scripted(lambda asked: answer(status, raw)) as (client, _), pytest.raises(raised, match=said) as told:
         client.version()
+    assert ("the gateway's address" in str(told.value)) == (status == 404)
 
 
 @pytest.mark.parametrize("raw", [b"<html>hello</html>", b"{}", b'{"name": 1}', b"", b"\xff"])

@@ -4,7 +4,7 @@ from uuid import UUID
 import pytest
 
 from schemas.evidence import Entry, Kind
-from schemas.stories import STORIES, TONES, served_in, tell
+from schemas.stories import STORIES, TONES, job_state, served_in, tell
 
 
 def entry(kind: Kind, **body: object) -> Entry:
@@ -24,6 +24,11 @@ def entry(kind: Kind, **body: object) -> Entry:
         key_id="k",
         envelope=None,
     )
+
+
+def test_a_replica_that_is_not_wanted_any_more_has_ended_and_a_measurement_was_cancelled():
+    assert [job_state("serve", "cancelled"), job_state("serve", "done")] == ["ended", "done"]
+    assert job_state("evaluate", "cancelled") == "cancelled"
 
 
 def test_every_kind_has_a_story():

@@ -199,14 +199,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="sluicegate demo",
         description="Release a real model four times on a stack of its own, under live traffic: promoted and "
         "replaced, promoted, rejected, rolled back.",
+        add_help=False,
     )
-    add = parser.add_argument
-    add("--json", type=Path, metavar="FILE", help="write what was found as JSON")
-    add("--keep", action="store_true", help="leave the stack up at the end, until Ctrl-C")
-    add("--data", metavar="DIR", help="folder for everything, which stays (default: a temporary one)")
-    add("--port", type=int, help="port of the API (default: a free one)")
-    add("--gateway-port", type=int, help="port of the gateway (default: a free one)")
-    add("--model", type=Path, metavar="FILE", help="another GGUF file (default: Gemma 3 270M of its package)")
+    add = parser.add_argument_group("Options").add_argument
+    add("--keep", action="store_true", help="Leave the stack up at the end, until Ctrl-C.")
+    add("--data", metavar="DIR", help="Directory for everything, which stays; a temporary one when absent.")
+    add("--port", type=int, metavar="PORT", help="Port of the API; a free one when absent.")
+    add("--gateway-port", type=int, metavar="PORT", help="Port of the gateway; a free one when absent.")
+    add("--model", type=Path, metavar="FILE", help="Another GGUF file; Gemma 3 270M of its package when absent.")
+    add("--json", type=Path, metavar="FILE", help="Write what was found to a file, as JSON.")
+    add("-h", "--help", action="help", help="Show this message and exit.")
     return parser
 
 

@@ -167,24 +167,46 @@ def _tell(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="sluicegate up", description="Run PostgreSQL, broker, API, workers, runner and Envoy on this machine."
+        prog="sluicegate up",
+        description="Start everything on this machine from one directory, watch over it, and stop it on Ctrl-C: "
+        "PostgreSQL, broker, API, workers, runner and Envoy.",
+        add_help=False,
     )
-    add = parser.add_argument
-    add("--data", metavar="DIR", help="data directory (default: $XDG_DATA_HOME/sluicegate)")
-    add("--port", type=_port, help="port of the API (default: the one before, or a free one)")
-    add("--gateway-port", type=_port, help="port of the gateway (default: as for --port)")
+    add = parser.add_argument_group("Options").add_argument
+    add("--data", metavar="DIR", help="Data directory; $XDG_DATA_HOME/sluicegate when absent.")
+    add("--port", type=_port, metavar="PORT", help="Port of the API; the one before, or a free one, when absent.")
+    add("--gateway-port", type=_port, metavar="PORT", help="Port of the gateway; chosen as that of the API is.")
     add(
         "--runner-class",
         type=_name,
         default="cpu",
         metavar="NAME",
-        help="class that the runner takes jobs for (%(default)s)",
+        help="Class that the runner takes jobs for.  [default: %(default)s]",
     )
-    add("--no-runner", action="store_true", help="start no runner: other machines run the models")
-    add("--project", type=_name, default="default", metavar="NAME", help="project that the token is for (%(default)s)")
-    add("--json", action="store_true", help="print one JSON object when ready, and nothing else")
-    add("--wait-seconds", type=_seconds, default=120.0, metavar="S", help="longest time until ready (%(default)g)")
-    add("--drain-seconds", type=_seconds, default=30.0, metavar="S", help="time for open streams to end (%(default)g)")
+    add("--no-runner", action="store_true", help="Start no runner: other machines run the models.")
+    add(
+        "--project",
+        type=_name,
+        default="default",
+        metavar="NAME",
+        help="Project that the token is for.  [default: %(default)s]",
+    )
+    add(
+        "--wait-seconds",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="Longest time until everything is ready.  [default: %(default)g]",
+    )
+    add(
+        "--drain-seconds",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="Time for open streams to end, at Ctrl-C.  [default: %(default)g]",
+    )
+    add("--json", action="store_true", help="Print one JSON object when ready, and nothing else.")
+    add("-h", "--help", action="help", help="Show this message and exit.")
     return parser
 
 

@@ -72,7 +72,7 @@ class Encoder:
         ranks: dict[tuple[str, str], int] = {}
         for place, pair in enumerate(told if isinstance(told, list) else []):
             parts = pair.split(" ") if isinstance(pair, str) else pair
-            if isinstance(parts, list) and len(parts) == 2:
+            if isinstance(parts, list) and len(parts) == 2 and all(isinstance(part, str) for part in parts):
                 ranks.setdefault((parts[0], parts[1]), place)
         return ranks
 

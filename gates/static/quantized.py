@@ -16,6 +16,9 @@ _MOST_PATTERNS, _MOST_MATCHES = 8192, 100_000
 _GPTQ = frozenset({"desc_act", "sym", "damp_percent", "true_sequential", "static_groups", "checkpoint_format", "w_bit"})
 _GPTQ |= {"zero_point", "q_group_size", "config_groups", "model_file_base_name", "quant_algo", "dynamic", "lm_head"}
 """Keys of other methods' declarations; without any of them and without a name, bits and a group are MLX's."""
+_LAZY = re.compile(r"([*+?}])[?+]")
+_NUMBER = re.compile(r"(\[0-9\]|\\d)[*+](?=\\\.|\.[A-Za-z_]|\$?\Z)")
+_MOST_REPETITIONS = 3
 _CLASS = re.compile(r"[A-Z][A-Za-z0-9]*")
 
 
@@ -301,22 +304,40 @@ def _ignored(told: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _matches(pattern: str, module: str) -> bool:
-    if pattern.startswith("re:") or "*" in pattern:
-        compiled = _compiled(pattern)
+    if pattern.startswith("re:"):
+        compiled = _compiled(pattern[3:])
         return compiled is not None and compiled.match(module) is not None
+    if "*" in pattern:
+        return _is_like(pattern, module)
     return module == pattern or f".{module}.".find(f".{pattern}.") >= 0
 
 
+def _is_like(pattern: str, module: str) -> bool:
+    """Tell whether a name is like a pattern of stars; the first place of each part will do, so it takes no time."""
+    first, *middle, last = pattern.split("*")
+    if len(first) + len(last) > len(module) or not (module.startswith(first) and module.endswith(last)):
+        return False
+    place, end = len(first), len(module) - len(last)
+    for part in middle:
+        found = module.find(part, place, end)
+        if found < 0:
+            return False
+        place = found + len(part)
+    return True
+
+
 @lru_cache(maxsize=_MOST_PATTERNS)
-def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """Return what a pattern means; None for one that could run for long: no group is repeated, and little is."""
-    if pattern.startswith("re:"):
-        text = pattern[3:]
-        if len(text) > _PATTERN_LETTERS or re.search(r"\)[*+{?]", text) or text.count("*") + text.count("+") > 6:
-            return None
-    elif pattern.count("*") <= 4:
-        text = re.escape(pattern).replace(r"\*", ".*") + r"\Z"
-    else:
+def _compiled(text: str) -> re.Pattern[str] | None:
+    """Return a regular expression; None for one that could run for long: no group is repeated, and little else is.
+
+    Each repetition may end anywhere and is tried anew for each end of those before it. One at the end is not, nor is
+    a number that a dot ends.
+    """
+    if len(text) > _PATTERN_LETTERS or re.search(r"\)[*+{?]", text):
+        return None
+    counted = _NUMBER.sub("0", _LAZY.sub(r"\1", text.replace("(?:", "(")))
+    ways = [counted] if "(" in counted else counted.split("|")
+    if any(sum(map(one.removesuffix("$").removesuffix(".*").count, "*+?{")) > _MOST_REPETITIONS for one in ways):
         return None
     try:
         return re.compile(text)

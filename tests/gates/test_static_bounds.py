@@ -13,6 +13,7 @@ from tests.support.checkpoints import (
     edit_json,
     micro,
     micro_sharded,
+    micro_tensors,
     only,
     speak,
     tok,
@@ -53,6 +54,31 @@ def test_a_pattern_of_many_stars_matches_nothing(tmp_path):
     assert "quant-group-tp" in codes(found, "block")
 
 
+@pytest.mark.parametrize("pattern", ["re:.*a.*a.*a.*a.*a.*ab", "re:" + "a?" * 24 + "a" * 24 + "b", "*a*a*a*a*b"])
+def test_a_pattern_that_could_be_read_in_very_many_ways_takes_no_time(tmp_path, pattern):
+    tensors = [*micro_tensors(), T(f"model.layers.0.{'a' * 230}.weight", "BF16", (8, 8))]
+    told = GPTQ | {"modules_to_not_convert": [pattern], "group_size": 16}
+    root = micro(tmp_path / "m", tensors=tensors, quantization_config=told)
+    assert "quant-group-tp" in codes(validate(root, {"topology": {"tp": 2}}), "block")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_left"),
+    [
+        (r"re:.*model.layers.[0-9]+.self_attn.*|.*mlp.[a-z]+_proj", True),
+        (r"re:model\.layers\.\d+\..*_proj$", True),
+        ("model.layers.*.*_proj", True),
+        ("*proj*", True),
+        ("*_proj.*", False),
+        ("layers.*_proj", False),
+    ],
+)
+def test_patterns_of_what_is_left_as_it_was_are_read(tmp_path, pattern, is_left):
+    told = GPTQ | {"modules_to_not_convert": [pattern], "group_size": 16}
+    found = validate(micro(tmp_path / "m", quantization_config=told), {"topology": {"tp": 2}})
+    assert ("quant-group-tp" not in codes(found)) is is_left
+
+
 def test_thousands_of_findings_of_one_kind_are_counted(tmp_path):
     root = micro_sharded(tmp_path / "m")
     more = {f"model.layers.0.x{number}.weight": SHARDS[0] for number in range(5000)}
@@ -91,6 +117,14 @@ def test_numbers_of_an_argument_that_no_report_could_hold_stay_texts(tmp_path, n
     found = validate(micro(tmp_path / "m"), {"engine": {"name": "vllm", "arguments": words}})
     assert only(found, "sampling-out-of-range").found == number
     assert json.dumps([one.as_json() for one in found.flaws] + [found.inferred], allow_nan=False)
+
+
+def test_merges_of_what_is_no_text_are_none(tmp_path):
+    document = tok(without_added=["<|im_end|>"])
+    document["model"]["merges"] = [[{}, "a"], [["<"], "|"], None, 1]
+    root = speak(micro(tmp_path / "m"))
+    write_json(root / "tokenizer.json", document)
+    assert "marker-split" in codes(validate(root))
 
 
 def test_a_piece_that_merges_would_take_long_for_is_not_counted(tmp_path):

@@ -94,8 +94,10 @@ def pattern_of(config: Mapping[str, Any], key: str, module: str) -> Any:
     A pattern comes from outside and could run for ever: plain names alone are compared, as ends of the module's name.
     """
     told = config.get(key)
+    words = module.split(".")
+    ends = {".".join(words[place:]) for place in range(len(words))}
     for name, value in told.items() if isinstance(told, dict) else ():
-        if _PLAIN_KEY.fullmatch(name) and _hits(module, [name]):
+        if name in ends and _PLAIN_KEY.fullmatch(name):
             return value
     return None
 

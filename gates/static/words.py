@@ -160,7 +160,7 @@ def _token(told: Mapping[str, Any]) -> Token | None:
 def _prefix(processor: object) -> list[str]:
     if not isinstance(processor, dict):
         return []
-    kind = processor.get("type")
+    kind = str(processor.get("type"))
     if kind == "Sequence":
         steps = processor.get("processors")
         return [text for one in (steps if isinstance(steps, list) else []) for text in _prefix(one)]

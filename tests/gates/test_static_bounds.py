@@ -119,6 +119,13 @@ def test_numbers_of_an_argument_that_no_report_could_hold_stay_texts(tmp_path, n
     assert json.dumps([one.as_json() for one in found.flaws] + [found.inferred], allow_nan=False)
 
 
+@pytest.mark.parametrize("kind", [[], {}, None])
+def test_a_processor_of_no_kind_puts_nothing_before_a_text(tmp_path, kind):
+    root = speak(micro(tmp_path / "m"), bos=True)
+    edit_json(root / "tokenizer.json", lambda told: told["post_processor"].update(type=kind))
+    assert validate(root).inferred["tokenizer"]["prefix"] == []
+
+
 def test_merges_of_what_is_no_text_are_none(tmp_path):
     document = tok(without_added=["<|im_end|>"])
     document["model"]["merges"] = [[{}, "a"], [["<"], "|"], None, 1]

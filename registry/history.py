@@ -39,7 +39,7 @@ def served_at(session: Session, target: TargetRow, at: datetime) -> ServedAt:
         live_release=None if of_live is None else of_live.id,
         live_bundle=None if of_live is None else of_live.bundle,
         live_since=None if live is None else live.recorded_at,
-        live_by=None if live is None else _who(session, live),
+        live_by=None if live is None else who(session, live),
         live_reason=None if live is None else _reason(live),
         live_entry=None if live is None else live.entry_digest,
         split=[] if body is None else body.desired,
@@ -102,7 +102,7 @@ def wire(session: Session, row: EntryRow) -> TargetChange:
         release=release.id,
         bundle=release.bundle,
         split=split,
-        by=_who(session, row),
+        by=who(session, row),
         actor=row.actor,
         reason=_reason(row),
         entry=row.entry_digest,
@@ -110,7 +110,7 @@ def wire(session: Session, row: EntryRow) -> TargetChange:
     )
 
 
-def _who(session: Session, row: EntryRow) -> str:
+def who(session: Session, row: EntryRow) -> str:
     """Return who is answerable: who asked for the promotion or the rollback, else who approved, else the recorder."""
     of, asked = row.stream, _ASKED.get(Kind(row.kind), (Kind.PROMOTION_REQUESTED, Kind.APPROVAL_GRANTED))
     if row.kind in (Kind.REINSTATED, Kind.REPLACED):

@@ -1,6 +1,6 @@
 """Bundles, targets and runners as pages: what there is, what serves where, and who served when."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -10,7 +10,20 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
-from registry import aliases, boots, db, documents, draining, evidence, jobs, quarantine, releases, runners, targets
+from registry import (
+    aliases,
+    boots,
+    db,
+    documents,
+    draining,
+    evidence,
+    history,
+    jobs,
+    quarantine,
+    releases,
+    runners,
+    targets,
+)
 from registry.api.deps import ServiceDep, SessionDep
 from registry.api.pages import Cursor, page
 from registry.tables import TargetRow
@@ -198,6 +211,8 @@ class Served:
     arms: list[SplitEntry]
     actor: str
     """Who moved the traffic: a person, or a part of the service."""
+    by: str
+    """Who asked for that or let it: people, or who moved it."""
     release: str
     sequence: int
     reasons: list[str]
@@ -207,18 +222,33 @@ class Served:
 def _served(session: Session, target: TargetRow, after: int | None) -> tuple[list[Served], int | None]:
     """Return who served when, newest first, and the sequence that the next page goes on after."""
     # The last one of the page before says until when the first one here was in force.
-    rows = evidence.traffic(session, target.id, upto=after, limit=PAGE_SIZE + 1 + (after is not None))
+    most = PAGE_SIZE + 1 + (after is not None)
+    rows = evidence.traffic(session, target.id, upto=after, limit=most)
     until: datetime | None = None
     served: list[Served] = []
     for number, row in enumerate(rows):
         entry = evidence.wire(row)
         body = Traffic.model_validate(entry.body)
-        if (number or after is None) and len(served) < PAGE_SIZE:
+        if number or after is None:
             release = entry.stream.removeprefix("release/")
             reasons = (body.reasons or []) if entry.kind is Kind.TRAFFIC_RESTORED else []
-            served.append(Served(body.applied_at, until, body.desired, entry.actor, release, row.sequence, reasons))
+            by = history.who(session, row)
+            one = Served(body.applied_at, until, body.desired, entry.actor, by, release, row.sequence, reasons)
+            if served and _goes_on(one, served[-1]):
+                # Recorded again while nothing changed: the later one began when this one did.
+                served[-1] = replace(served[-1], since=one.since, sequence=one.sequence)
+            elif len(served) == PAGE_SIZE:
+                break
+            else:
+                served.append(one)
         until = body.applied_at
-    return served, served[-1].sequence if len(rows) > len(served) + (after is not None) else None
+    return served, served[-1].sequence if served and len(rows) == most else None
+
+
+def _goes_on(one: Served, later: Served) -> bool:
+    """Tell whether a later entry says what was in force already, for the same release and by the same people."""
+    same = (one.arms, one.release, one.by, one.actor) == (later.arms, later.release, later.by, later.actor)
+    return same and not later.reasons
 
 
 @router.get("/runners")

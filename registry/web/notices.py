@@ -55,7 +55,10 @@ def notices(release: ReleaseDetail, *, required: int) -> list[Notice]:
             found.append(Notice("warn", f"{asked.actor} asked {what}.", [str(asked.body["reason"])]))
     if release.phase is Phase.GATED and required:
         people = "One person" if required == 1 else f"{required} people"
-        found.append(Notice("plain", "Waits for approval.", [f"{people} other than {release.created_by} must agree."]))
+        said = (
+            f"{people} other than {release.created_by} must agree: `sluicegate release approve {release.id} --reason …`"
+        )
+        found.append(Notice("plain", "Waits for approval.", [said]))
     if not found and release.reason:
         tone = "good" if release.phase is Phase.PROMOTED else "plain"
         found.append(Notice(tone, "", _said(release)))

@@ -190,8 +190,16 @@ def test_a_target_s_page_says_who_served_when(committed, actor, visit, monkeypat
         start = db.now(session).replace(microsecond=0)
         session.execute(text("UPDATE releases SET phase = 'approved'"))
     times = [start + timedelta(minutes=minute) for minute in range(4)]
-    for number, weight in enumerate((1000, 5000, 10_000)):
-        moved(committed, release, Kind.TRAFFIC_SHIFTED, {bundle: weight}, times[number], f"shift:{number}", step=number)
+    for number, weight in enumerate((1000, 5000, 10_000, 10_000)):
+        moved(
+            committed,
+            release,
+            Kind.TRAFFIC_SHIFTED,
+            {bundle: weight},
+            times[min(number, 2)],
+            f"shift:{number}",
+            step=number,
+        )
     why = {"cause": "stop_condition", "reasons": [f"too slow {EVIL}"]}
     moved(committed, release, Kind.TRAFFIC_RESTORED, {}, times[3], "back", **why)
 

@@ -60,7 +60,11 @@ def test_a_release_that_is_paused_and_held_and_waits_for_people_says_all_three()
     assert told(found, required=2) == [
         ("warn", "Paused by maria.", ["freeze until Monday"]),
         ("warn", "Held.", ["load: 3 of 60", "golden: a warning"]),
-        ("plain", "Waits for approval.", ["2 people other than kim must agree."]),
+        (
+            "plain",
+            "Waits for approval.",
+            [f"2 people other than kim must agree: `sluicegate release approve {found.id} --reason …`"],
+        ),
     ]
 
 

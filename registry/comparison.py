@@ -7,11 +7,15 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gates import impact as impacts
+from gates import text_difference
 from gates.difference import diff as differences
 from gates.impact import Recorded
-from registry import documents, evidence, jobs, releases
+from registry import auth, blobs, documents, evidence, jobs, releases
+from registry.auth import Actor
+from registry.service import Service
 from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.comparison import BundleDiff, BundleImpact
+from schemas.problems import DigestMismatch, NotFound, NotPermitted, Unavailable
 from schemas.release import Phase
 
 MOST_EVALUATIONS = 50
@@ -26,6 +30,35 @@ def diff(session: Session, project: UUID, first: str, second: str) -> BundleDiff
     """
     ours, theirs = (documents.resolve(session, project, "bundle", named) for named in (first, second))
     return differences(documents.load_bundle(session, project, ours), documents.load_bundle(session, project, theirs))
+
+
+def texts(session: Session, service: Service, actor: Actor, found: BundleDiff) -> dict[str, list[str]]:
+    """Return path → the lines that differ, of small texts in both bundles, for whoever may fetch their bytes.
+
+    What the store does not have whole is left out: the digests tell that the file differs.
+    """
+    try:
+        auth.require(actor, "fetch")
+    except NotPermitted:
+        return {}
+    compared = [one for part in found.changed for one in part.files if text_difference.is_compared(one)]
+    told: dict[str, list[str]] = {}
+    for one in compared[: text_difference.MOST_FILES]:
+        if one.was is None or one.now is None:
+            continue
+        try:
+            was, now = (_small(session, service, actor, side.sha256) for side in (one.was, one.now))
+        except (NotFound, DigestMismatch, Unavailable):
+            continue
+        if lines := text_difference.lines(was, now):
+            told[one.path] = lines
+    return told
+
+
+def _small(session: Session, service: Service, actor: Actor, digest: str) -> bytes:
+    blobs.size(session, actor.project_id, digest)
+    with service.blobs.open(digest, is_verified=True) as file:
+        return file.read(text_difference.MOST_BYTES + 1)
 
 
 def impact(

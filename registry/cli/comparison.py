@@ -1,6 +1,6 @@
 """`sluicegate bundle diff` and `bundle impact`: two bundles compared, here or by the service."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gates import difference
+from gates import difference, text_difference
 from gates.difference import shown
 from registry.cli.documents import read_bundle, read_policy, resolve
 from registry.cli.failures import Exit, Usage
@@ -19,7 +19,7 @@ from registry.client import Client
 from schemas.bundle import Bundle
 from schemas.comparison import BundleDiff, BundleImpact, FileState, GateImpact, Side
 from schemas.policy import Policy
-from schemas.problems import TransitionRefused
+from schemas.problems import DigestMismatch, NotFound, NotPermitted, TransitionRefused, Unavailable
 from schemas.short import many
 
 DIFF_EXAMPLES = examples(
@@ -65,7 +65,8 @@ def diff(
     output = Output(as_json=as_json)
     with _compared(first, second, target) as sides:
         found = sides.diff()
-    output.result(found, lambda out: _say_diff(out, found))
+        texts = {} if as_json else sides.texts(found)
+    output.result(found, lambda out: _say_diff(out, found, texts))
     return Exit.FAILED if exit_code and not found.is_same else Exit.DONE
 
 
@@ -105,6 +106,26 @@ class _Sides:
         if self.client is not None and isinstance(self.first, str) and isinstance(self.second, str):
             return self.client.bundles.diff(self.first, self.second)
         return difference.diff(self._document(self.first), self._document(self.second))
+
+    def texts(self, found: BundleDiff) -> dict[str, list[str]]:
+        """Return path → lines that differ, of small texts that the service has; nothing for whoever may not fetch."""
+        told = dict[str, list[str]]()
+        if self.client is None or not (isinstance(self.first, str) and isinstance(self.second, str)):
+            return told
+        compared = [one for part in found.changed for one in part.files if text_difference.is_compared(one)]
+        for one in compared[: text_difference.MOST_FILES]:
+            if one.was is None or one.now is None:
+                continue
+            try:
+                was, now = (
+                    self.client.blobs.read(side.sha256, limit=text_difference.MOST_BYTES) for side in (one.was, one.now)
+                )
+            except NotPermitted:
+                return {}
+            except (NotFound, DigestMismatch, Unavailable):
+                continue
+            told[one.path] = text_difference.lines(was, now)
+        return told
 
     def impact(self, policy: str | None) -> BundleImpact:
         if self.client is not None and isinstance(self.first, str) and isinstance(self.second, str):
@@ -160,7 +181,7 @@ def _accepted(client: Client, target: str) -> str:
 # ------------------------------------------------------------------------------------------------- what is written
 
 
-def _say_diff(out: Output, found: BundleDiff) -> None:
+def _say_diff(out: Output, found: BundleDiff, texts: Mapping[str, Sequence[str]]) -> None:
     _say_sides(out, found.first, found.second)
     if found.is_same:
         out.say("the same bundle", "good")
@@ -189,6 +210,12 @@ def _say_diff(out: Output, found: BundleDiff) -> None:
         )
     if len(files) > MOST_FILES:
         out.note(f"{many(len(files) - MOST_FILES, 'more file')}, which --json lists")
+    for path, lines in texts.items():
+        if lines:
+            out.say("")
+            out.say(f"{path}:")
+        for line in lines:
+            out.say(f"  {line}", {"+": "good", "-": "bad"}.get(line[:1], "plain"))
     out.say("")
     out.fields([("the same", ", ".join(found.unchanged))])
     if found.is_served_same:

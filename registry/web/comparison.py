@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from registry import comparison, db, documents
-from registry.api.deps import SessionDep
+from registry.api.deps import ServiceDep, SessionDep
 from registry.web.rendering import HEADERS, PageRoute, render
 from registry.web.visitors import VisitorDep
 
@@ -43,6 +43,7 @@ def diff_page(
     second: Named,
     actor: VisitorDep,
     session: SessionDep,
+    service: ServiceDep,
     policy: Annotated[str, Query(pattern=rf"^$|{_PATTERN}")] = "",
 ) -> Response:
     """Show what differs between two bundles, and what that asks for."""
@@ -57,6 +58,7 @@ def diff_page(
         section="bundles",
         diff=found,
         impact=impact,
+        texts=comparison.texts(session, service, actor, found),
         policies=[one for _, one, _ in policies],
         most_files=MOST_FILES,
         swapped=f"/bundles/{theirs}/diff/{ours}" + (f"?{urlencode({'policy': policy})}" if policy else ""),

@@ -8,7 +8,7 @@ import pytest
 from gates.plain import NO_AUTHORITY
 from schemas.result import Verdict
 from tests.registry.web.test_detail_pages import text_of
-from tests.support.factories import bundle_body, registered_bundle
+from tests.support.factories import bundle_body, file_entry, registered_bundle
 from tests.support.phases import promoted
 
 EVIL = "<img src=x onerror=alert(1)>'\""
@@ -69,6 +69,19 @@ def test_a_page_tells_what_differs_what_it_asks_for_and_leads_there_and_back(sce
     ).json["id"]
     assert f'href="{address}"' in visit.get("/targets/chat@prod").text
     scene.command.ok("release", "reject", release, "-r", "only looked at")
+
+    files = bundle_body()["files"]
+    first, second = (
+        registered_bundle(
+            scene.service, manager, content=raw, files=[*files, file_entry("t.jinja", raw, "template")]
+        ).digest
+        for raw in (b"{{ a }}\nb\n", f"{{{{ a }}}}\n{EVIL}\u202e\n".encode())
+    )
+    changed = visit.get(f"/bundles/{first}/diff/{second}").text
+    assert '<mark class="bad">-b</mark>\n<mark class="good">+&lt;img src=x onerror=alert(1)&gt;' in changed
+    assert "<img src=x" not in changed
+    told = scene.command.ok("bundle", "diff", first, second).out
+    assert f"t.jinja:\n  @@ -1,3 +1,3 @@\n   {{{{ a }}}}\n  -b\n  +{EVIL}\ufffd\n" in told
 
     # From a bundle's page: by a suggestion, by the line on its family, or by what somebody writes.
     own = visit.get(f"/bundles/{later.digest}").text

@@ -46,10 +46,15 @@ def derived(shape: Shape) -> int | None:
     if kind in {"default", "su", "longrope", "llama3", "mrope", "proportional"} or factor is None:
         return length
     if kind == "yarn" and type(rope["original"]) is int:
-        return max(length, int(rope["original"] * factor)) if rope["original"] != length else int(length * factor)
+        return max(length, _scaled(rope["original"], factor)) if rope["original"] != length else _scaled(length, factor)
     if shape.model_type.startswith("gemma3"):
         return length
-    return int(length * factor)
+    return _scaled(length, factor)
+
+
+def _scaled(length: int, factor: float) -> int:
+    """Return a length times a factor, which may be any number that JSON holds."""
+    return int(max(0.0, min(length * factor, 2.0**63)))
 
 
 def _length(c: Composition, asked: int | None) -> Iterator[Flaw]:

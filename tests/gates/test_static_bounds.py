@@ -126,6 +126,13 @@ def test_a_processor_of_no_kind_puts_nothing_before_a_text(tmp_path, kind):
     assert validate(root).inferred["tokenizer"]["prefix"] == []
 
 
+@pytest.mark.parametrize("factor", [1e308, -1e308])
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_a_factor_beyond_all_lengths_is_judged(tmp_path, kind, factor):
+    told = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": 32}
+    assert validate(micro(tmp_path / "m", rope_scaling=told)).inferred["rope"]["factor"] == factor
+
+
 def test_merges_of_what_is_no_text_are_none(tmp_path):
     document = tok(without_added=["<|im_end|>"])
     document["model"]["merges"] = [[{}, "a"], [["<"], "|"], None, 1]

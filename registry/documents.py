@@ -169,13 +169,13 @@ def _store(
             "locks": json.dumps(resolved), "key": (key := service.signer.key_id),
         },
     )  # fmt: skip
-    kept, *here, damaged = added.one()
+    now, kept, own, known, ends_at, damaged = added.one()
     if kept is None:
         return None
     if isinstance(document, Bundle) and damaged:
         _refuse_lacking(document, set(damaged))
     is_again = kept != identity
-    evidence.note_here(session, key, here)
+    evidence.note_here(session, key, (own, now, known, ends_at))
     if kind in _ENTRY:
         body = RegisteredBody(digest=digest, name=name, serving_digest=serving, components=components, locks=locks)
         _record(session, service, actor, kind, body, is_again=is_again, at=at)

@@ -30,7 +30,8 @@ FIND = text(
 # One statement stores a document, its membership, the blobs of a bundle and what it is found by. Who was first, or
 # deleted it before, is told by the identity that comes back. The database locks each blob against whoever clears up.
 # It tells too what the document's first entry needs, as `registry.appending.HERE` does, and which blobs are damaged by
-# now: what marks one waits for the locks that were taken before this statement began to look.
+# now: what marks one waits for the locks that were taken before this statement began to look. The clock is read first:
+# whoever waits here for another's registration signs as of before, when the key was what this statement sees.
 STORE = text(
     """
     WITH stored AS (
@@ -53,8 +54,8 @@ STORE = text(
         FROM unnest(CAST(:label_names AS text[]), CAST(:label_values AS text[])) AS one (label, value), member
         WHERE member.id = :identity
     )
-    SELECT (SELECT id FROM member) AS id,
-        CAST(pg_current_xact_id() AS text), clock_timestamp(), key.key_id, key.valid_until,
+    SELECT clock_timestamp() AS at, (SELECT id FROM member) AS id,
+        CAST(pg_current_xact_id() AS text) AS own, key.key_id, key.valid_until,
         ARRAY(SELECT digest FROM blobs WHERE digest = ANY(CAST(:files AS text[])) AND damaged_at IS NOT NULL) AS damaged
     FROM (VALUES (1)) AS one LEFT JOIN signing_keys AS key ON key.key_id = :key
     """

@@ -98,7 +98,13 @@ def mark(workdir: Path) -> str:
     if (there := _mark(workdir)) is not None:
         return there
     made = secrets.token_hex(16)
-    (workdir / _MARK_FILE).write_text(made, encoding="ascii")
+    # Whole or not at all: with a mark cut short, what was marked before would be somebody else's for ever.
+    beside = workdir / f"{_MARK_FILE}.{made[:8]}"
+    with beside.open("x", encoding="ascii") as file:
+        file.write(made)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(workdir / _MARK_FILE)
     return made
 
 

@@ -21,13 +21,13 @@ from gates.placement.topology import Topology, candidates, obstacles, stages
 from gates.static.composition import Composition, Part
 from gates.static.context import derived, requested
 from gates.static.declared import Declared
+from gates.static.experts import even_experts, expert_degree
 from gates.static.names import embedding
 from gates.static.shape import Shape, shape_of
 
 UTILIZATION = Decimal("0.90")
 _UTILIZATION_FLAGS = ("--gpu-memory-utilization", "--mem-fraction-static")
 _KEEP_WINDOWS = ("--disable-hybrid-kv-cache-manager", "--swa-full", "--disable-hybrid-swa-memory")
-_SPREAD_EXPERTS = ("--enable-expert-parallel", "--enable-ep-moe")
 # Engines that free what leaves a window: of all models, or of these. Source: vLLM's hybrid cache manager, llama.cpp's
 # llama_kv_cache_iswa, and SGLang's is_hybrid_swa_model.
 _FREES_WINDOWS = frozenset({"vllm", "llamacpp"})
@@ -93,6 +93,7 @@ class _Model:
     engine: str | None
     adapters: int
     has_prediction: bool
+    even_experts: int | None = None
     draft: "_Model | None" = None
 
 
@@ -148,15 +149,13 @@ def declared_topology(declared: Declared, shape: Shape) -> Topology:
     """
     if declared.degree("context") > 1:
         raise PlacementUnknown("/topology/context_parallel", "what a divided context takes is not counted")
-    tensor, pipeline, expert = (declared.degree(kind) for kind in ("tensor", "pipeline", "expert"))
+    tensor, pipeline = declared.degree("tensor"), declared.degree("pipeline")
     if declared.shares_attention and declared.degree("data") > 1:
         if not shape.experts:
             raise PlacementUnknown("--enable-dp-attention", "what it takes of a model without experts is not counted")
         # Each group attends to its own sequences with whole attention weights; all devices together hold the experts.
         return Topology(declared.attention_degree, pipeline, tensor)
-    if expert == 1 and shape.experts and declared.arguments.has(*_SPREAD_EXPERTS):
-        expert = tensor * declared.degree("data")
-    return Topology(tensor, pipeline, expert)
+    return Topology(tensor, pipeline, expert_degree(declared, shape))
 
 
 # ---------------------------------------------------------------------------------------------------- the model
@@ -188,7 +187,7 @@ def _part_model(c: Composition, part: Part, asked: Asked, *, has_prediction: boo
     further = shape.text.get("num_nextn_predict_layers", shape.text.get("mtp_num_hidden_layers"))
     if has_prediction and type(further) is int and 0 < further <= len(cache.layers):
         cache = replace(cache, layers=cache.layers + (cache.layers[-1],) * further)
-    return _Model(part, groups_of(part), shape, cache, c.engine, 0, has_prediction)
+    return _Model(part, groups_of(part), shape, cache, c.engine, 0, has_prediction, even_experts(c, shape))
 
 
 def _reading(c: Composition, shape: Shape) -> Reading:
@@ -250,7 +249,8 @@ def _adapter_bytes(c: Composition) -> int:
 
 
 def _lay(model: _Model, topology: Topology, asked: Asked, context: int, wanted: int) -> Laid:
-    blocked = next(obstacles(model.shape, topology, is_gguf=model.part.gguf is not None), None)
+    even = model.even_experts
+    blocked = next(obstacles(model.shape, topology, is_gguf=model.part.gguf is not None, even_experts=even), None)
     if blocked is not None:
         return Laid(topology, Judgement(fits=False, what="layout", message=blocked))
     held = stages(model.shape.layers or 1, topology.pipeline)

@@ -87,8 +87,13 @@ def stages(layers: int, pipeline: int) -> tuple[range, ...]:
     return tuple(found)
 
 
-def obstacles(shape: Shape, topology: Topology, *, is_gguf: bool = False) -> Iterator[str]:
-    """Yield why a layout cannot be laid out at all, whatever the memory: what is divided must divide."""
+def obstacles(
+    shape: Shape, topology: Topology, *, is_gguf: bool = False, even_experts: int | None = None
+) -> Iterator[str]:
+    """Yield why a layout cannot be laid out at all, whatever the memory: what is divided must divide.
+
+    `even_experts` are experts of which each device has to have as many; None where a remainder is spread.
+    """
     heads, keys, tensor = shape.heads, shape.kv_heads, topology.tensor
     if is_gguf and (tensor > 1 or topology.expert > 1):
         yield "a GGUF file's engine divides it by layers: use pp"
@@ -103,5 +108,7 @@ def obstacles(shape: Shape, topology: Topology, *, is_gguf: bool = False) -> Ite
         yield f"the model has no experts to spread over {topology.expert} devices"
     elif shape.experts and topology.expert > shape.experts:
         yield f"{shape.experts} experts cannot be spread over {topology.expert} devices"
+    elif even_experts is not None and even_experts % topology.expert:
+        yield f"{even_experts} experts cannot be divided evenly over {topology.expert} devices"
     if topology.expert % tensor and tensor % topology.expert:
         yield f"ep {topology.expert} and tp {tensor}: one must divide the other"

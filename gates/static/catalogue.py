@@ -430,7 +430,7 @@ CODES: Final[Mapping[str, Code]] = {
         ),
         experts_ep=(
             (BLOCK,),
-            "Experts cannot be divided over the devices.",
+            "Experts cannot be divided over the devices; vLLM may spread a remainder.",
             "Choose an expert parallel degree that divides them.",
         ),
         quant_group_tp=(

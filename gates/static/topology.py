@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gates.static.composition import Composition
+from gates.static.experts import even_experts, expert_degree
 from gates.static.flaw import Flaw, Where, flaw
 from gates.static.quantized import Quantization
 from gates.static.rules import capability, lacks
@@ -161,7 +162,7 @@ def _layers(c: Composition, shape: Shape) -> Iterator[Flaw]:
 
 
 def _experts(c: Composition, shape: Shape) -> Iterator[Flaw]:
-    degree = c.declared.parallel.get("expert") or c.declared.argument_degree("expert") or 1
+    degree, even = expert_degree(c.declared, shape), even_experts(c, shape)
     if degree == 1:
         return
     where: Where = {"file": c.model.path("config.json"), "pointer": "/topology/expert_parallel"}
@@ -169,13 +170,14 @@ def _experts(c: Composition, shape: Shape) -> Iterator[Flaw]:
         yield flaw(
             "experts-ep", f"The model has no experts to divide over {degree} devices.", **where, found={"ep": degree}
         )
-    elif shape.experts % degree:
+    elif degree > shape.experts or (even is not None and even % degree):
+        fitting = [one for one in range(1, shape.experts + 1) if even is None or even % one == 0]
         yield flaw(
             "experts-ep",
-            f"{shape.experts} experts cannot be divided over {degree} devices.",
+            f"{even or shape.experts} experts cannot be divided over {degree} devices.",
             **where,
-            found={"experts": shape.experts, "ep": degree},
-            expected={"ep": [one for one in range(1, shape.experts + 1) if shape.experts % one == 0][:16]},
+            found={"experts": even or shape.experts, "ep": degree},
+            expected={"ep": fitting[:16]},
         )
 
 

@@ -374,6 +374,28 @@ def test_what_cannot_be_divided_blocks(tmp_path, topology, changes, code):
     assert code in codes(validate(root, {"topology": topology}), "block")
 
 
+@pytest.mark.parametrize(
+    ("engine", "words", "degree", "is_fault"),
+    [
+        ("vllm", [], 4, False),
+        ("vllm", ["--enable-eplb"], 4, True),
+        ("vllm", ["--enable-eplb", "--eplb-config", '{"num_redundant_experts": 2}'], 4, False),
+        ("vllm", [], 8, True),
+        ("sglang", [], 4, True),
+        ("sglang", ["--ep-num-redundant-experts", "2"], 4, False),
+    ],
+)
+def test_experts_divide_where_the_engine_spreads_no_remainder(tmp_path, engine, words, degree, is_fault):
+    sizes = WIDE | {"intermediate_size": 11008, "model_type": "mixtral", "num_local_experts": 6}
+    version = {"vllm": "0.32.0", "sglang": "0.5.15"}[engine]
+    told = {"engine": {"name": engine, "version": version, "arguments": words}, "topology": {"ep": degree}}
+    root = config_only(tmp_path / "m", **sizes)
+    assert ("experts-ep" in codes(validate(root, told), "block")) is is_fault
+    if engine == "vllm":
+        told = {"engine": told["engine"] | {"arguments": [*words, "--enable-expert-parallel", "-tp", str(degree)]}}
+        assert ("experts-ep" in codes(validate(root, told), "block")) is is_fault
+
+
 def test_a_layout_that_contradicts_itself_or_the_hardware_blocks(tmp_path):
     root = config_only(tmp_path / "m", **WIDE)
     asked = {"engine": {"name": "vllm", "arguments": ["-tp", "2"]}, "topology": {"tp": 4}, "hardware": {"count": 2}}

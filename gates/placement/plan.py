@@ -19,7 +19,7 @@ from gates.placement.ledger import Judgement, Ledger, Reserve, judge
 from gates.placement.shards import Group, Layout, groups_of, shares_of
 from gates.placement.topology import Topology, candidates, obstacles, stages
 from gates.static.composition import Composition, Part
-from gates.static.context import derived, requested
+from gates.static.context import derived, requested, rescaled
 from gates.static.declared import Declared
 from gates.static.experts import even_experts, expert_degree
 from gates.static.names import embedding
@@ -120,7 +120,7 @@ def plan(c: Composition, asked: Asked) -> Plan:
     price = None
     if asked.price is not None and asked.rate is not None:
         price = per_million(asked.price * topology.devices, asked.rate)
-    assumed = (*model.cache.assumed, *_assumed(model, asked))
+    assumed = (*model.cache.assumed, *_beyond(c, model, context), *_assumed(model, asked))
     return Plan(judged, smallest, tried, model.cache, context, wanted, asked.block_tokens, price, assumed)
 
 
@@ -294,6 +294,16 @@ def _draft(model: _Model, topology: Topology, asked: Asked, context: int) -> tup
     shares, _ = shares_of(draft.groups, layout)
     size = draft.cache.sequence_bytes(context, tensor=inner.tensor, block=asked.block_tokens)
     return shares[0].bytes, size
+
+
+def _beyond(c: Composition, model: _Model, context: int) -> Iterator[str]:
+    """Say when more context is planned than the model has positions: memory alone does not make it answer there."""
+    longest = max((one for one in (derived(model.shape), rescaled(c)) if one is not None), default=None)
+    if longest is not None and context > longest:
+        yield (
+            f"{context} tokens of context are more than the {longest} that the model has positions for: only the "
+            "memory is counted, and bundle validate blocks who declares them."
+        )
 
 
 def _assumed(model: _Model, asked: Asked) -> Iterator[str]:

@@ -462,8 +462,8 @@ CODES: Final[Mapping[str, Code]] = {
     **_codes(
         "context",
         context_too_long=(
-            (BLOCK,),
-            "More context is asked for than the model has positions.",
+            (BLOCK, WARN),
+            "More context is asked for than the model has positions. Warns if --ctx-size is, and nobody counts slots.",
             "Ask for less, or declare a rotary scaling that the model was made for.",
         ),
         config_sources_disagree=(

@@ -9,6 +9,7 @@ from gates.static.declared import Arguments
 from gates.static.flaw import Flaw, flaw
 from gates.static.shape import Shape, rope_of
 from gates.static.tensors import CONSOLIDATED
+from schemas.result import Severity
 
 MISTRAL_DEFAULT = 128_000
 """Positions that a params.json without a length means. Source: vllm-project/vllm#17747."""
@@ -113,18 +114,27 @@ def _too_long(c: Composition, asked: int | None, longest: int | None, source: st
         longest, source = (trained if type(trained) is int else None), "the GGUF header"
     if longest is None:
         return
-    for wanted, pointer in ((asked, "--max-model-len"), (c.declared.context_tokens, "/runtime/context_tokens")):
+    promised = c.declared.context_tokens
+    each, slots = _each(c)
+    for wanted, pointer in (
+        (asked, "--max-model-len"),
+        (promised, "/runtime/context_tokens"),
+        (each if promised is None else None, "--ctx-size"),
+    ):
         if wanted is not None and wanted > longest:
-            scaled = _rescaled(c)
+            scaled = rescaled(c)
             if scaled is not None and wanted <= scaled:
                 continue
             switch = c.declared.variables.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
             also = (
                 "; VLLM_ALLOW_LONG_MAX_MODEL_LEN turns the engine's refusal off and adds no positions" if switch else ""
             )
+            also += f"; {c.engine} gives each slot no more, and says so only in its log" if wanted is each else ""
             yield flaw(
                 "context-too-long",
                 f"{wanted} tokens of context are asked for, and {source} has positions for {longest}{also}.",
+                # Slots that nobody has counted may still divide what is asked for.
+                severity=Severity.WARN if pointer == "--ctx-size" and slots is None else Severity.BLOCK,
                 file=c.model.path("config.json") if source == "config.json" else None,
                 pointer=pointer,
                 found={"requested": wanted, "derived": longest},
@@ -133,7 +143,7 @@ def _too_long(c: Composition, asked: int | None, longest: int | None, source: st
             return
 
 
-def _rescaled(c: Composition) -> int | None:
+def rescaled(c: Composition) -> int | None:
     """Return the context that rotary settings in the launch arguments make, or None."""
     arguments = c.declared.arguments
     over: dict[str, Any] = arguments.json("--hf-overrides", "--json-model-override-args") or {}
@@ -160,19 +170,31 @@ def derived_of_gguf(part: Part) -> int | None:
     return value if type(value) is int else None
 
 
-def _slots(c: Composition) -> Iterator[Flaw]:
-    """Check that a context which is shared by slots leaves each what is promised."""
+def _pool(c: Composition) -> tuple[int | None, int | None, bool]:
+    """Return the context that all slots share, how many they are told to be, and whether one may take all of it."""
     if not c.rules.get("context_is_shared"):
-        return
+        return None, None, False
     arguments = c.declared.arguments
     variables = Arguments(tuple(f"{name}={value}" for name, value in c.declared.variables.items()))
     total = arguments.number("-c", "--ctx-size") or variables.number("LLAMA_ARG_CTX_SIZE")
-    slots = arguments.number("-np", "--parallel") or variables.number("LLAMA_ARG_N_PARALLEL") or 1
+    slots = arguments.number("-np", "--parallel") or variables.number("LLAMA_ARG_N_PARALLEL")
+    return total, slots, arguments.has("--kv-unified", "-kvu") or variables.has("LLAMA_ARG_KV_UNIFIED")
+
+
+def _each(c: Composition) -> tuple[int | None, int | None]:
+    """Return what is asked for of each slot, or None, and the number of slots, or None where nobody says it."""
+    total, told, _ = _pool(c)
+    slots = told or c.declared.max_sequences
+    return (total // (slots or 1) if total else None), slots
+
+
+def _slots(c: Composition) -> Iterator[Flaw]:
+    """Check that a context which is shared by slots leaves each what is promised."""
+    total, told, is_unified = _pool(c)
     promised = c.declared.context_tokens
     if not total or promised is None:
         return
-    if arguments.has("--kv-unified", "-kvu") or variables.has("LLAMA_ARG_KV_UNIFIED"):
-        slots = 1
+    slots = 1 if is_unified else told or 1
     each = total // slots
     if each < promised:
         yield flaw(

@@ -536,6 +536,23 @@ def test_c074_slots_share_the_context(tmp_path, words, promised, is_fault):
 
 
 @pytest.mark.parametrize(
+    ("words", "runtime", "severity"),
+    [
+        (["--ctx-size", "16384"], {}, "warn"),
+        (["--ctx-size", "16384", "--parallel", "2"], {}, "block"),
+        (["-c", "16384", "--parallel", "4"], {}, None),
+        (["-c", "16384"], {"max_sequences": 4}, None),
+        (["-c", "16384", "-np", "1"], {"context_tokens": 4096}, None),
+    ],
+)
+def test_c069_a_slot_gets_no_more_context_than_the_model_has_positions(tmp_path, words, runtime, severity):
+    asked = {"engine": {"name": "llamacpp", "version": "2026.10.11549", "arguments": words}, "runtime": runtime}
+    found = validate(config_only(tmp_path / "m", max_position_embeddings=4096), asked)
+    told = [(one.severity, one.pointer) for one in found.flaws if one.code == "context-too-long"]
+    assert told == ([] if severity is None else [(severity, "--ctx-size")])
+
+
+@pytest.mark.parametrize(
     ("grace", "pre_stop", "words", "is_fault"),
     [
         (30, 15, ["--shutdown-timeout", "45"], True),

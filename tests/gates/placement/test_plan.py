@@ -83,6 +83,13 @@ def test_each_device_holds_its_share_of_what_the_headers_say(tmp_path, layout, e
     assert weights(planned(made(tmp_path / "m"), on(layout), **declared)) == expected
 
 
+def test_context_beyond_the_model_s_positions_is_said_beside_the_plan(tmp_path):
+    root = made(tmp_path / "m", max_position_embeddings=4096)
+    beyond = planned(root, replace(on("tp=1"), context_tokens=4097))
+    assert any(one.startswith("4097 tokens of context are more than the 4096 ") for one in beyond.assumed)
+    assert not any("positions" in one for one in planned(root, replace(on("tp=1"), context_tokens=4096)).assumed)
+
+
 def test_a_tied_embedding_is_on_the_first_and_the_last_stage(tmp_path):
     root = made(tmp_path / "m", decoder(**SIZES, head_name=None), tie_word_embeddings=True)
     assert weights(planned(root, on("pp=2"))) == [ROWS + LAYER, LAYER + 256 + ROWS]

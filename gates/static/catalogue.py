@@ -110,8 +110,8 @@ CODES: Final[Mapping[str, Code]] = {
             "Choose one with --weights, as creating a bundle asks for too.",
         ),
         format_unsupported=(
-            (BLOCK, WARN),
-            "The engine does not read the weights' format.",
+            (BLOCK,),
+            "The engine is not given the weights' or an adapter's format: llama.cpp takes GGUF, others safetensors.",
             "Convert the weights, or choose an engine that reads them.",
         ),
         pickle_weights=(

@@ -11,6 +11,8 @@ from gates.static.flaw import Flaw, flaw, listed
 from gates.static.listing import Entry
 from schemas.result import Severity
 
+_READS_SAFETENSORS = frozenset({"vllm", "sglang", "trtllm", "tgi", "transformers"})
+"""Engines that are started with a folder of safetensors, whatever else they could read."""
 _TEXTS = re.compile(r"(?i).*\.(json|jinja|txt)")
 
 
@@ -72,14 +74,14 @@ def _presence(c: Composition) -> Iterator[Flaw]:
             file=c.several[0],
             found=list(c.several),
         )
-    if is_gguf and any(name.endswith(".safetensors") for name in part.entries):
+    is_mixed = is_gguf and any(name.endswith(".safetensors") for name in part.entries)
+    if is_mixed:
         names = sorted(name for name in part.entries if name.endswith((".gguf", ".safetensors")))
         yield flaw("formats-mixed", "There are weights in GGUF and in safetensors.", found=names)
-    if is_gguf and c.engine in {"vllm", "sglang", "trtllm", "tgi", "transformers"} and not part.has("config.json"):
+    if is_gguf and not is_mixed and c.engine in _READS_SAFETENSORS:
         yield flaw(
             "format-unsupported",
-            f"{c.engine} needs safetensors with a config.json, and the weights are in GGUF.",
-            severity=Severity.WARN,
+            f"{c.engine} is given safetensors with a config.json here, and the weights are in GGUF.",
             found="gguf",
             expected="safetensors",
         )

@@ -239,6 +239,13 @@ def test_of_two_formats_the_engine_s_is_checked_and_the_other_left_out_unopened(
     assert (alarms(found), found.inferred["format"]) == (set(), "gguf")
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tgi", "trtllm", "transformers"])
+def test_weights_in_a_format_that_the_engine_is_not_given_block(tmp_path, engine):
+    tiny_gguf(tmp_path / "m" / "m.gguf", CHAT)
+    write_json(tmp_path / "m" / "config.json", {"model_type": "llama"})
+    assert "format-unsupported" in codes(validate(tmp_path / "m", {"engine": engine}), "block")
+
+
 def test_number_formats_and_the_method_are_told(tmp_path):
     tiny_gguf(tmp_path / "m" / "m.gguf", CHAT, pair(b"general.file_type", 4, struct.pack("<I", 15)))
     told = validate(tmp_path / "m").inferred

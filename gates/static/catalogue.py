@@ -331,7 +331,7 @@ CODES: Final[Mapping[str, Code]] = {
         "stops",
         eos_sources_disagree=(
             (WARN, BLOCK),
-            "Files name different stop ids; it blocks when the engine does not know one.",
+            "Files name different stop ids beside the tokenizer's own; it blocks when the engine does not know one.",
             "Name all stop ids in generation_config.json.",
         ),
         stop_set_overridden=(

@@ -42,7 +42,7 @@ class Where(TypedDict):
     """Where a flaw is, for `flaw(…, **where)`."""
 
     file: str
-    pointer: str
+    pointer: str | None
 
 
 def flaw(

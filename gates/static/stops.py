@@ -5,7 +5,7 @@ from typing import Final
 
 from gates.static.composition import Composition, Part
 from gates.static.encoder import Token
-from gates.static.flaw import Flaw, flaw
+from gates.static.flaw import Flaw, Where, flaw
 from gates.static.gguf_words import ENDINGS, stops_of
 from gates.static.probes import ANSWER, MARKER
 from gates.static.words import Tokenizer, decoded
@@ -97,8 +97,11 @@ def _disagreement(c: Composition, sources: dict[str, list[int]], effective: list
     disagree = c.model.has("generation_config.json") and sorted(
         (set(sources["config"]) | set(sources["tokenizer"])) - set(sources["generation"])
     )
-    # The tokenizer's own is read by every engine beside the others, so that alone is no disagreement.
-    if disagree and set(disagree) <= set(sources["tokenizer"]) and not lost:
+    # The tokenizer's own is read by most engines beside the others, so that alone is no disagreement; two files that
+    # have no id in common are one.
+    told, generated = set(sources["config"]), set(sources["generation"])
+    has_common = not told or not generated or not told.isdisjoint(generated)
+    if disagree and set(disagree) <= set(sources["tokenizer"]) and not lost and has_common:
         disagree = []
     if not lost and not disagree:
         return
@@ -114,8 +117,7 @@ def _disagreement(c: Composition, sources: dict[str, list[int]], effective: list
         "eos-sources-disagree",
         message + ".",
         severity=Severity.BLOCK if lost and not _ends_otherwise(c, lost, effective or []) else Severity.WARN,
-        file=c.model.path("generation_config.json" if c.model.has("generation_config.json") else "config.json"),
-        pointer="/eos_token_id",
+        **_place(c.model, sources),
         found={
             "config": sources["config"],
             "generation_config": sources["generation"],
@@ -125,6 +127,18 @@ def _disagreement(c: Composition, sources: dict[str, list[int]], effective: list
         },
         expected={"stops": sorted(wanted)},
     )
+
+
+def _place(part: Part, sources: dict[str, list[int]]) -> Where:
+    """Return the file and the place in it that names stop ids: the generation config, or else config.json."""
+    if sources["generation"]:
+        return {"file": part.path("generation_config.json"), "pointer": "/eos_token_id"}
+    if sources["config"]:
+        is_inner = bool(_ids(part.shape.text.get("eos_token_id")))
+        pointer = part.shape.at("eos_token_id") if is_inner else "/eos_token_id"
+        return {"file": part.path("config.json"), "pointer": pointer}
+    name = "generation_config.json" if part.has("generation_config.json") else "config.json"
+    return {"file": part.path(name), "pointer": None}
 
 
 def _ends_otherwise(c: Composition, lost: list[int], effective: list[int]) -> bool:
@@ -192,7 +206,6 @@ def _turn_end(c: Composition, sources: dict[str, list[int]], effective: list[int
         + (", as of models that were not trained to chat." if is_base else "."),
         severity=Severity.WARN if is_base else Severity.BLOCK,
         file=seen.file,
-        pointer="/eos_token_id",
         found={"token": end, "id": number, "stops": sorted(everywhere)},
         expected={"stops": sorted(everywhere | {number})},
     )
@@ -215,7 +228,6 @@ def _strange_end(
         "turn-end-not-a-stop",
         f"{file} ends an answer with {marker[0]!r}, which is no token of the tokenizer, so that nothing stops there.",
         file=file,
-        pointer="/eos_token_id",
         found={"token": marker[0], "id": None, "stops": sorted(everywhere)},
         expected="a token at which the engine stops",
         advice="Use the template that belongs to this tokenizer, or the tokenizer that has the token.",

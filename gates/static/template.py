@@ -103,6 +103,10 @@ def _absent(c: Composition) -> Iterator[Flaw]:
         return
     if c.model.has("tekken.json") or any(name.startswith("tokenizer.model.v") for name in c.model.entries):
         return  # Mistral's own tokenizers hold the format of a conversation
+    unread = {one.file for one in c.model.flaws}
+    has_unread = c.model.gguf is None and any(name.endswith(".gguf") for name in c.model.entries)
+    if has_unread or c.model.path("tokenizer_config.json") in unread:
+        return  # what they hold is not known, and that is told already
     names = ", ".join(c.others)
     reason = f"the templates are called {names}, and none default" if names else "no file holds a chat template"
     instead = c.rules.get("default_template")

@@ -243,7 +243,7 @@ def _generation(root, **told):
 def test_c046_stop_ids_of_three_files_are_shown_beside_each_other(tmp_path):
     root = _generation(speak(micro(tmp_path / "m")))
     flaw = only(validate(root), "eos-sources-disagree")
-    assert flaw.severity == "warn"
+    assert (flaw.severity, flaw.file, flaw.pointer) == ("warn", "config.json", "/eos_token_id")
     assert (flaw.found["config"], flaw.found["generation_config"], flaw.found["tokenizer"]) == ([2, 4], [], [2])
 
 
@@ -259,6 +259,16 @@ def test_c046_stop_ids_of_three_files_are_shown_beside_each_other(tmp_path):
 def test_c046_an_engine_whose_own_set_lacks_one_blocks(tmp_path, engine, effective, severity):
     flaw = only(validate(_generation(speak(micro(tmp_path / "m"))), {"engine": engine}), "eos-sources-disagree")
     assert (flaw.found["effective"], flaw.severity) == (effective, severity)
+
+
+@pytest.mark.parametrize(
+    ("engine", "severity"),
+    [({}, "warn"), ({"engine": VLLM}, "warn"), ({"engine": {"name": "transformers", "version": "4.57.0"}}, "block")],
+)
+def test_c046_a_generation_config_that_shares_no_stop_with_the_others_is_told(tmp_path, engine, severity):
+    root = _generation(speak(micro(tmp_path / "m", eos_token_id=4), config={"eos_token": "<|im_end|>"}), eos_token_id=3)
+    flaw = only(validate(root, engine), "eos-sources-disagree")
+    assert (flaw.severity, flaw.file, flaw.pointer) == (severity, "generation_config.json", "/eos_token_id")
 
 
 @pytest.mark.parametrize("generation", [None, {"eos_token_id": [2, 4]}, {"eos_token_id": [4, 2, 3]}])
@@ -280,6 +290,7 @@ def test_a_turn_s_end_at_which_nothing_stops_blocks(tmp_path):
     root = _generation(speak(micro(tmp_path / "m", eos_token_id=2)), eos_token_id=2)
     flaw = only(validate(root), "turn-end-not-a-stop")
     assert flaw.found["token"] == "<|im_end|>"
+    assert flaw.pointer is None  # a template has no keys
     assert flaw.expected == {"stops": [2, 4]}
 
 
@@ -383,6 +394,8 @@ def test_a_gguf_file_without_a_template_warns_where_nobody_said_what_is_served(t
     chain.write_chain(tmp_path / "model.gguf", template=None)
     for declared in ({}, {"engine": LLAMACPP}):
         assert "template-missing" in codes(validate(tmp_path, declared), "warn")
+    (tmp_path / "model.gguf").write_bytes((tmp_path / "model.gguf").read_bytes()[:-64])
+    assert codes(validate(tmp_path, {"engine": LLAMACPP})) == {"header-invalid"}  # what it holds is not known
     chain.write_chain(tmp_path / "model.gguf")
     assert "template-missing" not in codes(validate(tmp_path))
 

@@ -1,4 +1,4 @@
-"""Checks the launch arguments of an engine whose driver takes a list of them, before anything is booted.
+"""Checks the launch arguments of an engine whose arguments are listed here, before anything is booted.
 
 Source: the `source` of the data file; the driver's own reader says the same (tests/gates/test_static_arguments.py).
 """
@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from gates.static import flexible
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
 from gates.static.rules import table
@@ -14,13 +15,15 @@ from schemas.faults import near
 from schemas.result import Severity
 
 TABLES: Final = ("llamacpp",)
-"""Engines with such a list, each in a data file of its name."""
+"""Engines whose driver takes a list of them, each in a data file of its name; vLLM's parser takes more forms."""
 
 
 def check(c: Composition) -> Iterator[Flaw]:
-    """Check that each word is an argument that the driver takes, once, with a value in its range."""
+    """Check that each word is an argument that the engine takes, with a value in its range."""
     if c.engine in TABLES:
         yield from check_words(c.engine, c.declared.arguments.words)
+    if c.engine == flexible.NAME:
+        yield from flexible.check_words(c.declared.arguments.words, c.declared.version)
 
 
 def check_words(engine: str, words: Sequence[str]) -> Iterator[Flaw]:

@@ -557,11 +557,11 @@ CODES: Final[Mapping[str, Code]] = {
         "serving",
         argument_unknown=(
             (BLOCK, WARN),
-            "A launch argument that the engine does not have; it warns where only the driver does not take it.",
-            "Write an argument that the driver takes.",
+            "A launch argument that is unknown; it warns where only the driver lacks it, or in a near version.",
+            "Write an argument that the engine and its driver take.",
         ),
         argument_value=(
-            (BLOCK,),
+            (BLOCK, WARN),
             "A launch argument's value is missing or out of its range, or the argument is there twice.",
             "Give it once, with a value in its range.",
         ),

@@ -1,0 +1,107 @@
+"""What the static gate says of vLLM's launch arguments is what vLLM's parser and configuration would say."""
+
+import pytest
+
+from gates.static import rules
+from gates.static.flexible import check_words
+from schemas.result import Severity
+from tests.support.checkpoints import micro, validate
+from workers.engines.vllm import TABLE as TAKEN
+
+ARGUMENTS = rules.table("vllm")["arguments"]
+
+
+def found(*words: str, version: str | None = "0.32.0") -> list[tuple[str, str, object]]:
+    return [(one.code, str(one.pointer), one.found) for one in check_words(words, version)]
+
+
+def test_all_that_the_driver_takes_or_sets_is_in_the_list_with_its_choices():
+    assert rules.table("vllm")["source"]
+    missing = {
+        (name, choice)
+        for name, argument in TAKEN.arguments.items()
+        for choice in argument.choices or ("",)
+        if name not in ARGUMENTS or (choice and choice not in ARGUMENTS[name].get("choices", [choice]))
+    }
+    assert missing == set()
+    assert {name for name, one in TAKEN.arguments.items() if one.type == "switch"} <= {
+        name for name, one in ARGUMENTS.items() if one["takes"] == "switch"
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "place", "message"),
+    [
+        ("--max-modl-len 100", "unknown", 0, "vllm has no argument --max-modl-len; did you mean --max-model-len?"),
+        ("--enable-reasoning", "unknown", 0, None),
+        ("--wholly=other", "unknown", 0, None),
+        ("--max-num 3", "unknown", 0, None),
+        ("--tp 2", "unknown", 0, "vllm has no argument --tp; did you mean -tp?"),
+        ("--temp 2", "unknown", 0, "vllm has no argument --temp."),
+        ("-xyz 3", "unknown", 0, None),
+        ("--compilation-konfig.mode 3", "unknown", 0, None),
+        ("--max-model-len abc", "value", 1, None),
+        ("--max-model-len 1.5K", "value", 1, None),
+        ("--max-model-len=", "value", 0, None),
+        ("--enforce-eager --max-model-len", "value", 1, None),
+        ("--max-model-len --enforce-eager", "value", 0, None),
+        ("--served-model-name --enforce-eager", "value", 0, None),
+        ("--max-model-len.key 1", "value", 0, "--max-model-len has no keys."),
+        ("--compilation-config.mode", "value", 0, None),
+        ("-tp two", "value", 1, None),
+        ("-tp=0", "value", 0, None),
+        ("--gpu-memory-utilization 9", "value", 1, None),
+        ("--gpu-memory-utilization 0", "value", 1, None),
+        ("--gpu-memory-utilization nan", "value", 1, None),
+        ("--video-pruning-rate 1", "value", 1, None),
+        ("--quantization fp9", "value", 1, "--quantization is fp9; did you mean fp8?"),
+        ("-qfp9", "value", 0, None),
+        ("--tool-call-parser hermess", "value", 1, "--tool-call-parser is hermess; did you mean hermes?"),
+        ("--reasoning-parser nosuch", "value", 1, None),
+        ("--max-lora-rank 9", "value", 1, None),
+        ("--compilation-config {", "value", 1, None),
+        ("--compilation-config []", "value", 1, None),
+        ("--hf-overrides {a}", "value", 1, None),
+        ("--enforce-eager false", "value", 0, "--enforce-eager takes no value, and is given false."),
+        ("--no-enforce-eager=1", "value", 0, None),
+    ],
+)
+def test_each_mistake_is_told_with_its_place_and_what_was_meant(words, code, place, message):
+    (one,) = check_words(words.split(), "0.32.0")
+    assert (one.code, one.pointer) == (f"argument-{code}", f"/engine/arguments/{place}")
+    assert one.severity is Severity.BLOCK
+    assert message in {None, one.message}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--max-model-len 32k --max-num-batched-tokens=8K --max_num_seqs 256 --max-num-queued-tokens 1.5m",
+        "--max-model-len auto --max-model-len -1 --seed -1",
+        "-tp 2 -pp=2 -q fp8 -qFP8 -O3 -O=1 -O 2 -cc.mode 3 --optimization-level 2",
+        '--compilation-config.mode=3 --compilation-config {"max_cudagraph_capture_size":1k} --comp {}',
+        "--speculative_config.num_speculative_tokens 3 --override-generation-config.stop+ a,b",
+        "--no-enable-prefix-caching --enable-chunked-prefill --no_enable_chunked_prefill",
+        "--served-model-name a b --cudagraph-capture-sizes 1 2 4 --hf-token --api-key=k",
+        "--config more.yaml --model m --host 0.0.0.0 --port 1 --trust-remote",
+        "--moe-backend flashinfer-TRTLLM --max-lora-rank 16 --gpu-memory-utilization 1.0 --cpu-offload-gb 1e1",
+        "--tool-call-parser mine --tool_parser_plugin mine.py --quantization None",
+        '--hf-overrides {"a":1} --hf-overrides some.function --kv-cache-dtype fp8_e4m3',
+        "org/model --enforce-eager",
+        "",
+    ],
+)
+def test_each_form_that_the_parser_takes_is_taken(words):
+    assert found(*words.split()) == []
+
+
+def test_other_versions_warn_where_they_are_near_and_are_left_to_themselves_elsewhere(tmp_path):
+    root = micro(tmp_path / "m")
+    for version, severities in (("0.32.1", {"block"}), ("0.33.0", {"warn"}), ("0.34.0", set()), ("0.11.0", set())):
+        told = validate(
+            root, {"engine": {"name": "vllm", "version": version, "arguments": ["--max-modl-len", "9", "-tp", "x"]}}
+        )
+        flaws = [one for one in told.flaws if one.code in {"argument-unknown", "argument-value"}]
+        assert {one.severity for one in flaws} == severities
+        assert [one.found for one in flaws] == (["--max-modl-len", "x"] if severities else [])
+    assert found("--max-modl-len", "9", version=None) == []

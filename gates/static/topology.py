@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gates.static.composition import Composition
@@ -27,22 +27,63 @@ _RECURRENT: Final = {
 }
 _GROUPS: Final = frozenset({"mamba_n_groups", "n_groups"})
 _METHOD: Final = ("--quantization", "-q")
+_SIZES_OF: Final = {
+    "num_attention_heads": "attention_width",
+    "num_key_value_heads": "key_width",
+    "n_shared_experts": "shared_experts_width",
+}
+"""What a size is called that is no number of a configuration, by the key that it comes from."""
+_MOST_DEGREES: Final = 16
 
 
 def check(c: Composition) -> Iterator[Flaw]:
     """Check the declared layout against the model's sizes."""
     yield from _degrees(c)
-    shape = c.model.shape
+    shape, told = c.model.shape, c.quantization
     if c.model.config:
-        yield from _heads(c, shape)
         yield from _layers(c, shape)
         yield from _experts(c, shape)
+    found = list(_tensor(c, shape, told))
+    if any(_names_degrees(one) for one in found):
+        fitting = _fitting(c, shape, told)
+        found = [_with_degrees(one, fitting) if _names_degrees(one) else one for one in found]
+    yield from found
+    yield from list(_arch(c, told)) or _brain(c, shape)
+
+
+def _tensor(c: Composition, shape: Shape, told: Quantization | None) -> Iterator[Flaw]:
+    """Find what the devices that share each layer cannot share."""
+    if c.model.config:
+        yield from _heads(c, shape)
         yield from _widths(c, shape)
-    told = c.quantization
     if told is not None:
         yield from _groups(c, shape, told)
         yield from _blocks(c, shape, told)
-    yield from list(_arch(c, told)) or _brain(c, shape)
+
+
+def _fitting(c: Composition, shape: Shape, told: Quantization | None) -> list[int]:
+    """Return degrees that every rule of tensor parallelism lets pass: powers of two, and divisors of the heads."""
+    heads = shape.heads or 1
+    tried = sorted({1, 2, 4, 8, 16, 32, 64, *(n for n in range(1, 65) if heads % n == 0)})[:_MOST_DEGREES]
+    found = []
+    for degree in tried:
+        declared = replace(c.declared, parallel={**c.declared.parallel, "tensor": degree})
+        other = replace(c, declared=declared)
+        if all(one.severity is not Severity.BLOCK for one in _tensor(other, shape, told)):
+            found.append(degree)
+    return found
+
+
+def _names_degrees(one: Flaw) -> bool:
+    return isinstance(one.expected, dict) and "tp" in one.expected
+
+
+def _with_degrees(one: Flaw, fitting: list[int]) -> Flaw:
+    told = {**(one.expected if isinstance(one.expected, dict) else {}), "tp": fitting}
+    if fitting:
+        return replace(one, expected=told)
+    advice = "No degree fits: choose an engine or version that takes these sizes, or weights in another form."
+    return replace(one, expected=told, advice=advice)
 
 
 def _degrees(c: Composition) -> Iterator[Flaw]:
@@ -80,7 +121,7 @@ def _heads(c: Composition, shape: Shape) -> Iterator[Flaw]:
             file=c.model.path("config.json"),
             pointer=shape.at("num_attention_heads"),
             found={"heads": heads, "tp": degree},
-            expected={"tp": [one for one in range(1, heads + 1) if heads % one == 0][:16]},
+            expected={"tp": []},  # told with all that fits
         )
     if c.rules.get("heads_divide"):
         yield from _recurrent(c, shape, degree)
@@ -144,7 +185,7 @@ def _recurrent(c: Composition, shape: Shape, degree: int) -> Iterator[Flaw]:
             file=c.model.path("config.json"),
             pointer=shape.at(key),
             found={"heads": count, "tp": degree},
-            expected={"tp": [one for one in range(1, min(count, 4096) + 1) if count % one == 0][:16]},
+            expected={"tp": []},
         )
 
 
@@ -191,6 +232,11 @@ class _Part:
     paths: tuple[str, ...]
     layers: tuple[int, ...]
     degree: int
+
+    @property
+    def name(self) -> str:
+        """What the size is called: the key's name, where it is that key's own number."""
+        return _SIZES_OF.get(self.key, self.key)
 
 
 def _divided(c: Composition, shape: Shape) -> Iterator[_Part]:
@@ -245,8 +291,8 @@ def _widths(c: Composition, shape: Shape) -> Iterator[Flaw]:
                 f"{_first_upper(one.what)} {one.size} cannot be divided over {one.degree} devices.",
                 file=c.model.path("config.json"),
                 pointer=shape.at(one.key),
-                found={one.key: one.size, "tp": one.degree},
-                expected={"tp": [n for n in (1, 2, 4, 8, 16, 32, 64) if one.size % n == 0]},
+                found={one.name: one.size, "tp": one.degree},
+                expected={"tp": []},
             )
 
 
@@ -272,8 +318,8 @@ def _cut_groups(c: Composition, shape: Shape, one: _Part, group: int) -> Flaw:
         f"{group}.",
         file=c.model.path("config.json"),
         pointer=shape.at(one.key),
-        found={one.key: one.size, "tp": one.degree, "per_device": share, "groups": share / group},
-        expected={"group_size": group, "tp": _fitting(one.size, group)},
+        found={one.name: one.size, "tp": one.degree, "per_device": share, "groups": share / group},
+        expected={"group_size": group, "tp": []},
     )
 
 
@@ -291,10 +337,13 @@ def _blocks(c: Composition, shape: Shape, told: Quantization) -> Iterator[Flaw]:
 def _merged_blocks(c: Composition, shape: Shape, told: Quantization) -> Iterator[Flaw]:
     """Find key and value projections whose share of rows is no whole number of blocks.
 
-    They are divided by heads, and copied where there are fewer heads than devices.
+    They are divided by heads, and copied where there are fewer heads than devices. On one device they count too where
+    an engine wants whole blocks of each part of what it merges.
     """
     degree, keys, width = c.declared.attention_degree, shape.kv_heads, shape.head_dim
-    if degree == 1 or not keys or not width or shape.is_mla or c.rules.get("fp8_merged_sub_blocks") is True:
+    if degree == 1 and c.rules.get("fp8_merged_whole") is not True:
+        return
+    if not keys or not width or shape.is_mla or c.rules.get("fp8_merged_sub_blocks") is True:
         return
     layers = tuple(range(min(shape.layers or 1, MOST["layers"])))
     one = _Part("num_key_value_heads", "the keys' width", keys * width, ("self_attn.k_proj",), layers, degree)
@@ -309,19 +358,15 @@ def _cut_block(
     c: Composition, shape: Shape, one: _Part, block: tuple[int, int], step: int, share: int | None = None
 ) -> Flaw:
     share = one.size // one.degree if share is None else share
+    over = "is whole on each device" if one.degree == 1 else f"over {one.degree} devices is {share}"
     return flaw(
         "fp8-block-tp",
-        f"{_first_upper(one.what)} {one.size} over {one.degree} devices is {share}, and {share} mod {step} = "
-        f"{share % step}.",
+        f"{_first_upper(one.what)} {one.size} {over}, and {share} mod {step} = {share % step}.",
         file=c.model.path("config.json"),
         pointer=shape.at(one.key),
-        found={one.key: one.size, "tp": one.degree, "per_device": share, "remainder": share % step},
-        expected={"block": list(block), "tp": _fitting(one.size, step)},
+        found={one.name: one.size, "tp": one.degree, "per_device": share, "remainder": share % step},
+        expected={"block": list(block), "tp": []},
     )
-
-
-def _fitting(size: int, step: int) -> list[int]:
-    return [n for n in (1, 2, 4, 8, 16, 32) if size % n == 0 and size // n % step == 0]
 
 
 def _arch(c: Composition, told: Quantization | None) -> Iterator[Flaw]:

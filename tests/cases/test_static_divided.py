@@ -86,7 +86,7 @@ def test_c052_shared_experts_are_divided_although_experts_are_spread(tmp_path):
     root = config_only(tmp_path / "m", **SHARED, quantization_config=AWQ)
     spread = VLLM | {"arguments": ["--enable-expert-parallel"]}
     flaw = only(validate(root, {"engine": spread, "topology": {"tp": 4}}), "quant-group-tp")
-    assert (flaw.found["n_shared_experts"], flaw.found["groups"]) == (2816, 5.5)
+    assert (flaw.found["shared_experts_width"], flaw.found["groups"]) == (2816, 5.5)
     assert not blocked(root, "quant-group-tp", degree=2, engine=spread)
 
 
@@ -115,6 +115,10 @@ def test_c054_the_blocks_of_each_module_count(tmp_path, told, is_cut):
         (SGLANG, 4, 8, True),
         ({"name": "vllm", "version": "0.11.0"}, 8, 8, True),
         (VLLM, 8, 8, False),
+        (SGLANG, 1, 1, True),
+        (SGLANG, 2, 1, False),
+        ({"name": "vllm", "version": "0.11.0"}, 1, 1, True),
+        (VLLM, 1, 1, False),
     ],
 )
 def test_c054_a_share_of_the_keys_is_whole_blocks_where_an_engine_merges_no_others(
@@ -123,6 +127,19 @@ def test_c054_a_share_of_the_keys_is_whole_blocks_where_an_engine_merges_no_othe
     sizes = {"num_attention_heads": 64, "num_key_value_heads": keys, "head_dim": 64}
     root = config_only(tmp_path / "m", **sizes, quantization_config=FP8)
     assert blocked(root, "fp8-block-tp", degree=degree, engine=engine) is is_cut
+
+
+def test_c054_only_degrees_that_fit_every_rule_are_offered(tmp_path):
+    sizes = {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 256 * 3}
+    root = config_only(tmp_path / "m", **sizes, quantization_config=FP8)
+    found = validate(root, {"engine": SGLANG, "topology": {"tp": 8}})
+    told = [one for one in found.flaws if one.code == "fp8-block-tp"]
+    assert {tuple(one.expected["tp"]) for one in told} == {(1, 2)}  # of the keys alone it would be 4 too
+    assert {"key_width": 512, "tp": 8, "per_device": 64, "remainder": 64} in [one.found for one in told]
+    root = config_only(tmp_path / "n", **sizes | {"num_key_value_heads": 1}, quantization_config=FP8)
+    flaw = only(validate(root, {"engine": SGLANG}), "fp8-block-tp")
+    assert flaw.expected["tp"] == []
+    assert flaw.advice.startswith("No degree fits")
 
 
 @pytest.mark.parametrize("strategy", ["channel", "tensor"])
@@ -255,8 +272,8 @@ SPREAD = ["--tp-size", "32", "--dp-size", "32", "--enable-dp-attention"]
     [
         ([*SPREAD, "--moe-a2a-backend", "deepep", "--moe-dense-tp-size", "1"], set()),
         ([*SPREAD, "--moe-a2a-backend", "deepep"], {"intermediate_size"}),
-        ([*SPREAD, "--moe-dense-tp-size", "1", "--ep-size", "32"], {"n_shared_experts"}),
-        ([*SPREAD, "--moe-dense-tp-size", "1"], {"moe_intermediate_size", "n_shared_experts"}),
+        ([*SPREAD, "--moe-dense-tp-size", "1", "--ep-size", "32"], {"shared_experts_width"}),
+        ([*SPREAD, "--moe-dense-tp-size", "1"], {"moe_intermediate_size", "shared_experts_width"}),
     ],
 )
 def test_c054_layers_that_no_device_shares_are_cut_by_nothing(tmp_path, words, cut):

@@ -72,7 +72,6 @@ def _length(c: Composition, asked: int | None) -> Iterator[Flaw]:
                 "config-sources-disagree",
                 f"{why} reads params.json, which {'says' if said else 'has no length and means'} "
                 f"{longest}; {wanted} are asked for, as config.json allows ({by_config}).",
-                file=c.model.path("params.json"),
                 pointer="--max-model-len",
                 found={"requested": wanted, "effective": longest, "source": source, "config": by_config},
                 expected={"at_most": longest},
@@ -135,7 +134,6 @@ def _too_long(c: Composition, asked: int | None, longest: int | None, source: st
                 f"{wanted} tokens of context are asked for, and {source} has positions for {longest}{also}.",
                 # Slots that nobody has counted may still divide what is asked for.
                 severity=Severity.WARN if pointer == "--ctx-size" and slots is None else Severity.BLOCK,
-                file=c.model.path("config.json") if source == "config.json" else None,
                 pointer=pointer,
                 found={"requested": wanted, "derived": longest},
                 expected={"at_most": longest},

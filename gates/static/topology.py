@@ -206,17 +206,20 @@ def _experts(c: Composition, shape: Shape) -> Iterator[Flaw]:
     degree, even = expert_degree(c.declared, shape), even_experts(c, shape)
     if degree == 1:
         return
-    where: Where = {"file": c.model.path("config.json"), "pointer": "/topology/expert_parallel"}
+    pointer = "/topology/expert_parallel"  # of what is declared, so of no file
     if not shape.experts:
         yield flaw(
-            "experts-ep", f"The model has no experts to divide over {degree} devices.", **where, found={"ep": degree}
+            "experts-ep",
+            f"The model has no experts to divide over {degree} devices.",
+            pointer=pointer,
+            found={"ep": degree},
         )
     elif degree > shape.experts or (even is not None and even % degree):
         fitting = [one for one in range(1, shape.experts + 1) if even is None or even % one == 0]
         yield flaw(
             "experts-ep",
             f"{even or shape.experts} experts cannot be divided over {degree} devices.",
-            **where,
+            pointer=pointer,
             found={"experts": even or shape.experts, "ep": degree},
             expected={"ep": fitting[:16]},
         )
@@ -387,7 +390,6 @@ def _arch(c: Composition, told: Quantization | None) -> Iterator[Flaw]:
         "arch-unsupported",
         f"{message}; {c.engine} serves them weight-only there." if can else f"{message}; {c.engine} cannot serve them.",
         severity=Severity.WARN if can else Severity.BLOCK,
-        file=None if told is None else c.model.path(told.file),
         pointer="/hardware/accelerator",
         found={"arch": name, "engine": c.engine, "mode": "weight-only" if can else "none"},
         expected={"arch": f"sm_{native}"},
@@ -413,7 +415,6 @@ def _brain(c: Composition, shape: Shape) -> Iterator[Flaw]:
         "arch-unsupported",
         f"sm_{found} has no bfloat16 arithmetic, and the weights are bfloat16: {c.engine} {ends}.",
         severity=Severity.BLOCK if asked == "bfloat16" else Severity.WARN,
-        file=c.model.path("config.json"),
         pointer="--dtype" if asked == "bfloat16" else "/hardware/accelerator",
         found={"arch": f"sm_{found}", "engine": c.engine, "dtype": stored},
         expected={"arch": f"sm_{native}"},

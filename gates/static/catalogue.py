@@ -555,6 +555,16 @@ CODES: Final[Mapping[str, Code]] = {
     ),
     **_codes(
         "serving",
+        engine_unknown=(
+            (BLOCK, WARN),
+            "Nothing is known of the declared engine; it warns where the name is near none that is known.",
+            "Write the name of an engine that has a driver.",
+        ),
+        accelerator_unknown=(
+            (WARN,),
+            "The declared accelerator is in no table, so checks of its architecture are left out.",
+            "Write its SKU, such as nvidia-h100, or its compute capability, such as sm_90.",
+        ),
         argument_unknown=(
             (BLOCK, WARN),
             "A launch argument that is unknown; it warns where only the driver lacks it, or in a near version.",

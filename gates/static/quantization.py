@@ -87,7 +87,6 @@ def _asked_for(c: Composition, tensors: Mapping[str, Placed]) -> Iterator[Flaw]:
         yield flaw(
             "quant-argument-differs",
             f"The launch arguments say {asked}, and config.json says nothing of quantization.",
-            file=c.model.path("config.json"),
             pointer="--quantization",
             found=asked,
             expected=None,
@@ -263,7 +262,7 @@ def _cache_scales(c: Composition, told: Quantization | None) -> Iterator[Flaw]:
             "kv-scales-missing",
             f"{why} asks for a cache of 8-bit floats, and {len(bare)} of {len(attending)} layers have no scales "
             "for it: 1 is taken for each.",
-            file=c.model.path("config.json" if told is None else told.file),
+            file=None if is_asked else c.model.path("config.json" if told is None else told.file),
             pointer="--kv-cache-dtype" if is_asked else None,
             found={"layers": bare[:MAX_ITEMS], "count": len(bare)},
             expected={"tensors": ["k_scale", "v_scale"]},

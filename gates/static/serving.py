@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from gates.static import arguments
+from gates.static import arguments, known
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
 from schemas.bundle import Feature
@@ -13,7 +13,8 @@ _SHUTDOWN = ("--shutdown-timeout",)
 
 
 def check(c: Composition) -> Iterator[Flaw]:
-    """Check launch arguments, served name, features and drain times."""
+    """Check names, launch arguments, served name, features and drain times."""
+    yield from known.check(c)
     yield from arguments.check(c)
     yield from _name(c)
     yield from _tool_flags(c)

@@ -6,7 +6,7 @@ from typing import Any
 
 from gates.static.rules import names_told
 from registry.cli.declarations import FOLDERS, ONLY_CHECKED, SHORT, TOP, TOPOLOGY_ARCHITECTURE
-from schemas.bundle import Bundle
+from schemas.bundle import Bundle, Feature
 from schemas.faults import Schema, instead, pointer
 from schemas.problems import InvalidDocument
 from schemas.short import many
@@ -25,7 +25,7 @@ _DRAIN = (
 
 
 def refuse_strange(document: Mapping[str, Any], file: str) -> None:
-    """Refuse a declaration with keys that neither a bundle document has nor anything else reads.
+    """Refuse a declaration with keys, or features, that neither a bundle document has nor anything else reads.
 
     Args:
         document: what the file says.
@@ -34,10 +34,29 @@ def refuse_strange(document: Mapping[str, Any], file: str) -> None:
     Raises:
         InvalidDocument: with each such key, and what it may have meant.
     """
-    found = list(_strange(document, document, (), (), _schema()))
+    found = [*_strange(document, document, (), (), _schema()), *_features(document)]
     if found:
         said = f"{many(len(found), 'place')} {'is' if len(found) == 1 else 'are'} wrong"
         raise InvalidDocument(f"{file}: {said}", errors=found)
+
+
+def _features(document: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Yield the features that are none, wherever they may be declared, as a list or as a mapping to true and false."""
+    known = [feature.value for feature in Feature]
+    serving = document.get("serving")
+    places = [(("serving", "features"), serving.get("features"))] if isinstance(serving, Mapping) else []
+    places += [((name,), document.get(name)) for name in ("features", "capabilities")]
+    for place, told in places:
+        named = (
+            enumerate(told)
+            if isinstance(told, list)
+            else ((one, one) for one in told or ())
+            if isinstance(told, Mapping)
+            else ()
+        )
+        for at, name in named:
+            if isinstance(name, str) and name not in known:
+                yield {"pointer": pointer((*place, at)), "detail": "is no feature" + instead(name, known, "they are")}
 
 
 @cache

@@ -84,7 +84,6 @@ def validate(
     output = Output(as_json=as_json)
     declared, parts = declared_in(file)
     declared = _with_engine(declared, engine, engine_version, arg)
-    _note_engine(declared, output)
     asked = given(source, part, parts, allow_host, cache)
     if asked.directory is not None and not asked.directory.is_dir() and not _is_weights(asked.directory):
         raise Usage(f"{source} is neither a directory nor a file of weights (.gguf or .safetensors)")
@@ -140,15 +139,6 @@ def _with_engine(
         version=version or (declared.version if told == declared.engine else None),
         arguments=Arguments((*declared.arguments.words, *(words or ()))),
     )
-
-
-def _note_engine(declared: "Declared", output: Output) -> None:
-    """Say where a name is that of no engine whose rules are known: a misspelt one would be held to none of them."""
-    from gates.static.rules import table  # as above
-
-    known = sorted(table("engines")["engines"])
-    if declared.engine is not None and declared.engine not in known:
-        output.note(f"no rules are known of the engine {declared.engine}; they are of {', '.join(known)}", "warn")
 
 
 def _refuse_cache(place: Path) -> None:

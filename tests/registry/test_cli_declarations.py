@@ -192,3 +192,14 @@ def test_every_key_of_a_bundle_document_and_every_short_name_is_taken(tmp_path):
     patch = as_patch(told, [tmp_path])
     assert patch["engine"] == {"name": "vllm", "build": {"kv_replication": "false", "transformers": "5.1"}}
     assert (patch["topology"], patch["hardware"]) == ({}, {"accelerator": "sm_90"})
+
+
+@pytest.mark.parametrize("form", ["serving: {features: [chat, chatt]}", "features: {chatt: true}"])
+def test_a_feature_that_is_none_is_refused_with_the_one_that_was_meant(form, tmp_path):
+    document = read_yaml(form)
+    with pytest.raises(InvalidDocument) as caught:
+        refuse_strange(document, "x.yaml")
+    (error,) = caught.value.errors
+    assert error["detail"] == "is no feature; did you mean chat?"
+    assert error["pointer"].startswith(("/serving/features/1", "/features/chatt"))
+    refuse_strange({"serving": {"features": {"chat": True, "tools": False}}, "capabilities": ["json_schema"]}, "x.yaml")

@@ -100,11 +100,18 @@ def test_a_truncated_file_is_a_finding_whatever_was_asked_for(capsys, tmp_path):
     assert (status, "neither a directory nor a file" in said.err) == (2, True)
 
 
-def test_an_engine_without_rules_is_said(capsys, sound, tmp_path):
+def test_an_engine_or_accelerator_that_nothing_knows_is_said(capsys, sound, tmp_path):
     (tmp_path / "bundle.yaml").write_text("engine: vlm\nserving: {served_name: m}\n")
     status, said = run(capsys, sound, "-f", tmp_path / "bundle.yaml", "--json")
-    assert (status, json.loads(said.out)["findings"]) == (0, [])
-    assert "no rules are known of the engine vlm" in said.err
+    (found,) = json.loads(said.out)["findings"]
+    assert (status, found["code"], found["severity"], found["file"]) == (1, "engine-unknown", "block", None)
+    assert found["message"].endswith("engine vlm; did you mean vllm?")
+    (tmp_path / "bundle.yaml").write_text("engine: custom\nhardware: {accelerator: nvidia-h1000}\n")
+    status, said = run(capsys, sound, "-f", tmp_path / "bundle.yaml", "--json")
+    found = {one["code"]: one for one in json.loads(said.out)["findings"]}
+    assert (status, found.keys()) == (0, {"engine-unknown", "accelerator-unknown"})
+    assert (found["engine-unknown"]["severity"], found["engine-unknown"]["pointer"]) == ("warn", "/engine/name")
+    assert found["accelerator-unknown"]["message"].endswith("did you mean h100?")
     (tmp_path / "bundle.yaml").write_text("engine: llama_cpp\n")
     status, said = run(capsys, sound, "-f", tmp_path / "bundle.yaml", "--json")
     assert (status, said.err) == (1, "")

@@ -49,26 +49,10 @@ CODES: Final[Mapping[str, Code]] = {
             "A weight file's header is not sound.",
             "Fetch the file again; if it stays so, write it anew with its library.",
         ),
-        file_foreign=(
-            (BLOCK,),
-            "A file is something else than its name says.",
-            "Fetch the real file.",
-        ),
-        file_missing=(
-            (BLOCK,),
-            "A file that the bundle names is not there.",
-            "Stage the bundle again.",
-        ),
-        file_irregular=(
-            (BLOCK,),
-            "A name is no regular file.",
-            "Replace it by the file that it stands for.",
-        ),
-        name_refused=(
-            (BLOCK,),
-            "A name that some system reads otherwise.",
-            "Rename the file, or leave it out.",
-        ),
+        file_foreign=((BLOCK,), "A file is something else than its name says.", "Fetch the real file."),
+        file_missing=((BLOCK,), "A file that the bundle names is not there.", "Stage the bundle again."),
+        file_irregular=((BLOCK,), "A name is no regular file.", "Replace it by the file that it stands for."),
+        name_refused=((BLOCK,), "A name that some system reads otherwise.", "Rename the file, or leave it out."),
         dangling_link=(
             (BLOCK,),
             "A link leads to what is not there.",
@@ -94,11 +78,7 @@ CODES: Final[Mapping[str, Code]] = {
             "There are no weights; with nothing but a configuration, that alone is checked.",
             "Fetch the weights.",
         ),
-        config_missing=(
-            (BLOCK,),
-            "There is no config.json.",
-            "Fetch config.json from where the weights came from.",
-        ),
+        config_missing=((BLOCK,), "There is no config.json.", "Fetch config.json from where the weights came from."),
         formats_mixed=(
             (BLOCK,),
             "There are weights in two formats.",

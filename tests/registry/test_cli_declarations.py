@@ -6,6 +6,7 @@ import pytest
 
 from registry.cli.declarations import as_patch
 from registry.cli.strange import refuse_strange
+from registry.cli.yaml_files import read_yaml
 from schemas.bundle import Bundle
 from schemas.common import MAX_DOCUMENT_BYTES
 from schemas.problems import InvalidDocument
@@ -195,8 +196,8 @@ def test_every_key_of_a_bundle_document_and_every_short_name_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["serving: {features: [chat, chatt]}", "features: {chatt: true}"])
-def test_a_feature_that_is_none_is_refused_with_the_one_that_was_meant(form, tmp_path):
-    document = read_yaml(form)
+def test_a_feature_that_is_none_is_refused_with_the_one_that_was_meant(form):
+    document = read_yaml(form.encode(), limit=MAX_DOCUMENT_BYTES)
     with pytest.raises(InvalidDocument) as caught:
         refuse_strange(document, "x.yaml")
     (error,) = caught.value.errors

@@ -200,7 +200,7 @@ def test_a_feature_that_is_none_is_refused_with_the_one_that_was_meant(form):
     document = read_yaml(form.encode(), limit=MAX_DOCUMENT_BYTES)
     with pytest.raises(InvalidDocument) as caught:
         refuse_strange(document, "x.yaml")
-    (error,) = caught.value.errors
+    (error,) = caught.value.members["errors"]
     assert error["detail"] == "is no feature; did you mean chat?"
     assert error["pointer"].startswith(("/serving/features/1", "/features/chatt"))
     refuse_strange({"serving": {"features": {"chat": True, "tools": False}}, "capabilities": ["json_schema"]}, "x.yaml")

@@ -44,7 +44,9 @@ def _features(document: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """Yield the features that are none, wherever they may be declared, as a list or as a mapping to true and false."""
     known = [feature.value for feature in Feature]
     serving = document.get("serving")
-    places = [(("serving", "features"), serving.get("features"))] if isinstance(serving, Mapping) else []
+    places: list[tuple[tuple[str, ...], Any]] = (
+        [(("serving", "features"), serving.get("features"))] if isinstance(serving, Mapping) else []
+    )
     places += [((name,), document.get(name)) for name in ("features", "capabilities")]
     for place, told in places:
         named = (

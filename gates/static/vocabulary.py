@@ -255,8 +255,10 @@ def _bos(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
     plain = words.encoder.ids(prompt)
     twice = None if plain is None else words.prefix + plain
     features = c.declared.features
-    proven = c.rules.get("chat_adds_special_tokens") is False and features is not None
-    quiet = (proven or c.rules.get("chat_strips_bos") is True) and Feature.COMPLETIONS.value not in (features or ())
+    # What is posted to completions is not rendered by the engine; whoever renders it there may be told to leave it out.
+    is_chat_alone = features is not None and Feature.COMPLETIONS.value not in features
+    proven = c.rules.get("chat_adds_special_tokens") is False and is_chat_alone
+    quiet = proven or c.rules.get("chat_strips_bos") is True
     yield flaw(
         "double-bos",
         f"{seen.file} writes {first!r}, and the tokenizer puts it before every text"

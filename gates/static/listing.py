@@ -15,6 +15,7 @@ from gates.files.names import refuse_name
 from gates.files.refusal import FileRefused
 from gates.static.flaw import Flaw, flaw
 from schemas.common import folded
+from schemas.short import many
 
 _POINTER_BYTES = 1024
 _LFS = re.compile(rb"\s*version https?://[a-z0-9./_-]+/spec/[a-z0-9.]+\s")
@@ -162,7 +163,7 @@ def _refusals(refused: Iterable[FileRefused]) -> Iterator[Flaw]:
         )
     if dangling:
         names = sorted(dangling)
-        message = f"{len(names)} links lead to what is not there, such as {names[0]}."
+        message = f"{many(len(names), 'link')} to what is not there, such as {names[0]}."
         yield flaw("dangling-link", message, file=names[0], found=names)
 
 

@@ -16,6 +16,7 @@ from gates.static import gguf_values
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.tensors import Placed
+from schemas.short import many
 
 BUDGET_BYTES = 160 * 1024 * 1024
 LEAST_SLICE = 4096
@@ -145,7 +146,7 @@ def _not_finite(placed: Placed, seen: Scan) -> Flaw:
     extent = "" if seen.looked_at == tensor.values else f" among the {seen.looked_at} of {tensor.values} looked at"
     return flaw(
         "non-finite-weight",
-        f"{tensor.name} ({tensor.dtype}) has {seen.bad} values that are no number{extent}, "
+        f"{tensor.name} ({tensor.dtype}) has {many(seen.bad, 'non-finite value')}{extent}, "
         f"the first ({seen.kind}) at flat index {seen.first}.",
         file=placed.entry.path,
         pointer=tensor.name,

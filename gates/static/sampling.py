@@ -15,6 +15,10 @@ NEUTRAL: Mapping[str, float] = {
     "repetition_penalty": 1.0,
 }
 """What leaves the model's own distribution alone. `top_k` 0, -1 and off are one thing."""
+_OWN: Mapping[str, Mapping[str, float]] = {
+    "llamacpp": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+}
+"""Engines with defaults of their own, where neither bundle nor file names one: llama.cpp's `common_params_sampling`."""
 GGUF_SAMPLING: Mapping[str, str] = {
     "temperature": "temp",
     "top_p": "top_p",
@@ -81,7 +85,7 @@ def effective_defaults(c: Composition) -> dict[str, float] | None:
     rule = c.rules.get("sampling_defaults")
     if rule is None:
         return None
-    defaults, told = dict(NEUTRAL), _told(c)[0]
+    defaults, told = {**NEUTRAL, **_OWN.get(c.engine or "", {})}, _told(c)[0]
     asked = c.declared.arguments.get("--generation-config", "--sampling-defaults")
     if c.engine == "vllm" and rule == "stops" and asked is not None:
         rule = "all"  # before it was the default, it was asked for

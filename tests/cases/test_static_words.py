@@ -350,6 +350,12 @@ def test_c049_an_engine_that_ignores_the_defaults_warns_with_both(tmp_path, engi
         assert flaw.found == {"temperature": 1.0, "top_k": "off", "top_p": 1.0}
 
 
+def test_c049_an_engine_with_defaults_of_its_own_is_held_to_those(tmp_path):
+    root = _generation(speak(micro(tmp_path / "m")), **SAMPLING)
+    flaw = only(validate(root, {"engine": LLAMACPP}), "engine-sampling-diff")
+    assert (flaw.found, flaw.expected) == ({"temperature": 0.8, "top_k": 40}, {"temperature": 0.6, "top_k": 20})
+
+
 def test_c049_defaults_that_change_nothing_are_no_difference(tmp_path):
     neutral = {"temperature": 1.0, "top_p": 1, "top_k": 0, "repetition_penalty": 1.0, "eos_token_id": [2, 4]}
     root = _generation(speak(micro(tmp_path / "m")), **neutral)

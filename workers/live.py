@@ -272,6 +272,17 @@ class _Live:
         self.kept.write(self.lease.job, left)
 
     def _adopt(self) -> Replica | None:
+        """Take up the engine that a predecessor left; who does not tell of it now is asked until it does.
+
+        Raises JobEnded: the job was over before.
+        """
+        while True:
+            with suppress(NotTold):
+                return self._take_up()
+            self.lease.ended.wait(LOOK_SECONDS)
+            self.lease.check()
+
+    def _take_up(self) -> Replica | None:
         """Take up the engine that a predecessor left, when it is provably that one and answers as it should."""
         left = self.kept.read(self.lease.job)
         launcher = None if left is None else self._owner(left)
@@ -286,8 +297,6 @@ class _Live:
                     return replica
             except NotWanted:
                 return replica
-            except NotTold:
-                return self._adopt()
             except EngineFailed as failure:
                 log.warning("replica_not_adopted", job=str(self.lease.job), detail=failure.detail)
             finally:

@@ -15,15 +15,15 @@ from schemas.faults import near
 from schemas.result import Severity
 
 TABLES: Final = ("llamacpp",)
-"""Engines whose driver takes a list of them, each in a data file of its name; vLLM's parser takes more forms."""
+"""Engines whose driver takes a list of them, each in a data file of its name; of others their parser's is held."""
 
 
 def check(c: Composition) -> Iterator[Flaw]:
     """Check that each word is an argument that the engine takes, with a value in its range."""
     if c.engine in TABLES:
         yield from check_words(c.engine, c.declared.arguments.words)
-    if c.engine == flexible.NAME:
-        yield from flexible.check_words(c.declared.arguments.words, c.declared.version)
+    if c.engine in flexible.TABLES:
+        yield from flexible.check_words(c.engine, c.declared.arguments.words, c.declared.version)
 
 
 def check_words(engine: str, words: Sequence[str]) -> Iterator[Flaw]:

@@ -547,12 +547,12 @@ CODES: Final[Mapping[str, Code]] = {
         ),
         argument_unknown=(
             (BLOCK, WARN),
-            "A launch argument that is unknown; it warns where only the driver lacks it, or in a near version.",
+            "An unknown launch argument; it warns where the driver alone lacks it, in near versions, or if it will go.",
             "Write an argument that the engine and its driver take.",
         ),
         argument_value=(
             (BLOCK, WARN),
-            "A launch argument's value is missing or out of its range, or the argument is there twice.",
+            "An argument's value is missing or out of its range, or it is there twice; it warns where the last counts.",
             "Give it once, with a value in its range.",
         ),
         served_name_differs=(

@@ -12,7 +12,7 @@ ARGUMENTS = rules.table("vllm")["arguments"]
 
 
 def found(*words: str, version: str | None = "0.32.0") -> list[tuple[str, str, object]]:
-    return [(one.code, str(one.pointer), one.found) for one in check_words(words, version)]
+    return [(one.code, str(one.pointer), one.found) for one in check_words("vllm", words, version)]
 
 
 def test_all_that_the_driver_takes_or_sets_is_in_the_list_with_its_choices():
@@ -37,7 +37,8 @@ def test_all_that_the_driver_takes_or_sets_is_in_the_list_with_its_choices():
         ("--wholly=other", "unknown", 0, None),
         ("--max-num 3", "unknown", 0, None),
         ("--tp 2", "unknown", 0, "vllm has no argument --tp; did you mean -tp?"),
-        ("--temp 2", "unknown", 0, "vllm has no argument --temp."),
+        ("--temp 2", "unknown", 0, "vllm has no argument --temp, which llamacpp has."),
+        ("--ctx-size 8", "unknown", 0, "vllm has no argument --ctx-size, which is llamacpp's; write --max-model-len."),
         ("-xyz 3", "unknown", 0, None),
         ("--compilation-konfig.mode 3", "unknown", 0, None),
         ("--max-model-len abc", "value", 1, None),
@@ -67,7 +68,7 @@ def test_all_that_the_driver_takes_or_sets_is_in_the_list_with_its_choices():
     ],
 )
 def test_each_mistake_is_told_with_its_place_and_what_was_meant(words, code, place, message):
-    (one,) = check_words(words.split(), "0.32.0")
+    (one,) = check_words("vllm", words.split(), "0.32.0")
     assert (one.code, one.pointer) == (f"argument-{code}", f"/engine/arguments/{place}")
     assert one.severity is Severity.BLOCK
     assert message in {None, one.message}
@@ -77,22 +78,40 @@ def test_each_mistake_is_told_with_its_place_and_what_was_meant(words, code, pla
     "words",
     [
         "--max-model-len 32k --max-num-batched-tokens=8K --max_num_seqs 256 --max-num-queued-tokens 1.5m",
-        "--max-model-len auto --max-model-len -1 --seed -1",
-        "-tp 2 -pp=2 -q fp8 -qFP8 -O3 -O=1 -O 2 -cc.mode 3 --optimization-level 2",
-        '--compilation-config.mode=3 --compilation-config {"max_cudagraph_capture_size":1k} --comp {}',
+        "--max-model-len auto --seed -1",
+        "--max-model-len -1 --middleware a.b --middleware c.d --seed 1 --seed 1",
+        "-tp 2 -pp=2 -q fp8 -O3 -O=1 -O 2 -cc.mode 3 --optimization-level 2",
+        "-qFP8",
+        '--compilation-config.mode=3 --compilation-config {"max_cudagraph_capture_size":1k} -cc.mode 3',
+        "--comp {}",
         "--speculative_config.num_speculative_tokens 3 --override-generation-config.stop+ a,b",
-        "--no-enable-prefix-caching --enable-chunked-prefill --no_enable_chunked_prefill",
+        "--no-enable-prefix-caching --enable-chunked-prefill",
+        "--no_enable_chunked_prefill",
         "--served-model-name a b --cudagraph-capture-sizes 1 2 4 --hf-token --api-key=k",
         "--config more.yaml --model m --host 0.0.0.0 --port 1 --trust-remote",
         "--moe-backend flashinfer-TRTLLM --max-lora-rank 16 --gpu-memory-utilization 1.0 --cpu-offload-gb 1e1",
         "--tool-call-parser mine --tool_parser_plugin mine.py --quantization None",
-        '--hf-overrides {"a":1} --hf-overrides some.function --kv-cache-dtype fp8_e4m3',
+        '--hf-overrides {"a":1} --kv-cache-dtype fp8_e4m3',
+        "--hf-overrides some.function",
         "org/model --enforce-eager",
         "",
     ],
 )
 def test_each_form_that_the_parser_takes_is_taken(words):
     assert found(*words.split()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ("--max-model-len 32k --max-model-len -1", 2),
+        ("--tensor-parallel-size 2 -tp=4", 2),
+        ("--enable-prefix-caching --no-enable-prefix-caching", 1),
+    ],
+)
+def test_the_last_of_two_values_counts_and_that_there_are_two_warns(words, place):
+    (one,) = check_words("vllm", words.split(), "0.32.0")
+    assert (one.code, one.severity, one.pointer) == ("argument-value", Severity.WARN, f"/engine/arguments/{place}")
 
 
 def test_other_versions_warn_where_they_are_near_and_are_left_to_themselves_elsewhere(tmp_path):

@@ -52,6 +52,7 @@ class _Line:
         self._forms = self._names.forms
         self._given = {self._names.plain(word.partition("=")[0]) for word in words}
         self._seen: dict[str, tuple[str, ...]] = {}
+        self._strays = 0
 
     def check(self) -> Iterator[Flaw]:
         while self._place < len(self._words):
@@ -88,9 +89,10 @@ class _Line:
             self._place += 1  # taken for its value
 
     def _stray(self, place: int) -> Iterator[Flaw]:
-        """Tell of a word that belongs to no argument, where the parser takes none at this place."""
+        """Tell of a word that belongs to no argument, where there are more of them than the parser takes."""
         taken = self._forms.get("words")
-        if taken is None or place < taken:
+        self._strays += 1
+        if taken is None or self._strays <= taken:
             return
         word = self._words[place]
         message = f"{self._engine} takes no word without an argument's name here, and is given {short(word)}."

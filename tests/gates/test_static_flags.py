@@ -19,10 +19,16 @@ from schemas.result import Severity
 from tests.support.checkpoints import micro, validate
 from workers.engines.arguments import Table
 
-NEWEST = {"sglang": "0.5.23"}
-RELEASES = {"sglang": ["0.4.5", "0.5.1", "0.5.4", "0.5.9", "0.5.14", "0.5.20"]}
+NEWEST = {"sglang": "0.5.23", "tgi": "3.3.7", "transformers": "5.24.0", "trtllm": "1.2.0"}
+RELEASES = {
+    "sglang": ["0.4.5", "0.5.1", "0.5.4", "0.5.9", "0.5.14", "0.5.20"],
+    "tgi": ["2.3.0", "3.0.0"],
+    "transformers": ["5.19.0"],
+    "trtllm": ["1.0.0", "1.1.0", "1.3.0"],
+}
 NO_FLAGS: dict[str, set[str]] = {
     "sglang": {"--tp", "--tool-parser-plugin", "--reasoning-parser-plugin"},
+    "trtllm": {"--generation_config"},
 }
 """What a driver refuses by name although the engine has no such argument: beginnings, and other engines'."""
 VALUES = [
@@ -71,7 +77,7 @@ def test_every_argument_that_the_driver_takes_or_sets_is_in_the_table_in_its_ver
                 missing.append((version, name, bad))
     assert missing == []
     ever = spellings(engine, None).names
-    assert [name for name in table.refused if name not in ever and name not in NO_FLAGS[engine]] == []
+    assert [name for name in table.refused if name not in ever and name not in NO_FLAGS.get(engine, ())] == []
 
 
 # ------------------------------------------------------------------------------------------- the parsers' own word
@@ -216,6 +222,117 @@ def test_what_a_version_lacks_or_leaves_is_told_as_its_engine_would_take_it(vers
 )
 def test_each_form_that_sglang_s_parser_takes_is_taken(words):
     assert said("sglang", words) == []
+
+
+def test_every_name_of_an_equivalent_is_its_engine_s():
+    for row in rules.table("equivalents")["rows"]:
+        assert len(row) > 1
+        assert [(engine, name) for engine, name in row.items() if name not in rules.table(engine)["arguments"]] == []
+
+
+# ------------------------------------------------------------------------------- TGI, TensorRT-LLM, transformers
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "code", "message"),
+    [
+        (
+            "tgi",
+            "--max-totl-tokens 8",
+            "unknown",
+            "tgi has no argument --max-totl-tokens; did you mean --max-total-tokens?",
+        ),
+        ("tgi", "--max_total_tokens 8", "unknown", None),
+        ("tgi", "--max-total 8", "unknown", None),
+        ("tgi", "--tensor-parallel-size 2", "unknown", None),
+        ("tgi", "--num-shard two", "value", "--num-shard is two; it may be a whole number."),
+        ("tgi", "--num-shard -1", "value", None),
+        ("tgi", "--num-shard", "value", None),
+        ("tgi", "--num-shard --sharded=true", "value", "--num-shard needs a value."),
+        ("tgi", "--sharded yes", "value", "--sharded is yes; it may be true or false."),
+        ("tgi", "--quantize gptqq", "value", "--quantize is gptqq; did you mean gptq?"),
+        ("tgi", "--cuda-graphs 1,two", "value", None),
+        ("tgi", "--json-output true", "value", None),
+        ("tgi", "--json-output --json-output", "value", "--json-output is there again, and tgi refuses that."),
+        ("tgi", "-p 70000", "value", None),
+        ("tgi", "stray", "value", None),
+        ("trtllm", "--max_seq_lne 8", "unknown", "trtllm has no argument --max_seq_lne; did you mean --max_seq_len?"),
+        ("trtllm", "--max-seq-len 8", "unknown", "trtllm has no argument --max-seq-len; did you mean --max_seq_len?"),
+        ("trtllm", "--max_seq 8", "unknown", None),
+        ("trtllm", "--tp 8", "unknown", None),
+        ("trtllm", "--max-model-len 8", "unknown", None),
+        ("trtllm", "--served_model_name m", "unknown", None),
+        (
+            "trtllm",
+            "--backend vllm",
+            "value",
+            "--backend is vllm; it may be one of _autodeploy, pytorch, tensorrt, trt.",
+        ),
+        (
+            "trtllm",
+            "--tp_size --pp_size",
+            "value",
+            "--tensor_parallel_size is --pp_size; it may be a whole number, at least 1.",
+        ),
+        ("trtllm", "--log_level trace", "value", None),
+        ("trtllm", "--trust_remote_code=1", "value", None),
+        ("trtllm", "model serve again", "value", None),
+        ("transformers", "--continous-batching", "unknown", None),
+        ("transformers", "--cb_block_size 8", "unknown", None),
+        ("transformers", "--load-in-4bit", "unknown", "transformers has no argument --load-in-4bit."),
+        (
+            "transformers",
+            "--seed 4",
+            "unknown",
+            "transformers has no argument --seed, which is vllm's; write --default-seed.",
+        ),
+        ("transformers", "--reasoning ON", "value", "--reasoning is ON; did you mean on?"),
+        ("transformers", "--port x", "value", None),
+        ("transformers", "--chat-template-kwargs []", "value", None),
+        ("transformers", "--device", "value", "--device needs a value."),
+        ("transformers", "--compile yes", "value", None),
+    ],
+)
+def test_each_mistake_of_another_engine_s_line_blocks_once(engine, words, code, message):
+    ((found, severity, text),) = said(engine, words)
+    assert (found, severity) == (f"argument-{code}", "block")
+    assert message in {None, text}
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("tgi", "--model-id m --num-shard 2 --sharded true --quantize bitsandbytes-nf4 -p 80 --json-output -e"),
+        (
+            "tgi",
+            "--cuda-graphs 1,2,4 --cuda-graphs 8 --waiting-served-ratio 1.2 --cors-allow-origin a",
+        ),
+        ("tgi", "--max-image-fetch-size 1 --graceful-termination-timeout 9"),
+        ("trtllm", "/model --backend trt --tp_size=2 --max_seq_len 8192 --trust_remote_code --log_level verbose"),
+        (
+            "trtllm",
+            "serve m --custom_module_dirs a --custom_module_dirs b --tokenizer -x --reasoning_parser deepseek-r1",
+        ),
+        ("transformers", "m --continuous-batching --no-compile --device -1 --log-level INFO --decision-config d.json"),
+    ],
+)
+def test_each_form_that_another_engine_s_parser_takes_is_taken(engine, words):
+    assert said(engine, words) == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "words"),
+    [
+        ("trtllm", "1.3.0", "--served_model-name m"),
+        ("trtllm", "1.3.0", "--moe_cluster_parallel_size 2"),
+        ("trtllm", "1.2.0", "--tp_size 2 --tensor_parallel_size 4"),
+        ("transformers", "5.25.0", "--quite-new"),
+        ("transformers", "5.24.0", "--compile --no-compile"),
+        ("tgi", "3.3.6", "--max-input-length 8"),
+    ],
+)
+def test_what_may_be_so_in_a_version_or_is_to_go_warns(engine, version, words):
+    assert [one.severity for one in check_words(engine, words.split(), version)] == [Severity.WARN]
 
 
 def test_versions_before_the_table_and_other_engines_are_left_alone(tmp_path):

@@ -1,7 +1,9 @@
 """Bundle documents of safetensors for engines that are not installed here: what their drivers read, without a file."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from gates.static.flexible import check_words
 from schemas.bundle import Bundle
 
 DIGEST = "sha256:" + "0" * 64
@@ -55,3 +57,9 @@ def bundle(
     for section, change in sections.items():
         made[section] = {**made[section], **change} if isinstance(change, dict) and section in made else change
     return Bundle.model_validate(made)
+
+
+def flaws_of(chosen: Bundle, argv: Sequence[str], program: str) -> list[str]:
+    """Return what the static gate finds in the words behind a program: nothing, of a line that its engine takes."""
+    words = list(argv[argv.index(program) + 1 :])
+    return [one.message for one in check_words(chosen.engine.name, words, chosen.engine.version)]

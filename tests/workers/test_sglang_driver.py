@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from gates.environment import NotInstalled
-from tests.support.folder_bundles import GENERATION_CONFIG, TEMPLATE, bundle, file
+from tests.support.folder_bundles import GENERATION_CONFIG, TEMPLATE, bundle, file, flaws_of
 from workers.engines.base import Launch
 from workers.engines.sglang import SGLANG
 
@@ -21,7 +21,9 @@ LORA = {"name": "de", "files": [one["path"] for one in ADAPTER], "rank": 16, "ta
 def line(**sections):
     chosen = bundle("sglang", **sections)
     assert SGLANG.check_bundle(chosen) == []
-    return " ".join(SGLANG.command(chosen, LAUNCH).argv)
+    argv = SGLANG.command(chosen, LAUNCH).argv
+    assert flaws_of(chosen, argv, "sglang.launch_server") == []
+    return " ".join(argv)
 
 
 def problems(**sections):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.folder_bundles import TEMPLATE, bundle, file
+from tests.support.folder_bundles import TEMPLATE, bundle, file, flaws_of
 from workers.engines.base import Launch
 from workers.engines.transformers import TRANSFORMERS
 
@@ -14,6 +14,7 @@ def line(**sections):
     assert TRANSFORMERS.check_bundle(chosen) == []
     argv = TRANSFORMERS.command(chosen, LAUNCH).argv
     assert argv[:2] == ("/bin/sh", "-ec")
+    assert flaws_of(chosen, argv, "transformers") == []
     return " ".join(argv[4:])
 
 

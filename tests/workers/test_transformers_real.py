@@ -1,6 +1,8 @@
 """transformers serve for real, where `make engine-transformers` has built its environment; `make test-all` does."""
 
 import asyncio
+import json
+import subprocess
 
 import pytest
 
@@ -9,8 +11,10 @@ from gates.answers import Outcome
 from gates.dialects.base import Malformed
 from gates.dialects.table import dialect_of
 from gates.endpoint import Endpoint, EndpointError
-from gates.environment import EnvironmentAltered, NotInstalled, engine_environment
+from gates.environment import EnvironmentAltered, NotInstalled, engine_environment, engine_prefix
 from gates.gate import GateContext
+from gates.static.flexible import check_words
+from gates.static.spellings import spellings
 from schemas.policy import CompatibilityRule
 from schemas.result import Severity, Verdict
 from tests.support.chain_folder import describe_folder, write_chain_folder
@@ -80,3 +84,60 @@ async def test_transformers_serve_answers_as_its_dialect_says_and_fails_compatib
         assert not blocking & {"engine-died", "sentinel-differs", "malformed-hang", "unhealthy-after"}
     finally:
         replica.stop(grace_seconds=10)
+
+
+READ = """
+import json, sys
+from transformers.cli.transformers import app
+command, taken = app.commands["serve"], []
+options = {}
+for one in command.params:
+    if one.param_type_name == "option":
+        options[one.opts[0]] = [sorted({*one.opts[1:], *one.secondary_opts}), one.is_flag, str(one.type)]
+for line in json.loads(sys.argv[1]):
+    try:
+        command.make_context("serve", list(line))
+        taken.append(True)
+    except Exception:
+        taken.append(False)
+print(json.dumps([options, taken]))
+"""
+LINES = [
+    "m --compile --no-compile --port 80 --reasoning on --cb-max-memory-percent 0.5",
+    "--device -1 --default-seed -3",
+    "m --device --compile",
+    "--port --compile",
+    "--port 8_0",
+    "--port=",
+    "--reasoning ON",
+    "--comp",
+    "--cb_block_size 8",
+    "--compile=1",
+    "--device",
+    "--no-port",
+    "--nonsense 1",
+    "--cb-use-cuda-graph --no-cb-use-cuda-graph",
+    "-x",
+]
+
+
+def test_the_table_of_its_arguments_is_what_its_own_command_line_takes():
+    found = identity()
+    if isinstance(found, str):
+        pytest.skip(found)
+    lines = [line.split() for line in LINES]
+    python = engine_prefix("transformers") / "bin" / "python"
+    done = subprocess.run([python, "-c", READ, json.dumps(lines)], capture_output=True, check=True, timeout=120)
+    options, taken = json.loads(done.stdout.decode().splitlines()[-1])
+    there = spellings("transformers", found.version)
+    kinds = {"INT": {"integer"}, "FLOAT": {"number"}, "STRING": {"text", "lowered", "object"}}
+    for name, (others, is_flag, kind) in options.items():
+        argument = there.arguments[name]
+        mine = sorted(one for one, owner in there.names.items() if owner == name and one != name)
+        assert (mine, argument["takes"] == "switch") == (others, is_flag), name
+        assert is_flag or argument["type"] in kinds.get(kind, {"text"}), name
+    assert set(there.arguments) - set(options) == {"--help"}
+    blocked = [
+        [one for one in check_words("transformers", line, found.version) if one.severity == "block"] for line in lines
+    ]
+    assert [not one for one in blocked] == taken

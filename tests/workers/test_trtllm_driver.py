@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.folder_bundles import DIGEST, TEMPLATE, bundle, file
+from tests.support.folder_bundles import DIGEST, TEMPLATE, bundle, file, flaws_of
 from workers.engines.base import Launch
 from workers.engines.trtllm import TRTLLM
 
@@ -14,6 +14,7 @@ def line(**sections):
     assert TRTLLM.check_bundle(chosen) == []
     argv = TRTLLM.command(chosen, LAUNCH).argv
     assert argv[:2] == ("/bin/sh", "-ec")
+    assert flaws_of(chosen, argv, "trtllm-serve") == []
     return " ".join(argv[4:])
 
 

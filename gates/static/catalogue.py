@@ -532,6 +532,7 @@ CODES: Final[Mapping[str, Code]] = {
             "The draft does not speak the target's tokens; padding alone warns.",
             "Use a draft of the same family.",
         ),
+        draft_method_unknown=((WARN,), "The engine is not known to draft by that method.", "Write one that it has."),
     ),
     **_codes(
         "serving",
@@ -539,6 +540,11 @@ CODES: Final[Mapping[str, Code]] = {
             (BLOCK, WARN),
             "Nothing is known of the declared engine; it warns where the name is near none that is known.",
             "Write the name of an engine that has a driver.",
+        ),
+        engine_version_untried=(
+            (WARN,),
+            "The declared version is none that the engine's driver starts.",
+            "Name a version that is started here, or expect its own rules alone to be checked.",
         ),
         accelerator_unknown=(
             (WARN,),

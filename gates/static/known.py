@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from gates.dialects import releases
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
-from gates.static.rules import capability, lacks, table
+from gates.static.rules import capability, is_within, lacks, table
+from gates.static.typed import short
 from schemas.faults import near
 from schemas.result import Severity
 
@@ -17,9 +19,11 @@ _WITHOUT_CAPABILITY: Final = re.compile(
 
 
 def check(c: Composition) -> Iterator[Flaw]:
-    """Check the engine's and the accelerator's names."""
+    """Check the engine's name and version, the accelerator's name, and the draft's method."""
     yield from _engine(c)
+    yield from _version(c)
     yield from _accelerator(c)
+    yield from _method(c)
 
 
 def _engine(c: Composition) -> Iterator[Flaw]:
@@ -54,3 +58,52 @@ def _accelerator(c: Composition) -> Iterator[Flaw]:
         found=name,
         expected=known,
     )
+
+
+def _version(c: Composition) -> Iterator[Flaw]:
+    name, version = c.declared.engine, c.declared.version
+    if name is None or version is None or name not in releases.recorded():
+        return
+    supported = releases.supported(name)
+    if is_within(version, supported):
+        return
+    yield flaw(
+        "engine-version-untried",
+        f"{name} {short(version)} is none of the versions that are started here, {supported}.",
+        pointer="/engine/version",
+        found=version,
+        expected=supported,
+    )
+
+
+def _method(c: Composition) -> Iterator[Flaw]:
+    known = _methods(c)
+    for pointer, method in _named(c):
+        if not known or method.lower() in known:
+            continue
+        others = near(method, known) or f"but by {', '.join(known)}"
+        yield flaw(
+            "draft-method-unknown",
+            f"{c.engine} is not known to draft by {short(method)}; {others}",
+            pointer=pointer,
+            found=method,
+            expected=known,
+        )
+
+
+def _named(c: Composition) -> Iterator[tuple[str, str]]:
+    """Yield where a draft's method is named, and the name."""
+    if c.declared.draft_method is not None:
+        yield "/draft/method", c.declared.draft_method
+    configuration = c.declared.arguments.json("--speculative-config") or {}
+    if isinstance(method := configuration.get("method"), str):
+        yield "--speculative-config", method
+    if (algorithm := c.declared.arguments.get("--speculative-algorithm")) is not None:
+        yield "--speculative-algorithm", algorithm
+
+
+def _methods(c: Composition) -> list[str]:
+    """Return the methods that the engine drafts by, in small letters; none where no table has them."""
+    if c.engine == "vllm":
+        return sorted(table("vllm")["arguments"]["--spec-method"]["choices"])
+    return list(c.rules.get("draft_methods") or ())

@@ -240,7 +240,7 @@ def test_c070_the_file_that_an_engine_takes_by_itself_decides_too(
     engine = {"name": "vllm", "version": version, "arguments": [*words, "--max-model-len", "131072"]}
     found = validate(root, {"engine": engine})
     assert ("config-sources-disagree" in codes(found, "block")) is is_fault
-    assert alarms(found) <= {"config-sources-disagree", "duplicate-weight-sets"}
+    assert alarms(found) <= {"config-sources-disagree", "duplicate-weight-sets", "engine-version-untried"}
     if is_fault:
         assert only(found, "config-sources-disagree").found["effective"] == 32768
 

@@ -70,7 +70,7 @@ def test_what_files_cannot_tell_is_read_from_any_of_three_forms(capsys, sound, t
     status, said = run(capsys, sound, "-f", tmp_path / name, "--json")
     told = json.loads(said.out)
     assert status == 1
-    assert [one["code"] for one in told["findings"]] == ["context-too-long"]
+    assert [one["code"] for one in told["findings"]] == ["context-too-long", "engine-version-untried"]
     assert told["inferred"]["engine"] == {"name": "vllm", "version": "0.10"}
 
 

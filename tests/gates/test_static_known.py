@@ -1,0 +1,70 @@
+"""What is declared by name and known to nothing here is told: versions that no driver starts, and draft methods."""
+
+import pytest
+
+from gates.dialects import releases
+from tests.support.checkpoints import codes, micro, only, validate
+from workers.engines.sglang import _ALGORITHMS
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return micro(tmp_path_factory.mktemp("known") / "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "is_told"),
+    [
+        ("vllm", "0.32.0", False),
+        ("vllm", "0.33.0rc1", False),
+        ("vllm", "0.31.9", True),
+        ("vllm", "newest", True),
+        ("sglang", "0.4.4", True),
+        ("sglang", "0.5.23.post1", False),
+        ("text-generation-inference", "1.4", True),
+        ("transformers", "4.57.0", True),
+        ("trtllm", "0.21.0", True),
+        ("vllm", None, False),
+        ("external", "1", False),
+        ("llamacpp", "2026.10.11549", False),
+    ],
+)
+def test_a_version_that_its_driver_does_not_start_warns(root, name, version, is_told):
+    engine = {"name": name} | ({"version": version} if version else {})
+    found = validate(root, {"engine": engine})
+    assert ("engine-version-untried" in codes(found, "warn")) is is_told
+    if is_told:
+        told = only(found, "engine-version-untried")
+        assert (told.pointer, told.found) == ("/engine/version", version)
+        assert told.expected in {releases.supported(one) for one in releases.recorded()}
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "words", "pointer", "asked"),
+    [
+        ("vllm", "eagle99", [], "/draft/method", "vllm is not known to draft by eagle99; did you mean eagle?"),
+        ("vllm", None, ["--speculative-config", '{"method": "ngrams"}'], "--speculative-config", None),
+        ("sglang", "eagle99", [], "/draft/method", "sglang is not known to draft by eagle99; did you mean eagle?"),
+        ("sglang", None, ["--speculative-algorithm", "EAGEL3"], "--speculative-algorithm", None),
+        ("sglang", "medusa", [], "/draft/method", None),
+        ("vllm", "eagle3", ["--speculative-config.method=ngram"], None, None),
+        ("sglang", "EAGLE3", ["--speculative-algorithm", "NEXTN"], None, None),
+        ("trtllm", "user_provided", [], None, None),
+        (None, "eagle99", [], None, None),
+    ],
+)
+def test_a_draft_method_that_the_engine_is_not_known_to_have_warns(root, name, told, words, pointer, asked):
+    declared = {"engine": {"arguments": words} | ({"name": name} if name else {})}
+    found = validate(root, declared | ({"draft": {"method": told}} if told else {}))
+    assert ("draft-method-unknown" in codes(found, "warn")) is (pointer is not None)
+    if pointer is not None:
+        one = only(found, "draft-method-unknown")
+        assert one.pointer == pointer
+        assert asked in {None, one.message}
+
+
+def test_every_method_that_sglang_s_driver_starts_is_known(root):
+    for method in _ALGORITHMS:
+        assert "draft-method-unknown" not in codes(
+            validate(root, {"engine": {"name": "sglang"}, "draft": {"method": method}})
+        )

@@ -67,9 +67,13 @@ def hold(folder: Path) -> int | None:
 class Postgres:
     """A server in a temporary folder, listening on a socket only."""
 
-    def __init__(self) -> None:
-        """Start it and migrate the template."""
-        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=memory())
+    def __init__(self, *, is_durable: bool = False) -> None:
+        """Start it and migrate the template.
+
+        `is_durable`: on the disk and with PostgreSQL's own settings, so that a commit costs what it costs where it has
+        to survive a power cut.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=None if is_durable else memory())
         self._held = hold(Path(self._folder.name))
         # The package warns about a runtime folder that others may enter, and keeps its lock there.
         runtime = Path(self._folder.name) / "runtime"
@@ -79,14 +83,18 @@ class Postgres:
 
         self._server: Any = get_server(Path(self._folder.name) / "data")
         self._admin = psycopg.connect(self._server.get_uri(), autocommit=True)
+        if not is_durable:
+            self._be_quick()
+        self._admin.execute(f"CREATE DATABASE {TEMPLATE}")
+        upgrade(self.url(TEMPLATE))
+
+    def _be_quick(self) -> None:
         # Nothing here has to survive a power cut.
         for setting in ("fsync", "synchronous_commit", "full_page_writes"):
             self._admin.execute(f"ALTER SYSTEM SET {setting} = off")
         self._admin.execute("ALTER SYSTEM SET min_wal_size = '32MB'")
         self._admin.execute("ALTER SYSTEM SET max_wal_size = '128MB'")
         self._admin.execute("SELECT pg_reload_conf()")
-        self._admin.execute(f"CREATE DATABASE {TEMPLATE}")
-        upgrade(self.url(TEMPLATE))
 
     def url(self, name: str) -> str:
         """Return the SQLAlchemy URL of a database."""

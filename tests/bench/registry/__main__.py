@@ -53,11 +53,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rate", type=float, default=RATE, help="requests a second where they are planned")
     parser.add_argument("--sweeps", type=int, default=200, help="of each kind, at each size")
     parser.add_argument("--only", default="", help="only operations whose name begins so")
+    parser.add_argument("--in-memory", action="store_true", help="a database that no commit puts on the disk: to try")
     parser.add_argument("--verify", action="store_true", help="verify the whole log at each size, not a sample")
     chosen = parser.parse_args(arguments)
     sizes = [tuple(map(int, size.split(":"))) for size in chosen.sizes.split(",")]
     found: dict[str, list[Measured]] = {}
-    with Stage(entries=max(entries for _, entries in sizes), approvals=chosen.approvals, sweeps=chosen.sweeps) as stage:
+    most = max(entries for _, entries in sizes)
+    with Stage(
+        entries=most, approvals=chosen.approvals, sweeps=chosen.sweeps, is_durable=not chosen.in_memory
+    ) as stage:
         for bundles, entries in sizes:
             stage.fill(bundles, entries)
             stage.check(is_whole=chosen.verify)

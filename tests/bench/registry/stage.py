@@ -52,8 +52,12 @@ SAMPLED = 500
 class Stage:
     """Everything that the bench runs on. `with` starts and ends it."""
 
-    def __init__(self, *, entries: int, approvals: int, sweeps: int) -> None:
-        """Take the largest size in `entries`, and at each size how many releases wait for one and sweeps are timed."""
+    def __init__(self, *, entries: int, approvals: int, sweeps: int, is_durable: bool = True) -> None:
+        """Take the largest size in `entries`, and at each size how many releases wait for one and sweeps are timed.
+
+        `is_durable`: a commit is on the disk before it is answered, as where the product is used.
+        """
+        self._is_durable = is_durable
         self._target_count = max(1, min(TARGETS, entries // 100))
         self._approvals, self._sweeps = approvals, sweeps
         self._ends = contextlib.ExitStack()
@@ -63,7 +67,7 @@ class Stage:
 
     def __enter__(self) -> Self:
         folder = Path(self._ends.enter_context(tempfile.TemporaryDirectory(prefix="sluicegate-bench-")))
-        self._postgres = Postgres()
+        self._postgres = Postgres(is_durable=self._is_durable)
         self._ends.callback(self._postgres.stop)
         self.url = self._postgres.url(self._postgres.create())
         self._settings = {
@@ -145,10 +149,6 @@ class Stage:
         checkpoints.make(self.service, self._place.project, by="bench")
         with self.service.database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text("VACUUM ANALYZE"))
-            # What the fill had no need of, an answer has: from here on a commit is on the disk.
-            for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-                connection.execute(text(f"ALTER SYSTEM SET {setting} = on"))
-            connection.execute(text("SELECT pg_reload_conf()"))
             connection.execute(text("CHECKPOINT"))
         with self.service.database.transaction() as session:
             releases = session.scalar(select(func.count()).select_from(ReleaseRow))

@@ -35,6 +35,7 @@ def test_the_bench_fills_asks_and_reports() -> None:
         "400",
         "--sweeps",
         "2",
+        "--in-memory",
     )
     ran = subprocess.run(
         [sys.executable, "-m", "tests.bench.registry", *chosen], cwd=ROOT, capture_output=True, text=True, check=False

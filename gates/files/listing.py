@@ -16,10 +16,14 @@ MAX_FOLDERS_DEEP = 32
 
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _BLOB_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_READ = r"(?P<base>.+\.(?:safetensors|gguf|json|jinja|model|txt))"
 _PART = re.compile(
-    r"(?P<base>.+\.(?:safetensors|gguf|json|jinja|model|txt))"
-    r"\.(?P<kind>incomplete|part|partial|filepart|aria2|crdownload|download|tmp|gstmp)"
+    rf"{_READ}(?:\.(?P<kind>incomplete|part|partial|filepart|aria2|crdownload|download|tmp|gstmp)"
+    r"|_\.gstmp|\.[0-9a-fA-F]{8})"
 )
+"""What browsers, aria2, gsutil and the command line of S3 call what they are still writing."""
+_HIDDEN_PART = re.compile(rf"(?P<folder>(?:.+/)?)\.{_READ}\.[A-Za-z0-9]{{6}}")
+"""What rsync calls it."""
 _LINK_ADVICE = "replace it by the file; only the Hub cache's own links from a snapshot to its blobs are read"
 
 
@@ -77,22 +81,25 @@ def list_directory(root: Path, *, exclude: Iterable[str] = (), hard_links: bool 
         raise FileRefused(
             "directory-unreadable", f"{error.filename} cannot be read: {error.strerror}", file=""
         ) from None
-    refused = [*walk.refused, *_unfinished({entry.path for entry in entries})]
+    hidden = [one.path for one in walk.left_out if one.code == "hidden"]
+    refused = [*walk.refused, *_unfinished({entry.path for entry in entries}, hidden)]
     return Listing(tuple(entries), tuple(sorted(walk.left_out, key=lambda one: one.path)), tuple(refused))
 
 
-def _unfinished(paths: set[str]) -> Iterator[FileRefused]:
+def _unfinished(paths: set[str], hidden: Iterable[str]) -> Iterator[FileRefused]:
     """Find files that a transfer has not finished, by the name that it gives what it is still writing.
 
     A part that lies beside its whole file is left over from an earlier try; but aria2 writes into a file that has its
     full length from the beginning, and removes its own at the end.
     """
-    for path in sorted(paths):
-        match = _PART.fullmatch(path)
-        if match is not None and (match["base"] not in paths or match["kind"] == "aria2"):
+    parts = [(path, match["base"], match["kind"]) for path in sorted(paths) if (match := _PART.fullmatch(path))]
+    rsync = [(path, match) for path in hidden if (match := _HIDDEN_PART.fullmatch(path))]
+    parts += [(path, match["folder"] + match["base"], None) for path, match in rsync]
+    for path, base, kind in parts:
+        if base not in paths or kind == "aria2":
             said = f"is not finished: its transfer has left {path}"
             advice = "wait until the transfer has ended, or begin it again"
-            yield FileRefused("source-unstable", said, file=match["base"], found=path, advice=advice)
+            yield FileRefused("source-unstable", said, file=base, found=path, advice=advice)
 
 
 class _Walk:

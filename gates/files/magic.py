@@ -10,7 +10,7 @@ HEAD_BYTES = 1024
 """How much of a file's beginning is looked at."""
 _TAIL_BYTES = 65_557  # a ZIP archive's last record is 22 bytes and a comment of at most 65,535
 
-_LFS = re.compile(rb"\s*version https?://[a-z0-9./_-]+/spec/[a-z0-9.]+\s")
+_LFS = re.compile(rb"(?:\xef\xbb\xbf)?\s*version https?://[a-z0-9./_-]+/spec/[a-z0-9.]+\s")
 _LFS_SIZE = re.compile(rb"^size ([0-9]{1,19})\s*$", re.MULTILINE)
 WEB_PAGE = "web-page"
 _PAGE = "a web page or an XML answer"
@@ -40,6 +40,8 @@ _STARTS = (
 _PATTERNS = (
     (re.compile(rb"MZ[^\0]{0,62}\0"), "program", "a program (PE)"),
     (re.compile(rb"BZh[1-9]1AY&SY"), "archive", "a bzip2 archive"),
+    (re.compile(rb"# xet version [0-9]"), "pointer", "a git-xet pointer in place of the file"),
+    (re.compile(rb"(?:(?:\.\./)*\.git)?/?annex/objects/"), "pointer", "a git-annex pointer in place of the file"),
     (
         re.compile(
             rb"\x80[\x02-\x05]|\(?c(?:os|nt|posix|sys|subprocess|builtins|__builtin__|copy_?reg|torch[a-z._]*)\n"
@@ -89,7 +91,7 @@ def refuse_disguise(head: bytes, size: int, expected: str, *, pages: bool = Fals
     """Refuse a file that is something else by its first bytes; `pages` takes web pages, as a document may be one.
 
     Raises:
-        FileRefused: `lfs-pointer`, `archive`, `program`, `pickle`, `web-page` or `other-format`.
+        FileRefused: `lfs-pointer`, `pointer`, `archive`, `program`, `pickle`, `web-page` or `other-format`.
     """
     other = nature(head)
     if other is None or (pages and other.code == WEB_PAGE):

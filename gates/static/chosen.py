@@ -13,15 +13,23 @@ from schemas.bundle import Role
 
 _FORMATS: Final = (".gguf", ".safetensors")
 _UNREAD: Final = frozenset({"other-format", "other-quantization"})
+_ASIDE: Final = frozenset(
+    {"code", "elsewhere", "media", "of-training", "other-format", "pickled", "unknown", "unread", "unusual-name"}
+)
+"""Why a file is left out whatever it holds. Weights beside those that are taken are not: some engines take them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`folder` has the weights, `unread` are others that a bundle leaves out, `several` are models to choose from."""
+    """`folder` has the weights, `unread` are others that a bundle leaves out, `several` are models to choose from.
+
+    `aside` are all files that the engine is not given, so that nobody needs what they hold.
+    """
 
     folder: str = ""
     unread: frozenset[str] = frozenset()
     several: tuple[str, ...] = ()
+    aside: frozenset[str] = frozenset()
 
 
 def choose(paths: Iterable[str], reader: Reader, *, apart: Collection[str] = ()) -> Chosen:
@@ -43,7 +51,8 @@ def choose(paths: Iterable[str], reader: Reader, *, apart: Collection[str] = ())
     unread = {one.path for one in selection.left_out if one.code in _UNREAD and one.path.endswith(_FORMATS)}
     taken = sorted(path for path, role in selection.kept.items() if role is Role.WEIGHTS)
     if taken:
-        return Chosen(_folder(taken[0]), frozenset(unread))
+        aside = frozenset(one.path for one in selection.left_out if one.code in _ASIDE)
+        return Chosen(_folder(taken[0]), frozenset(unread), aside=aside)
     groups = sorted(selection.several, key=lambda group: (group[0].count("/"), group[0]))
     if not groups:
         return Chosen()

@@ -386,7 +386,7 @@ def of_directory(
     apart = [part.folder for part in (*(part for _, part in adapters), *([draft] if draft is not None else []))]
     reader = Reader(declared.engine or "external", declared.arguments.words, weights, declared.code)
     chosen = choose(listing.entries, reader, apart=[one for one in apart if one])
-    listing = listing.without(chosen.unread)
+    listing = listing.without(chosen.unread, unread=chosen.aside)
     return Composition(listing, declared, Part(chosen.folder, listing.entries), adapters, draft, several=chosen.several)
 
 

@@ -1,6 +1,6 @@
 """Checks of the context: what is asked for is what the model has positions for and what each request gets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gates.static import rotary
@@ -15,6 +15,7 @@ MISTRAL_DEFAULT = 128_000
 """Positions that a params.json without a length means. Source: vllm-project/vllm#17747."""
 _PARAMS_KEYS = ("max_position_embeddings", "max_seq_len", "model_max_length", "max_context_len")
 _ASKED = "--config-format mistral"
+_ORIGINAL = "original_max_position_embeddings"
 _LENGTH = ("--max-model-len", "--context-length", "--max-context-length", "--max-seq-len", "--max-total-tokens")
 
 
@@ -63,6 +64,7 @@ def _length(c: Composition, asked: int | None) -> Iterator[Flaw]:
     if (why := _reads_params(c)) is not None:
         told = c.model.object("params.json")
         said = next((told[key] for key in _PARAMS_KEYS if type(told.get(key)) is int), None)
+        said = _stretched(told, said)
         by_config = derived(c.model.shape)
         usual = MISTRAL_DEFAULT if why == _ASKED else by_config
         longest, source = said or usual or MISTRAL_DEFAULT, "params.json"
@@ -90,6 +92,18 @@ def _length(c: Composition, asked: int | None) -> Iterator[Flaw]:
         )
         return
     yield from _too_long(c, asked, longest, source)
+
+
+def _stretched(told: Mapping[str, Any], said: int | None) -> int | None:
+    """Return the length that a params.json says, or what its YaRN makes of the original one where that is more.
+
+    Source: `_remap_mistral_yarn_args` of vLLM's transformers_utils/configs/mistral.py.
+    """
+    yarn = told.get("yarn")
+    factor, original = (yarn.get("factor"), yarn.get(_ORIGINAL)) if isinstance(yarn, dict) else (None, None)
+    if not isinstance(factor, int | float) or type(original) is not int:
+        return said
+    return max(said or 0, _scaled(original, factor))
 
 
 def _reads_params(c: Composition) -> str | None:

@@ -106,6 +106,7 @@ def _unreachable(part: Part, path: str) -> Iterator[Flaw]:
     heads = set(names.HEADS[:1])
     needed = {one.name for one in part.needed} | (set() if part.shape.is_tied else heads)
     known = part.shape.family.get("tensors") is not None
+    senses = any(f"{one}_config" in part.config for one in ("vision", "audio", "speech", "vit"))
     lost: dict[str, str] = {}
     orphans = [name for name in weights.shards if name not in used and not CONSOLIDATED.fullmatch(name)]
     for shard in weights.shards:
@@ -114,6 +115,7 @@ def _unreachable(part: Part, path: str) -> Iterator[Flaw]:
         for name in weights.held(shard):
             spare = part.shape.is_tied and name in heads
             wanted = shard in used or not known or name in needed or _is_sibling(name, needed)
+            wanted = wanted or (senses and names.is_of_tower(name))
             if name not in mapped and wanted and not spare:
                 lost.setdefault(name, shard)
     if lost:

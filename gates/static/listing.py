@@ -18,7 +18,9 @@ from schemas.common import folded
 from schemas.short import many
 
 _POINTER_BYTES = 1024
-_LFS = re.compile(rb"\s*version https?://[a-z0-9./_-]+/spec/[a-z0-9.]+\s")
+_MOST_POINTER = 1024 * 1024
+"""Bytes of a pointer that somebody padded; a pointer by itself has less than a kilobyte."""
+_LFS = re.compile(rb"(?:\xef\xbb\xbf)?\s*version https?://[a-z0-9./_-]+/spec/[a-z0-9.]+\s")
 _LFS_SIZE = re.compile(rb"^size ([0-9]{1,19})\s*$", re.MULTILINE)
 _LFS_OID = re.compile(rb"^oid (sha256:[0-9a-f]{64})\s*$", re.MULTILINE)
 
@@ -58,10 +60,11 @@ class Listing:
     flaws: tuple[Flaw, ...]
     left_out: tuple[str, ...] = ()
 
-    def without(self, paths: AbstractSet[str]) -> "Listing":
-        """Return the listing with some files left out."""
+    def without(self, paths: AbstractSet[str], *, unread: AbstractSet[str] = frozenset()) -> "Listing":
+        """Return the listing with some files left out; of those in `unread` only what they hold is left out."""
         entries = {path: entry for path, entry in self.entries.items() if path not in paths}
-        flaws = tuple(one for one in self.flaws if one.file not in paths or one.code not in OF_CONTENT)
+        silent = paths | unread
+        flaws = tuple(one for one in self.flaws if one.file not in silent or one.code not in OF_CONTENT)
         return Listing(entries, flaws, tuple(sorted({*self.left_out, *paths})))
 
 
@@ -126,7 +129,7 @@ def changed(listing: Listing) -> Iterator[Flaw]:
 
 
 def _entry(path: str, place: Path, state: os.stat_result) -> Entry:
-    pointer = _pointer(place) if 0 < state.st_size <= _POINTER_BYTES else None
+    pointer = _pointer(place) if 0 < state.st_size <= _MOST_POINTER else None
     return Entry(path, place, state.st_size, state.st_mtime_ns, state.st_ino, pointer)
 
 
@@ -196,6 +199,19 @@ def _collisions(entries: Mapping[str, Entry]) -> Iterator[Flaw]:
                 expected=usual,
                 advice=f"Rename {name} to {usual}.",
             )
+        elif usual.endswith(_WEIGHTS) and not name.endswith(_WEIGHTS):
+            ending = usual.rpartition(".")[2]
+            yield flaw(
+                "case-collision",
+                f"Engines read names that end in .{ending}, and this file is called {name}.",
+                file=path,
+                found=[name],
+                expected=f"{name[: -len(ending)]}{ending}",
+                advice=f"Write .{ending} in small letters.",
+            )
+
+
+_WEIGHTS = (".gguf", ".safetensors")
 
 
 _WELL_KNOWN = re.compile(

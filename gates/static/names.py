@@ -35,6 +35,13 @@ _NUMBERED = re.compile(r"\.[0-9]+\.")
 _OTHER_TOWER = re.compile(
     r"(^|[._])(vis(ion|ual)?|image|audio|speech|encoder|vit|siglip|mtp|mm|talker|code2wav|vpm|resampler)"
 )
+_TOWER = re.compile(r"(^|[._])(vis(ion|ual)|image|audio|speech|vit|siglip|mm|multi_modal|vpm|resampler|mlp1)")
+"""Of what a model sees or hears with; layers that predict further tokens are none of it."""
+
+
+def is_of_tower(name: str) -> bool:
+    """Say whether a tensor is one that pictures or sounds go through before the language model."""
+    return _TOWER.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,10 @@ from gates.files.templates import Case, Rendering, render_all
 QUESTION: Final = "ping"
 ANSWER: Final = "Sluicegate answers"
 SYSTEM: Final = "Sluicegate instructs"
-MARKER: Final = re.compile(r"<\|[^|<>\n]{1,40}\|>|<[｜][^<>\n]{1,40}[｜]>|</?(?:start|end)_of_turn>|\[/?INST\]")
+MARKER: Final = re.compile(
+    r"<\|[^|<>\n]{1,40}\|>|<[｜][^<>\n]{1,40}[｜]>|</?(?:start|end)_of_turn>|\[/?INST\]"
+    r"|\[\|[a-z]{1,20}\|\]|\]~!?b[\]\[]|\[e~\["
+)
 """How families write where a turn begins and ends."""
 _LATER: Final = datetime(2031, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a template prints a clock on the wall
 _USER: Final = {"role": "user", "content": QUESTION}
@@ -63,6 +66,9 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "tool": {"messages": [_USER], "tools": [_FLAT]},
     "dressed": {"messages": [{"role": "system", "content": SYSTEM}, _USER], "tools": [_FLAT]},
     "dressed-later": {"messages": [{"role": "system", "content": SYSTEM}, _USER], "tools": [_FLAT], "now": _LATER},
+    "system-later": {"messages": [{"role": "system", "content": SYSTEM}, _USER], "now": _LATER},
+    "tool-later": {"messages": [_USER], "tools": [_FLAT], "now": _LATER},
+    "history-later": {"messages": [_USER, _ASSISTANT, {"role": "user", "content": "pong"}], "now": _LATER},
     **{name: {"messages": [_USER], "tools": [tool]} for name, (_, tool) in FURTHER.items()},
     "called": {
         "messages": [

@@ -53,6 +53,7 @@ _READ_BY = {
     **dict.fromkeys(("w8a8_fp8", "w8a8_int8"), ("compressed-tensors",)),
 }
 _G_IDX_BYTES = 16 * 1024 * 1024
+_WHOLE_NUMBERS = {"I32": "<i4", "I64": "<i8"}
 
 
 _STORED = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin", "marlin", "compressed-tensors"})
@@ -71,6 +72,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     if tensors:
         yield from _carried(c, told, tensors)
         yield from _scales(c, told, tensors)
+        yield from _other_form(c, told, tensors)
         if told.method in {"gptq", "awq"}:
             yield from _packing(c, told, tensors)
         if told.method in {"gptq", "auto-round", "compressed-tensors"}:
@@ -178,6 +180,63 @@ def _scales(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) -
             f"{len(bare)} modules hold packed weights without their scales: {listed(bare)}.",
             **_where(c, told),
             found={"unscaled": len(bare), "modules": bare[:MAX_ITEMS], "method": told.method},
+        )
+
+
+_FORMATS = {"pack-quantized": "packed", "float-quantized": "F8", "int-quantized": "I8"}
+_FORMATS |= dict.fromkeys(("nvfp4-pack-quantized", "mxfp4-pack-quantized"), "FP4")
+"""Format of compressed-tensors → how its modules are stored."""
+
+
+def _wanted(told: Quantization) -> set[str] | None:
+    """Return how quantized modules are stored by what is declared; None where that is not known."""
+    if told.method in _EIGHT:
+        return {"F8"}
+    if told.method == "modelopt":
+        kind = str(told.told.get("quant_algo", "")).upper()
+        return (
+            {"F8"}
+            if kind in {"FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN"}
+            else {"FP4"}
+            if kind == "NVFP4"
+            else None
+        )
+    if told.method != "compressed-tensors":
+        return None
+    groups = told.told.get("config_groups")
+    named = [one.get("format") for one in groups.values() if isinstance(one, dict)] if isinstance(groups, dict) else []
+    formats = {str(one or told.told.get("format")) for one in named or [None]}
+    return {_FORMATS[one] for one in formats} if formats <= set(_FORMATS) else None
+
+
+def _stored(parts: Mapping[str, Placed]) -> str | None:
+    """Return how a quantized module is stored; None for one that is not, or in a way of its own."""
+    packed = parts.get("weight_packed")
+    if packed is not None:
+        return "FP4" if packed.tensor.dtype == "U8" else "packed"
+    if "qweight" in parts:
+        return "qweight"
+    kind = _kind(parts)
+    return "F8" if kind.startswith("F8") else {"U8": "FP4", "I8": "I8"}.get(kind)
+
+
+def _other_form(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) -> Iterator[Flaw]:
+    """Find modules that are quantized in another way than the configuration says."""
+    wanted = _wanted(told)
+    if wanted is None:
+        return
+    modules = names.linears(c.model.layered, tensors, c.model.shape.layers)
+    stored = {module: _stored(parts) for module, parts in modules.items() if told.quantizes(module)}
+    odd = sorted(module for module, form in stored.items() if form is not None and form not in wanted)
+    if odd:
+        form = stored[odd[0]]
+        yield flaw(
+            "quant-config-mismatch",
+            f"{told.file} declares {told.method} with weights stored as {' or '.join(sorted(wanted))}, and {len(odd)} "
+            f"of {len(stored)} linear layers store them as {form}: {listed(odd)}.",
+            **_where(c, told),
+            found={"stored": form, "count": len(odd), "of": len(stored), "method": told.method},
+            expected={"stored": sorted(wanted)},
         )
 
 
@@ -292,6 +351,16 @@ def _order(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) ->
                 missing.append(module)
             continue
         said = _groups(placed, told, _count_of(tensors.get(f"{module}.{scales}"), scales))
+        columns = _columns(told, tensors[name])
+        if said is None and columns is not None and placed.tensor.shape != (columns,):
+            yield flaw(
+                "g-idx-invalid",
+                f"{module}.{order} has the shape {list(placed.tensor.shape)}, and {name} has {columns} columns.",
+                file=placed.entry.path,
+                pointer=f"{module}.{order}",
+                found={"columns": list(placed.tensor.shape), "desc_act": told.desc_act},
+                expected={"columns": columns},
+            )
         if said is not None and told_of < MAX_ITEMS:
             told_of += 1
             used, wanted = said
@@ -313,6 +382,14 @@ def _order(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) ->
         )
 
 
+def _columns(told: Quantization, packed: Placed) -> int | None:
+    """Return how many columns a packed module of GPTQ has; None where that is not known."""
+    shape, mixed = packed.tensor.shape, told.told.get("dynamic") or told.told.get("extra_config")
+    if told.method != "gptq" or mixed or not told.bits or 32 % told.bits or len(shape) != 2:
+        return None
+    return shape[0] * (32 // told.bits)
+
+
 def _count_of(scales: Placed | None, name: str) -> int | None:
     """Return for how many groups there are scales: the rows of GPTQ's, the columns of compressed-tensors'."""
     if scales is None or not scales.tensor.shape:
@@ -322,9 +399,10 @@ def _count_of(scales: Placed | None, name: str) -> int | None:
 
 def _groups(placed: Placed, told: Quantization, count: int | None) -> tuple[list[int], list[int]] | None:
     """Return the groups used and those there are, when a column has a group that its scales were not made for."""
-    if placed.tensor.dtype != "I32" or placed.size > _G_IDX_BYTES:
+    kind = _WHOLE_NUMBERS.get(placed.tensor.dtype)
+    if kind is None or placed.size > _G_IDX_BYTES:
         return None
-    order = np.frombuffer(read_bytes(placed, _G_IDX_BYTES), dtype="<i4")
+    order = np.frombuffer(read_bytes(placed, _G_IDX_BYTES), dtype=kind).astype(np.int64)
     columns = len(order)
     # The scales tell a module's own group, which may be another than that of most.
     group = -(-columns // count) if count else told.group or columns
@@ -346,7 +424,7 @@ def _short(groups: list[int]) -> str:
 
 
 def _bits(c: Composition, told: Quantization) -> Iterator[Flaw]:
-    rule = {"gptq": "gptq_bits", "awq": "awq_bits"}.get(told.method)
+    rule = {"gptq": "gptq_bits", "awq": "awq_bits", "auto-round": "auto_round_bits"}.get(told.method)
     if rule is None and told.method == "compressed-tensors" and told.packed:
         rule = "gptq_bits"
     supported = c.rules.get(rule) if rule else None

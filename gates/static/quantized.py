@@ -65,6 +65,16 @@ class Quantization:
             one.get("type") == "float" and one.get("num_bits") == 8 for one in some
         )
 
+    @property
+    def is_nvfp4(self) -> bool:
+        """Whether weights, or some of them, are 4-bit floating point numbers with an 8-bit scale for each 16."""
+        if self.method == "modelopt":
+            return "NVFP4" in str(self.told.get("quant_algo", self.told.get("quant_method", ""))).upper()
+        some = weight_schemes(self.told) if self.method == "compressed-tensors" else []
+        return any(
+            one.get("type") == "float" and one.get("num_bits") == 4 and one.get("group_size") == 16 for one in some
+        )
+
     def all_bits(self) -> Iterator[tuple[str, int]]:
         """Yield every number of bits that some modules have, with its place in the declaration."""
         if self.bits is not None:

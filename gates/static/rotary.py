@@ -182,6 +182,15 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
+def _part_not_read(shape: Shape) -> float | None:
+    """Return the share of a head that is turned, where only the new place says it and it is not the family's own."""
+    parameters, usual = shape.text.get("rope_parameters"), table("rotary")["partial"].get(shape.model_type)
+    part = parameters.get("partial_rotary_factor") if isinstance(parameters, dict) else None
+    told = any(shape.text.get(key) is not None for key in ("partial_rotary_factor", "rotary_pct"))
+    is_lost = not told and usual is not None and _is_number(part) and part != usual
+    return float(part) if is_lost and part is not None else None
+
+
 def _place(c: Composition, shape: Shape, file: str) -> Iterator[Flaw]:
     """Find settings that stand where the image's library does not look."""
     rope, version = rope_of(shape), c.rules.library("transformers")
@@ -202,6 +211,17 @@ def _place(c: Composition, shape: Shape, file: str) -> Iterator[Flaw]:
             pointer=shape.at(where),
             found={"theta": usual, "transformers": version},
             expected={"theta": new},
+        )
+    elif (part := _part_not_read(shape)) is not None:
+        turned = table("rotary")["partial"][shape.model_type]
+        yield flaw(
+            "rope-format",
+            f"{said} partial_rotary_factor at the top level only, and would turn {turned:g} of each head in place of "
+            f"{part:g}.",
+            file=file,
+            pointer=shape.at("rope_parameters/partial_rotary_factor"),
+            found={"partial_rotary_factor": turned, "transformers": version},
+            expected={"partial_rotary_factor": part},
         )
     elif rope["in_parameters"] and rope["type"] != "default" and not scaling:
         yield flaw(

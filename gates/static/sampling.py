@@ -38,7 +38,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "frequency_penalty": (-2, 2),
 }
 _WHOLE = frozenset({"top_k", "max_new_tokens"})
-_OVERRIDE = "--override-generation-config"
+_FILE, _OVERRIDE = "generation_config.json", "--override-generation-config"
 
 
 def check(c: Composition) -> Iterator[Flaw]:
@@ -47,7 +47,9 @@ def check(c: Composition) -> Iterator[Flaw]:
     asked = model_defaults(told)
     yield from _range(c, told, file)
     yield from _range(c, c.declared.arguments.json(_OVERRIDE) or {}, None)
-    if asked and c.model.gguf is None:
+    if c.model.gguf is not None:  # what the header asks for is done; what lies beside it is not read
+        asked, file = model_defaults(c.model.object(_FILE)), c.model.path(_FILE)
+    if asked:
         yield from _ignored(c, asked, file)
 
 

@@ -12,8 +12,17 @@ from importlib import resources
 from typing import Any
 
 _HEADS = re.compile(r"(?i)eagle|medusa|hydra|speculator|nextn|mtp|dflash")
+_HEADLESS = re.compile(
+    r".*(Model|ModelWithProjection|Embedding|For(Sequence|Token|Image|Audio)Classification"
+    r"|For(QuestionAnswering|MaskedLM|TextEncoding|Embedding|Retrieval|Ranking))"
+)
+_CALLED_MODEL = re.compile(r"(.*Chat|.*LMHead|.*Omni|ChatGLM|Ultravox|NVLM_D_|MiDashengLM)Model")
+"""How classes are called that generate, although they are called models. Source: vLLM's models/registry.py."""
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 MOST = {"layers": 4096, "heads": 65_536, "kv_heads": 65_536, "experts": 65_536}
+_FOUR_TIMES = frozenset({"gpt2", "gpt_bigcode", "gptj", "codegen", "falcon", "bloom", "mpt"})
+"""Families whose inner size is four times the hidden one unless something says otherwise."""
+_FOUR_TIMES_MOST = 64
 _NEVER_NONE = frozenset({"hidden", "layers", "heads", "vocabulary", "context"})
 MOST_EXPERTS = 100_000
 """Experts of all layers together; the largest published models have a quarter of that."""
@@ -88,9 +97,7 @@ class Shape:
     @property
     def is_generator(self) -> bool:
         """Whether the class that the configuration names has a language-model head."""
-        return not self.architecture or self.architecture.endswith(
-            ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-        )
+        return _CALLED_MODEL.fullmatch(self.architecture) is not None or not _HEADLESS.fullmatch(self.architecture)
 
     @property
     def is_head(self) -> bool:
@@ -183,8 +190,9 @@ def _derive(values: dict[str, int | None], text: Mapping[str, Any], model_type: 
         values["head_dim"] = hidden // heads
     if values["experts"] and values["moe_intermediate"] is None:
         values["moe_intermediate"] = values["intermediate"]
-    if model_type == "gpt2" and values["intermediate"] is None and hidden:
-        values["intermediate"] = 4 * hidden
+    if values["intermediate"] is None and hidden and model_type in _FOUR_TIMES:
+        ratio = text.get("expansion_ratio")
+        values["intermediate"] = (ratio if type(ratio) is int and 0 < ratio <= _FOUR_TIMES_MOST else 4) * hidden
 
 
 def _tied(text: Mapping[str, Any], config: Mapping[str, Any], family: Mapping[str, Any]) -> bool | None:

@@ -31,7 +31,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     if not any(sources[name] for name in ("config", "generation", "tokenizer")):
         return
     effective = effective_stops(c, sources)
-    overridden = _override(c, sources)
+    overridden = _override(c, sources) or _replaced(c, sources)
     if overridden is not None:
         yield overridden
     else:
@@ -176,6 +176,30 @@ def _override(c: Composition, sources: dict[str, list[int]]) -> Flaw | None:
     return flaw(
         "stop-set-overridden",
         f"{name} takes the place of the whole generation config and {said}: the stop ids {_braced(lost)} are lost.",
+        pointer=name,
+        found={"override": override, "effective": sorted(kept)},
+        expected={"stops": sorted(kept | set(lost))},
+        advice=f"Say eos_token_id {sorted(kept | set(lost))} in the override too.",
+    )
+
+
+def _replaced(c: Composition, sources: dict[str, list[int]]) -> Flaw | None:
+    """Find a launch argument that replaces the stop ids of config.json by fewer, where the engine reads them there.
+
+    Source: sglang/srt/configs/model_config.py, which takes them from the configuration that the argument has changed.
+    """
+    name = "--json-model-override-args"
+    override = c.declared.arguments.json(name) or {}
+    if c.engine != "sglang" or "eos_token_id" not in override:
+        return None
+    kept = {*sources["tokenizer"], *sources["generation"], *_ids(override["eos_token_id"])}
+    lost = sorted(set(sources["config"]) - kept)
+    if not lost:
+        return None
+    return flaw(
+        "stop-set-overridden",
+        f"{name} takes the place of config.json's stop ids and names {_braced(_ids(override['eos_token_id']))}: the "
+        f"stop ids {_braced(lost)} are lost.",
         pointer=name,
         found={"override": override, "effective": sorted(kept)},
         expected={"stops": sorted(kept | set(lost))},

@@ -12,13 +12,15 @@ from gates.static.probes import ANSWER, FURTHER, MARKER, QUESTION, SYSTEM, Rende
 from schemas.bundle import Feature
 from schemas.result import Severity
 
-_TAGS = "think|thinking|thought|thoughts|reasoning|reason|scratchpad|[a-z]+[:_]think"
+_TAGS = "think|thinking|thought|thoughts|reasoning|reason|scratchpad|reflection|analysis|[a-z]+[:_]think"
 _OPENING = re.compile(
-    rf"(?i:<({_TAGS})>)|\[THINK\]|◁think▷|<\|(begin_of_thought|START_THINKING|think|thinking)\|>"
+    rf"(?i:<({_TAGS})>)|\[THINK\]|◁think▷"
+    r"|<[|｜](begin_of_thought|START_THINKING|think|thinking|thought|reasoning|inner_prefix)[|｜]>"
     r"|<\|channel\|?>(analysis|thought)|<unused94>thought"
 )
 _CLOSING = re.compile(
-    rf"(?i:</({_TAGS})>)|\[/THINK\]|◁/think▷|<\|(end_of_thought|END_THINKING|/think|/thinking)\|>|<channel\|>|<unused95>"
+    rf"(?i:</({_TAGS})>)|\[/THINK\]|◁/think▷|<channel\|>|<unused95>"
+    r"|<[|｜](end_of_thought|END_THINKING|/think|/thinking|/thought|/reasoning|inner_suffix)[|｜]>"
 )
 """How families open their reasoning, and how they close it.
 
@@ -29,6 +31,16 @@ Gemma 4, LongCat, MedGemma and gpt-oss.
 
 _BROKEN = frozenset({"template-syntax", "template-time", "template-memory", "template-too-large", "template-crashed"})
 """What is wrong with a template whatever it is given."""
+
+
+_DAYS = (
+    ("plain", "later", "question"),
+    ("dressed", "dressed-later", "question with tools"),
+    ("system", "system-later", "question with a system's message"),
+    ("tool", "tool-later", "question with tools and no system's message"),
+    ("history", "history-later", "question after an answer"),
+)
+"""Conversations that are rendered on two days, and what each is called."""
 
 
 def check(c: Composition) -> Iterator[Flaw]:
@@ -144,7 +156,7 @@ def _sources(c: Composition) -> Iterator[Flaw]:
 
 
 def _clock(seen: Renderings) -> Iterator[Flaw]:
-    for today, after, what in (("plain", "later", "question"), ("dressed", "dressed-later", "question with tools")):
+    for today, after, what in _DAYS:
         now, later = seen.text(today), seen.text(after)
         if now is None or later is None or now == later:
             continue

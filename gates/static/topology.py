@@ -373,19 +373,20 @@ def _cut_block(
 
 
 def _arch(c: Composition, told: Quantization | None) -> Iterator[Flaw]:
-    """Find accelerators without 8-bit floats, for weights that have them or are to be given them at the start."""
+    """Find accelerators without 8-bit or 4-bit floats, for weights that have them or are given them at the start."""
     asked = c.declared.arguments.get(*_METHOD)
-    if not (told.is_fp8 if told is not None else asked == "fp8"):
+    kind, bits = ("nvfp4", 4) if told is not None and told.is_nvfp4 else ("fp8", 8)
+    if kind == "fp8" and not (told.is_fp8 if told is not None else asked == "fp8"):
         return
-    found, rule = capability(c.declared.accelerator), c.rules.get("fp8")
-    has_none = lacks(c.declared.accelerator, "fp8")
+    found, rule = capability(c.declared.accelerator), c.rules.get(kind)
+    has_none = lacks(c.declared.accelerator, kind)
     if not has_none and (found is None or not isinstance(rule, dict) or found >= rule["native"]):
         return
     native, fallback = (rule.get("native"), rule.get("fallback")) if isinstance(rule, dict) else (None, None)
     can = found is not None and fallback is not None and found >= fallback
     name = c.declared.accelerator if found is None else f"sm_{found}"
     method = f"the weights are {told.method}" if told is not None else f"{_METHOD[0]} {asked} is asked for"
-    message = f"{name} has no 8-bit floating point arithmetic, and {method}"
+    message = f"{name} has no {bits}-bit floating point arithmetic, and {method}"
     yield flaw(
         "arch-unsupported",
         f"{message}; {c.engine} serves them weight-only there." if can else f"{message}; {c.engine} cannot serve them.",

@@ -5,7 +5,7 @@ a tensor or a long stretch of it is found, a single number may not be, and the f
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,8 @@ _PATTERNS: dict[str, tuple[int, int]] = {
     "F8_E8M0": (0xFF, 0xFF),
 }
 READABLE = frozenset(_FLOATS) | frozenset(_PATTERNS)
+_POWERS = "F8_E8M0"
+"""Powers of two in a byte each, as which microscaling formats keep their scales."""
 
 
 @dataclass(slots=True)
@@ -68,7 +70,8 @@ def check(c: Composition) -> Iterator[Flaw]:
 
 
 def _scan_part(part: Part) -> Iterator[Flaw]:
-    tensors = {name: placed for name, placed in part.weights.effective.items() if placed.tensor.dtype in READABLE}
+    kinds = {name: kind_of(name, part.weights.effective) for name in part.weights.effective}
+    tensors = {name: placed for name, placed in part.weights.effective.items() if kinds[name] in READABLE}
     total = sum(placed.size for placed in tensors.values())
     allowed = None if total <= BUDGET_BYTES else max(LEAST_SLICE, BUDGET_BYTES // max(1, len(tensors)))
     by_file: dict[Path, list[Placed]] = {}
@@ -78,7 +81,8 @@ def _scan_part(part: Part) -> Iterator[Flaw]:
     for place, held in by_file.items():
         with place.open("rb", buffering=0) as file:
             for placed in held:
-                scans[placed.tensor.name] = scan(file.fileno(), placed, allowed)
+                name = placed.tensor.name
+                scans[name] = scan(file.fileno(), placed, allowed, kinds[name])
     told = 0
     for name in sorted(scans):
         seen = scans[name]
@@ -90,20 +94,33 @@ def _scan_part(part: Part) -> Iterator[Flaw]:
     yield from _constant(part, scans, tensors)
 
 
-def scan(descriptor: int, placed: Placed, allowed: int | None) -> Scan:
+def kind_of(name: str, tensors: Mapping[str, Placed]) -> str:
+    """Return the kind of a tensor's numbers; scales of microscaling formats are stored as plain bytes.
+
+    Source: the files of gpt-oss (`_blocks`, `_scales`), and those of compressed-tensors and ModelOpt (`weight_scale`).
+    """
+    kind = tensors[name].tensor.dtype
+    is_scale = name.endswith((".weight_scale", ".weight_scale_inv")) or (
+        name.endswith("_scales") and f"{name.removesuffix('scales')}blocks" in tensors
+    )
+    return _POWERS if kind == "U8" and is_scale else kind
+
+
+def scan(descriptor: int, placed: Placed, allowed: int | None, kind: str) -> Scan:
     """Look at a tensor's values.
 
     Args:
         descriptor: of its file, opened.
-        placed: of a type in READABLE.
+        placed: the tensor.
         allowed: bytes to look at, in slices; None for all of them.
+        kind: of its numbers, in READABLE.
     """
     seen = Scan()
-    code = _FLOATS[placed.tensor.dtype][0] if placed.tensor.dtype in _FLOATS else "u1"
+    code = _FLOATS[kind][0] if kind in _FLOATS else "u1"
     width = np.dtype(code).itemsize
     for start, length in _slices(placed.size, allowed, width):
         raw = os.pread(descriptor, length, placed.offset + start)
-        _look(seen, np.frombuffer(raw, dtype=code), start // width, placed.tensor.dtype)
+        _look(seen, np.frombuffer(raw, dtype=code), start // width, kind)
     return seen
 
 

@@ -14,9 +14,11 @@ from schemas.bundle import Feature
 from schemas.result import Severity
 
 _MEDIA = re.compile(r"(?i)image|audio|video|vision|speech|media")
-_MARK = re.compile(r"[<\[].{1,80}[>\]]", re.DOTALL)
-_TURN = re.compile(r"<[|｜].+[|｜]>|</?(start|end)_of_[a-z]+>|[<\[]/?[A-Z0-9_]+[>\]]", re.DOTALL)
-"""Markers that are written for models alone."""
+_MARK = re.compile(r"[<\[].{1,80}[>\]]|\]~.{1,20}[\]\[]|\[e~\[", re.DOTALL)
+_TURN = re.compile(
+    r"<[|｜].+[|｜]>|</?(start|end)_of_[a-z]+>|[<\[]/?[A-Z0-9_]+[>\]]|\[\|.+\|\]|\]~.+[\]\[]|\[e~\[", re.DOTALL
+)
+"""Markers that are written for models alone; the last ones are those of EXAONE and MiniMax."""
 _ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 

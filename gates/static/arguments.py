@@ -11,6 +11,7 @@ from gates.static import flexible
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
 from gates.static.rules import table
+from gates.static.spellings import elsewhere
 from schemas.faults import near
 from schemas.result import Severity
 
@@ -83,6 +84,9 @@ def _unknown(engine: str, known: Mapping[str, Any], name: str, where: str) -> Fl
     elif whole in known["other_options"]:
         message = f"The driver of {engine} does not take {_short(name)}, which the engine has."
         advice = "Leave it out."
+    elif same := elsewhere(engine, whole)[1]:
+        message = f"{engine} has no argument {_short(name)}, which is {elsewhere(engine, whole)[0]}'s; write {same}."
+        severity = Severity.BLOCK
     elif meant := near(plain, list(known["arguments"])):
         message, severity = f"{engine} has no argument {_short(name)}; {meant}", Severity.BLOCK
     else:
@@ -107,6 +111,8 @@ def _meant(known: Mapping[str, Any], whole: str, plain: str) -> str | None:
         return str(known["shorter"][whole])
     if whole in known["managed"] or whole in known["other_options"]:
         return None
+    if same := elsewhere("llamacpp", whole)[1]:
+        return same
     return near(plain, list(known["arguments"])).removeprefix("did you mean ").removesuffix("?") or None
 
 

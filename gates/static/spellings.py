@@ -70,7 +70,7 @@ class Spellings:
             return Unknown(f"{short(word)} begins several arguments of {self.engine}: {', '.join(meant[:5])}.")
         if (shorter := "-" + word.lstrip("-")) in self.names:
             return Unknown(f"{self.engine} has no argument {short(word)}; did you mean {shorter}?", shorter)
-        other, same = _elsewhere(self.engine, word)
+        other, same = elsewhere(self.engine, word)
         if same in self.names:
             return Unknown(f"{self.engine} has no argument {short(word)}, which is {other}'s; write {same}.", same)
         long = [one for one in self.names if one.startswith("--")]
@@ -142,8 +142,8 @@ def _all_of(engine: str) -> Mapping[str, str]:
     return {_folded(spelling): name for spelling, name in pairs}
 
 
-def _elsewhere(engine: str, word: str) -> tuple[str | None, str | None]:
-    """Return another engine that has an argument, and what this one calls the same; None for what cannot be told."""
+def elsewhere(engine: str, word: str) -> tuple[str | None, str | None]:
+    """Return another engine that has an argument, and what `engine` calls the same; None for what cannot be told."""
     others = [one for one in _OTHERS if one != engine and _folded(word) in _all_of(one)]
     for other in others:
         name = _all_of(other)[_folded(word)]

@@ -114,13 +114,13 @@ def test_the_last_of_two_values_counts_and_that_there_are_two_warns(words, place
     assert (one.code, one.severity, one.pointer) == ("argument-value", Severity.WARN, f"/engine/arguments/{place}")
 
 
-def test_other_versions_warn_where_they_are_near_and_are_left_to_themselves_elsewhere(tmp_path):
+def test_later_versions_and_none_warn_and_earlier_ones_are_left_to_themselves(tmp_path):
     root = micro(tmp_path / "m")
-    for version, severities in (("0.32.1", {"block"}), ("0.33.0", {"warn"}), ("0.34.0", set()), ("0.11.0", set())):
+    for version, severities in (("0.32.1", {"block"}), ("0.33.0", {"warn"}), ("0.40.0", {"warn"}), ("0.11.0", set())):
         told = validate(
             root, {"engine": {"name": "vllm", "version": version, "arguments": ["--max-modl-len", "9", "-tp", "x"]}}
         )
         flaws = [one for one in told.flaws if one.code in {"argument-unknown", "argument-value"}]
         assert {one.severity for one in flaws} == severities
         assert [one.found for one in flaws] == (["--max-modl-len", "x"] if severities else [])
-    assert found("--max-modl-len", "9", version=None) == []
+    assert [one.severity for one in check_words("vllm", ["--max-modl-len", "9"], None)] == [Severity.WARN]

@@ -79,7 +79,8 @@ def test_options_say_what_engine_it_is_and_add_to_its_arguments(capsys, sound, t
     options = ("--engine", "vllm", "--arg", "--max-model-len", "--arg", 512, "--json")
     status, said = run(capsys, sound, "-f", tmp_path / "bundle.yaml", *options)
     told = json.loads(said.out)
-    assert (status, [one["code"] for one in told["findings"]]) == (1, ["context-too-long"])
+    assert (status, [one["code"] for one in told["findings"]]) == (1, ["context-too-long", "argument-unknown"])
+    assert told["findings"][1]["expected"] == "--max-model-len"
     assert told["inferred"]["engine"] == {"name": "vllm", "version": None}
     status, said = run(capsys, sound, "-f", tmp_path / "bundle.yaml", "--engine-version", "0.5.5", "--json")
     assert (status, json.loads(said.out)["inferred"]["engine"]) == (0, {"name": "sglang", "version": "0.5.5"})

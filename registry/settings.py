@@ -39,12 +39,16 @@ _PODS = re.compile(
 )
 
 
+ANYBODY = "anybody"
+"""In the place of callers: whatever can reach the cluster's pods."""
+
+
 def _callers(told: str) -> str:
-    for one in told.split(","):
+    for one in () if told == ANYBODY else told.split(","):
         if "=" not in one:
             ip_network(one)
         elif not _PODS.fullmatch(one):
-            raise ValueError(f"{one} is neither NAMESPACE/LABEL=VALUE nor a network, as 10.0.0.0/24")
+            raise ValueError(f"{one} is neither NAMESPACE/LABEL=VALUE nor a network, as 10.0.0.0/24, nor {ANYBODY}")
     return told
 
 
@@ -221,8 +225,9 @@ class RunnerSettings(BaseSettings):
     )
     kubernetes_callers: Annotated[str, AfterValidator(_callers)] | None = Field(
         None,
-        description="Who may reach the engines of pods, with commas between: NAMESPACE/LABEL=VALUE of pods, such as "
-        "runner and gateway, or a network, as 10.0.0.0/24; none for anybody in reach of the cluster.",
+        description="Who may reach the engines of closed pods, with commas between: NAMESPACE/LABEL=VALUE of pods, "
+        "such as runner and gateway, or a network, as 10.0.0.0/24; anybody for whoever can reach the cluster's pods. "
+        "Nothing is started before it says so.",
     )
     kubernetes_resolvers: Annotated[str, AfterValidator(_addresses)] = Field(
         "169.254.20.10",

@@ -27,7 +27,7 @@ from workers.engines import external
 from workers.engines.external import EXTERNAL, Admission
 from workers.engines.table import DRIVERS
 from workers.launchers import earlier
-from workers.launchers.base import Launcher, NotTold
+from workers.launchers.base import Launcher, LaunchFailed, NotTold
 from workers.launchers.choice import launcher_of
 from workers.launchers.proc import boot_id
 from workers.lease import Ending, JobEnded, Lease, log
@@ -121,6 +121,9 @@ class Agent:
                 self._live()
             except earlier.Unreachable as error:
                 log.error("left_under_another_launcher", detail=str(error))
+                self._stopping.wait(FAILED_SECONDS)
+            except LaunchFailed as error:
+                log.error("launcher_cannot_be_used", detail=str(error))
                 self._stopping.wait(FAILED_SECONDS)
             except Exception:  # edge: a runner that gave up would look alive to whoever watches its process
                 log.exception("agent_failed")

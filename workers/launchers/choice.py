@@ -1,29 +1,34 @@
 """Which launcher a runner uses, as its settings say, with what each of them takes."""
 
 import os
+from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from registry.settings import RunnerSettings
+from registry.settings import ANYBODY, RunnerSettings
 from workers import fingerprint
 from workers.launchers import proc
 from workers.launchers.base import Launcher, LaunchFailed, Limits
 from workers.launchers.container import ContainerLauncher
 from workers.launchers.container_command import Containers
 from workers.launchers.kube_client import Cluster, KubeClient
+from workers.launchers.kube_network import admits
 from workers.launchers.kube_objects import Pods
-from workers.launchers.kubernetes import KubernetesLauncher, owner_of
+from workers.launchers.kubernetes import KubernetesLauncher, own_pod, owner_of
 from workers.launchers.process import ProcessLauncher
 
 NOBODY = 65534
+_CALLERS = "SLUICEGATE_RUNNER__KUBERNETES_CALLERS"
 
 
 def launcher_of(settings: RunnerSettings) -> Launcher:
     """Return the launcher that a runner's settings name.
 
     Raises:
-        LaunchFailed: the settings lack what it needs, or the cluster does not know the runner's own pod.
+        LaunchFailed: the settings lack what it needs, shut the runner itself out, or the cluster does not know the
+            runner's own pod.
         OSError: the cluster's certificate cannot be read.
     """
     limits = Limits(
@@ -67,21 +72,45 @@ def _kubernetes(settings: RunnerSettings, limits: Limits) -> KubernetesLauncher:
         ca_file=_there(settings.kubernetes_secrets / "ca.crt"),
     )
     client = KubeClient(cluster)
-    owner = None if settings.kubernetes_pod is None else owner_of(client, settings.kubernetes_pod)
+    pod = None if settings.kubernetes_pod is None else own_pod(client, settings.kubernetes_pod)
+    is_closed = settings.kubernetes_network == "closed"
+    callers = _callers(settings, pod) if is_closed else ()
     pods = Pods(
         runner=settings.name,
         data=str(settings.data_dir),
         mark=proc.mark(settings.data_dir),
         claim=settings.kubernetes_claim,
         limits=limits,
-        owner=owner,
+        owner=None if pod is None else owner_of(pod),
         pull_secret=settings.kubernetes_pull_secret,
-        is_closed=settings.kubernetes_network == "closed",
+        is_closed=is_closed,
         hardware=fingerprint.told(settings.hardware),
         resolvers=tuple(one for one in settings.kubernetes_resolvers.split(",") if one),
-        callers=tuple(settings.kubernetes_callers.split(",") if settings.kubernetes_callers else ()),
+        callers=callers,
+        is_for_anybody=settings.kubernetes_callers == ANYBODY,
     )
     return KubernetesLauncher(client, pods)
+
+
+def _callers(settings: RunnerSettings, pod: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return who may reach engines that are closed. Raises LaunchFailed when it is not said, or not this runner."""
+    told = settings.kubernetes_callers
+    if told is None:
+        raise LaunchFailed(
+            f"who may reach the engines of pods is not said, and nobody is let in unasked: set {_CALLERS} to the pods "
+            "of runner and gateway, as NAMESPACE/LABEL=VALUE, or to their networks, with commas between; or to "
+            f"{ANYBODY}, which opens every route of an engine to whatever can reach the cluster's pods"
+        )
+    if told == ANYBODY:
+        return ()
+    callers = tuple(told.split(","))
+    if pod is not None and not admits(callers, pod):
+        own = sorted(f"{key}={value}" for key, value in (pod["metadata"].get("labels") or {}).items())
+        raise LaunchFailed(
+            f"{_CALLERS} shuts out this runner itself, which is {settings.kubernetes_namespace}/"
+            f"{settings.kubernetes_pod} with {', '.join(own) or 'no label'}: it would reach no engine"
+        )
+    return callers
 
 
 def _is_sealed(url: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from registry.settings import RunnerSettings
+from registry.settings import ANYBODY, RunnerSettings
 from schemas.common import Closed, ShortText
 from schemas.runner import LauncherName
 from workers.launchers.base import Launcher, LaunchFailed, NotTold
@@ -48,9 +48,13 @@ class Way(Closed):
     def set(self, settings: RunnerSettings) -> RunnerSettings:
         """Return a runner's settings, as they would be for this way."""
         told = {name: value for name, value in self.model_dump().items() if value is not None}
-        # Nothing is made by it any more, which is all that it would take a volume for.
-        claim = {"kubernetes_claim": settings.kubernetes_claim or "none"}
-        return settings.model_copy(update=told | claim)
+        # Nothing is made by it any more, which is all that it would take these for.
+        unused = {
+            "kubernetes_claim": settings.kubernetes_claim or "none",
+            "kubernetes_callers": settings.kubernetes_callers or ANYBODY,
+            "kubernetes_pod": None,
+        }
+        return settings.model_copy(update=told | unused)
 
 
 _WAYS = TypeAdapter(list[Way])

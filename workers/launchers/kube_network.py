@@ -4,7 +4,8 @@ Source: the Kubernetes API reference for networking.k8s.io/v1 NetworkPolicy: wha
 its directions but for its rules, `egress: []` has none, and the cluster's network plugin has to enforce it.
 """
 
-from ipaddress import ip_network
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 from workers.launchers.kube_client import ClusterRefused, ClusterUnreachable, KubeClient
@@ -15,16 +16,19 @@ _TRIES = 3
 
 
 def policy(pods: Pods, made: dict[str, Any]) -> dict[str, Any]:
-    """Return the policy of one replica's object: requests come in at the engine's port, and nothing goes out.
+    """Return the policy of one replica's object: requests of callers come in at its port, and nothing goes out.
 
     The pods of a group reach each other too, and the cluster's DNS, in which they find the first of them.
     """
     metadata = {key: made["metadata"][key] for key in ("name", "labels", "ownerReferences") if key in made["metadata"]}
     selected = {"matchLabels": made["metadata"]["labels"]}
-    ingress: list[dict[str, Any]] = [{"ports": [{"protocol": "TCP", "port": pods.port}]}]
-    if pods.callers:
-        # A rule without any is one for everybody.
-        ingress[0]["from"] = [_peer(one) for one in pods.callers]
+    ports = [{"protocol": "TCP", "port": pods.port}]
+    ingress: list[dict[str, Any]] = []
+    # A rule that names no peer, or an empty list of them, is one for everybody.
+    if pods.is_for_anybody:
+        ingress.append({"ports": ports})
+    elif pods.callers:
+        ingress.append({"from": [_peer(one) for one in pods.callers], "ports": ports})
     egress: list[dict[str, Any]] = []
     if made["kind"] != "Pod":
         ingress.append({"from": [{"podSelector": selected}]})
@@ -42,6 +46,15 @@ def _peer(told: str) -> dict[str, Any]:
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "podSelector": {"matchLabels": {label: value}},
     }
+
+
+def admits(callers: Iterable[str], pod: Mapping[str, Any]) -> bool:
+    """Tell whether one of those who may call is a pod that there is; of one without an address, networks may be it."""
+    metadata, address = pod["metadata"], (pod.get("status") or {}).get("podIP")
+    own = {f"{metadata.get('namespace')}/{key}={value}" for key, value in (metadata.get("labels") or {}).items()}
+    return any(
+        one in own if "=" in one else address is None or ip_address(address) in ip_network(one) for one in callers
+    )
 
 
 def _dns(resolvers: tuple[str, ...]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gates.dialects.table import dialect_of
-from gates.fitting import Needs, products
+from gates.fitting import SHARE_OF_MEMORY, Needs, products
 from schemas.bundle import Bundle
 from schemas.runner import Fingerprint
 from workers.engines.base import Command
@@ -29,6 +29,11 @@ STARTUP_SECONDS = 3600
 GRACE_SECONDS = 60
 MEBIBYTE = 2**20
 GIBIBYTE = 2**30
+SHARED_BYTES = 2 * GIBIBYTE
+"""Of shared memory for each accelerator's rank, which a pod's memory is charged with."""
+RANK_BYTES = 4 * GIBIBYTE
+"""Of a node's memory for each rank beside that: interpreter, driver's context and pinned buffers. It is an estimate,
+which the setting of an engine's memory replaces."""
 _MOST_FOLDER = 36
 _PRODUCT = "nvidia.com/gpu.product"
 _LABEL = re.compile(r"[^A-Za-z0-9_.-]")
@@ -44,7 +49,7 @@ class Pods:
     address of its own, and `root` is where they find the bundle's files. `is_closed` says that a NetworkPolicy lets
     nothing out. `resolvers` are addresses that answer DNS beside the cluster's own pods, for replicas whose pods look
     each other up; `callers` may reach the engines, each pods as NAMESPACE/LABEL=VALUE or a network, and without any
-    everybody may. `hardware` is that of one node, as the runner says that it has it.
+    nobody may, unless `is_for_anybody`. `hardware` is that of one node, as the runner says that it has it.
     """
 
     runner: str
@@ -60,6 +65,7 @@ class Pods:
     is_closed: bool = True
     resolvers: tuple[str, ...] = ()
     callers: tuple[str, ...] = ()
+    is_for_anybody: bool = False
     hardware: Fingerprint | None = None
 
 
@@ -200,7 +206,7 @@ def _pod_spec(pods: Pods, argv: list[str], command: Command, order: Order, *, le
         "volumes": [
             {"name": "bundle", "persistentVolumeClaim": {"claimName": pods.claim, "readOnly": True}},
             {"name": "tmp", "emptyDir": {}},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{max(1, 2 * needs.count)}Gi"}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{_shared_bytes(needs) // GIBIBYTE}Gi"}},
         ],
         **_where(pods, needs),
     }
@@ -255,18 +261,42 @@ def _probes(bundle: Bundle) -> dict[str, Any]:
 
 
 def _resources(pods: Pods, bundle: Bundle) -> dict[str, dict[str, str]]:
-    needs, limits, requests = Needs.of(bundle), {}, {}
+    needs, limits = Needs.of(bundle), {}
     if needs.count > 0:
         kind = f"nvidia.com/mig-{needs.mig}" if needs.mig is not None else "nvidia.com/gpu"
-        # Each node has an equal share of the accelerators that the replica takes.
-        limits[kind] = str(-(-needs.count // needs.nodes))
-    else:
-        # The weights lie there; a pod that asks for nothing is the first that a node without memory ends.
-        requests["memory"] = str(max(needs.memory_bytes or 0, needs.machine_bytes))
+        limits[kind] = str(_devices(needs))
+    # A pod that asks for no memory is the first that a node without any ends, and one that is given more than there is
+    # goes to a node that has not got it.
+    asked = _memory_bytes(pods, needs)
     if pods.limits.memory_bytes is not None:
         limits["memory"] = str(pods.limits.memory_bytes)
-        requests["memory"] = str(min(pods.limits.memory_bytes, int(requests.get("memory", pods.limits.memory_bytes))))
-    return {key: value for key, value in (("limits", limits), ("requests", requests)) if value}
+        asked = pods.limits.memory_bytes if needs.count > 0 else min(pods.limits.memory_bytes, asked)
+    return {**({"limits": limits} if limits else {}), "requests": {"memory": str(asked)}}
+
+
+def _devices(needs: Needs) -> int:
+    """Return how many accelerators one pod takes: each node has an equal share of the replica's."""
+    return -(-needs.count // needs.nodes)
+
+
+def _shared_bytes(needs: Needs) -> int:
+    return max(GIBIBYTE, SHARED_BYTES * needs.count)
+
+
+def _memory_bytes(pods: Pods, needs: Needs) -> int:
+    """Return the bytes of a node's memory that one pod asks for.
+
+    On a processor the weights lie there. With accelerators they come through it, and some engines leave a part there;
+    no more than the accelerators' share of a node is asked for, so that all of them can be in use at once.
+    """
+    if needs.count == 0:
+        return max(needs.memory_bytes or 0, needs.machine_bytes)
+    devices = _devices(needs)
+    found = -(-needs.held_bytes // needs.nodes) + devices * (SHARED_BYTES + RANK_BYTES)
+    if pods.hardware is None or not pods.hardware.accelerators:
+        return found
+    share = min(1.0, devices / len(pods.hardware.accelerators))
+    return min(found, int(pods.hardware.memory_bytes * SHARE_OF_MEMORY * share))
 
 
 def _where(pods: Pods, needs: Needs) -> dict[str, Any]:

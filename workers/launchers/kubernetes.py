@@ -5,7 +5,7 @@ What runs is asked for, not watched: a watch that broke in silence would go on s
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,24 +70,21 @@ class _Handle:
         return f"{path_of(self.namespace, 'pods')}/{own}"
 
 
-def owner_of(client: KubeClient, pod: str) -> dict[str, Any]:
-    """Return the reference by which what is made for gates goes with the runner's own pod.
-
-    Raises LaunchFailed when there is no such pod, or the cluster does not say.
-    """
+def own_pod(client: KubeClient, pod: str) -> dict[str, Any]:
+    """Return the pod that a runner is. Raises LaunchFailed when there is none of its name, or the cluster says not."""
     try:
         found = client.get(f"{path_of(client.namespace, 'pods')}/{pod}")
     except (ClusterRefused, ClusterUnreachable) as error:
         raise LaunchFailed(f"the cluster does not say who this runner is: {error}") from error
     if found is None:
         raise LaunchFailed(f"the cluster has no pod {pod} in {client.namespace}, which this runner is said to be")
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "name": pod,
-        "uid": str(found["metadata"]["uid"]),
-        "blockOwnerDeletion": False,
-    }
+    return found
+
+
+def owner_of(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the reference by which what is made for gates goes with the runner's own pod."""
+    name, uid = (str(pod["metadata"][key]) for key in ("name", "uid"))
+    return {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid, "blockOwnerDeletion": False}
 
 
 class KubernetesLauncher:

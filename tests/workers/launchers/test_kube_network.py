@@ -17,6 +17,10 @@ NAME = f"sg-{JOB}-7"
 OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "runner-0", "uid": "uid-1", "blockOwnerDeletion": False}
 TOPOLOGY = {f"{kind}_parallel": 1 for kind in ("tensor", "pipeline", "expert", "data", "context")}
 RESOLVERS = ("169.254.20.10", "fd00::10")
+ENVOY = {
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "edge"}},
+    "podSelector": {"matchLabels": {"app": "envoy"}},
+}
 NO_POLICIES = (404, "NotFound", "the server could not find the requested resource")
 
 
@@ -30,7 +34,15 @@ def kube():
 @pytest.fixture
 def launcher(kube, tmp_path):
     (tmp_path / "token").write_text(TOKEN)
-    pods = Pods(runner="r1", data=str(tmp_path), claim="engines", owner=OWNER, port=8080, resolvers=RESOLVERS)
+    pods = Pods(
+        runner="r1",
+        data=str(tmp_path),
+        claim="engines",
+        owner=OWNER,
+        port=8080,
+        resolvers=RESOLVERS,
+        callers=("edge/app=envoy",),
+    )
     return KubernetesLauncher(KubeClient(Cluster(kube.url, "engines", tmp_path / "token")), pods)
 
 
@@ -51,14 +63,14 @@ def kinds(kube):
     return sorted(kind for kind, name in kube.objects if name == NAME)
 
 
-def test_nothing_goes_out_of_a_pod_and_only_requests_come_in(kube, start):
+def test_nothing_goes_out_of_a_pod_and_only_requests_of_callers_come_in(kube, start):
     start()
     made, pod = kube.objects["networkpolicies", NAME], kube.objects["pods", NAME]
     selected = {"matchLabels": pod["metadata"]["labels"]}
     assert made["spec"] == {
         "podSelector": selected,
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [{"ports": [{"protocol": "TCP", "port": 8080}]}],
+        "ingress": [{"from": [ENVOY], "ports": [{"protocol": "TCP", "port": 8080}]}],
         "egress": [],
     }
     created = [path.rpartition("/")[2] for method, path, *_ in kube.asked if method == "POST"]
@@ -69,7 +81,7 @@ def test_the_pods_of_a_group_reach_each_other_and_the_names_of_each_other(kube, 
     start(nodes=2)
     made = kube.objects["networkpolicies", NAME]["spec"]
     own = {"podSelector": made["podSelector"]}
-    assert made["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8080}]}, {"from": [own]}]
+    assert made["ingress"] == [{"from": [ENVOY], "ports": [{"protocol": "TCP", "port": 8080}]}, {"from": [own]}]
     assert made["egress"][0] == {"to": [own]}
     (names,) = made["egress"][1:]
     assert [port["port"] for port in names["ports"]] == [53, 53]
@@ -105,6 +117,15 @@ def test_where_it_is_said_who_may_call_nobody_else_reaches_an_engine(kube, start
         "ports": [{"protocol": "TCP", "port": 8080}],
     }
     assert own.keys() == {"from"}
+
+
+@pytest.mark.parametrize("is_for_anybody", [False, True])
+def test_where_no_caller_is_named_nobody_reaches_an_engine_unless_everybody_may(kube, start, tmp_path, is_for_anybody):
+    pods = Pods(runner="r1", data=str(tmp_path), claim="engines", port=8080, is_for_anybody=is_for_anybody)
+    start(launcher=KubernetesLauncher(KubeClient(Cluster(kube.url, "engines", tmp_path / "token")), pods))
+    rule = {"ports": [{"protocol": "TCP", "port": 8080}]}
+    made = kube.objects["networkpolicies", NAME]["spec"]
+    assert (made["ingress"], made["policyTypes"]) == ([rule] if is_for_anybody else [], ["Ingress", "Egress"])
 
 
 def test_a_replica_of_one_pod_asks_nobody_for_names(kube, start):

@@ -9,7 +9,7 @@ from schemas.runner import Fingerprint
 from tests.support.factories import bundle_body
 from tests.support.kube_fields import faults
 from workers.engines.base import Command
-from workers.launchers.base import Order
+from workers.launchers.base import Limits, Order
 from workers.launchers.kube_objects import Pods, build
 
 IMAGE = "registry.example/engines/llamacpp@sha256:" + "a" * 64
@@ -66,7 +66,55 @@ def test_a_layout_that_takes_more_accelerators_than_its_row_counts_gets_as_many_
     )
     made = replace(order, bundle=Bundle.model_validate(body))
     (container,) = build(pods, COMMAND, made, JOB, is_live=False)[1]["spec"]["containers"]
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+
+
+def resources(pods, order, *, nodes=1, size, **changes):
+    weights = {"path": "model.gguf", "size": size, "sha256": "sha256:" + "1" * 64, "role": "weights"}
+    body = bundle_body(
+        engine={"name": "sglang", "version": "test", "image": IMAGE, "arguments": []},
+        topology={**TOPOLOGY, "pipeline_parallel": nodes, "nodes": nodes},
+        files=[weights],
+        **changes,
+    )
+    made = build(pods, COMMAND, replace(order, bundle=Bundle.model_validate(body)), JOB, is_live=False)[1]["spec"]
+    if nodes == 1:
+        return made["containers"][0]["resources"]
+    leader, worker = (made["leaderWorkerTemplate"][f"{kind}Template"]["spec"] for kind in ("leader", "worker"))
+    assert leader["containers"][0]["resources"] == worker["containers"][0]["resources"]
+    return leader["containers"][0]["resources"]
+
+
+GPUS = {"accelerator": "NVIDIA H200", "count": 2, "memory_bytes": 2**36}
+
+
+def test_a_pod_with_accelerators_asks_for_the_memory_that_the_weights_come_through_and_each_rank_takes(pods, order):
+    assert resources(pods, order, size=10**11, hardware=GPUS) == {
+        "limits": {"nvidia.com/gpu": "2"},
+        "requests": {"memory": str(10**11 + 2 * 6 * 2**30)},
+    }
+
+
+def test_each_pod_of_a_group_asks_for_its_own_part_of_the_memory(pods, order):
+    assert resources(pods, order, nodes=2, size=10**11 + 1, hardware=GPUS) == {
+        "limits": {"nvidia.com/gpu": "1"},
+        "requests": {"memory": str(5 * 10**10 + 1 + 6 * 2**30)},
+    }
+
+
+def test_no_more_of_a_node_s_memory_is_asked_for_than_the_share_of_the_accelerators(pods, order):
+    here = replace(pods, hardware=node(*["NVIDIA H200"] * 8))
+    asked = {"memory": str(int(2**40 * 0.9 * 2 / 8))}
+    assert resources(here, order, size=10**12, hardware=GPUS)["requests"] == asked
+    assert resources(here, order, size=10**9, hardware=GPUS)["requests"] == {"memory": str(10**9 + 12 * 2**30)}
+
+
+def test_what_a_setting_gives_an_engine_is_what_a_pod_with_accelerators_asks_for_and_may_take(pods, order):
+    here = replace(pods, limits=Limits(memory_bytes=2**37), hardware=node("NVIDIA H200", "NVIDIA H200"))
+    assert resources(here, order, size=10**12, hardware=GPUS) == {
+        "limits": {"nvidia.com/gpu": "2", "memory": str(2**37)},
+        "requests": {"memory": str(2**37)},
+    }
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from workers.engines.vllm import VLLM
 from workers.launchers.base import Condition, LaunchFailed, Limits, NotTold, Order
 from workers.launchers.kube_client import Cluster, KubeClient
 from workers.launchers.kube_objects import Pods, build, label, literal, name
-from workers.launchers.kubernetes import KubernetesLauncher, owner_of
+from workers.launchers.kubernetes import KubernetesLauncher, own_pod, owner_of
 
 IMAGE = "registry.example/engines/vllm@sha256:" + "a" * 64
 JOB = "0197a1b2-0000-7000-8000-000000000001"
@@ -93,7 +93,8 @@ def test_a_pod_confines_the_engine_probes_it_cheaply_and_says_whose_it_is(pods, 
     assert made["metadata"]["ownerReferences"] == [OWNER]
     assert container["image"] == IMAGE
     assert container["command"] == list(COMMAND.argv)
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+    memory = str(8 * 6 * 2**30 + sum(file.size for file in order.bundle.files if file.role == "weights"))
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}, "requests": {"memory": memory}}
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -136,15 +137,15 @@ def test_what_is_made_for_gates_goes_with_the_pod_that_the_runner_is(kube, pods,
     (tmp_path / "token").write_text(TOKEN)
     client = KubeClient(Cluster(kube.url, "engines", tmp_path / "token"))
     with pytest.raises(LaunchFailed, match="has no pod runner-0 in engines"):
-        owner_of(client, "runner-0")
+        own_pod(client, "runner-0")
     kube.add("pods", {"metadata": {"name": "runner-0"}}, phase="Running")
-    owner = owner_of(client, "runner-0")
+    owner = owner_of(own_pod(client, "runner-0"))
     assert owner == {**OWNER, "uid": "uid-1"}
     made = build(replace(pods, owner=owner), COMMAND, order, JOB, is_live=False)[1]
     assert made["metadata"]["ownerReferences"] == [owner]
     kube.refusal = (403, "Forbidden", "no")
     with pytest.raises(LaunchFailed, match="does not say who this runner is: Forbidden: no"):
-        owner_of(client, "runner-0")
+        own_pod(client, "runner-0")
 
 
 def test_a_bundle_for_a_processor_asks_for_its_memory_and_no_accelerator(pods, order):
@@ -200,7 +201,7 @@ def test_a_pod_without_accelerators_gets_none_of_a_node_that_gives_all(pods, ord
 def test_a_mig_profile_is_asked_for_by_its_own_resource(pods, order):
     made = replace(order, bundle=bundle(hardware={"accelerator": "NVIDIA H200", "count": 1, "mig": "1g.18gb"}))
     spec = build(pods, COMMAND, made, JOB, is_live=False)[1]["spec"]
-    assert spec["containers"][0]["resources"] == {"limits": {"nvidia.com/mig-1g.18gb": "1"}}
+    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-1g.18gb": "1"}
 
 
 def test_the_other_nodes_of_vllm_are_started_by_the_command_line_that_heeds_that_they_serve_nothing(pods, order):
@@ -242,7 +243,8 @@ def test_a_replica_of_several_nodes_is_a_group_whose_ranks_know_each_other(pods,
     # The other ranks answer no requests, so nobody asks them.
     assert "readinessProbe" in leader
     assert not {"ports", "readinessProbe", "livenessProbe", "startupProbe"} & worker.keys()
-    assert leader["resources"] == worker["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+    assert leader["resources"] == worker["resources"]
+    assert leader["resources"]["limits"] == {"nvidia.com/gpu": "8"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ A directory holds a whole gateway::
 
     gateway.json         what is desired: every target's split, and where each would go back to
     gateway.lock         held for every change, so that two targets' changes never lose one another
+    waiting/*.json       clusters that somebody waits for who does not hold the lock meanwhile; nobody takes them away
     bootstrap.json       written once; Envoy runs in this directory and all its paths are relative
     xds/cds.json         clusters; xds/rds.json: every weight, so that one rename(2) moves traffic
     rollback/*.rds.json  prepared documents: one a target, and `all`; putting one in force is one rename(2)
@@ -26,12 +27,13 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from gates.router import Applied, Arm, Observed, Split
-from workers.traffic import envoy_config
+from schemas.problems import Problem
+from workers.traffic import envoy_config, waiting
 from workers.traffic.access_log import AccessLog
 from workers.traffic.desired import EVERY_TARGET, Desired, Rollback, locked, sync_folder, write_atomically
 from workers.traffic.envoy_admin import TIMEOUT_SECONDS, EnvoyAdmin
+from workers.traffic.envoy_clusters import REFUSALS, Clusters, as_bytes
 from workers.traffic.problems import (
-    ArmNotHealthy,
     ClusterRepointed,
     GatewayDown,
     GatewayHeld,
@@ -40,16 +42,17 @@ from workers.traffic.problems import (
     Rejected,
     StaleRevision,
 )
+from workers.traffic.waiting import Wait
 
 T = TypeVar("T")
 
 DEADLINE_SECONDS: Final = 10.0
+BRIEF_SECONDS: Final = 1.0
+"""Longest silence of Envoy that a look with the lock held sits out before the lock is free for others."""
 SILENCE_SECONDS: Final = 60.0
 MAX_LOG_BYTES: Final = 64 * 1024 * 1024
 KEPT_LOGS: Final = 8
 _ROUTES_STATS: Final = f"http.gw.rds.{envoy_config.ROUTES}."
-_CLUSTERS_STATS: Final = "cluster_manager.cds."
-_REFUSALS: Final = ("update_rejected", "update_failure")
 
 
 class EnvoyGateway:
@@ -80,6 +83,9 @@ class EnvoyGateway:
         self.admin = EnvoyAdmin(
             directory / envoy_config.ADMIN_SOCKET, timeout_seconds=min(deadline_seconds, TIMEOUT_SECONDS)
         )
+        self._brief = EnvoyAdmin(self.admin.path, timeout_seconds=min(deadline_seconds, BRIEF_SECONDS))
+        xds, waits = directory / envoy_config.XDS_FOLDER, directory / "waiting"
+        self.clusters = Clusters(xds / "cds.json", waits, self.admin, self._brief)
         self.log = AccessLog(directory / envoy_config.LOG_FILE)
         self.lock = directory / "gateway.lock"
         self.heartbeat = directory / "controller.beat"
@@ -109,7 +115,7 @@ class EnvoyGateway:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(self.lock):
             boot = envoy_config.bootstrap(self.host, self.port)
-            write_atomically(self.directory / "bootstrap.json", _bytes(boot))
+            write_atomically(self.directory / "bootstrap.json", as_bytes(boot))
             desired = self._load()
             if self._live_version() != desired.version or not self._is_whole():
                 self._write_all(desired.changed())
@@ -129,7 +135,8 @@ class EnvoyGateway:
     def apply(self, split: Split) -> Applied:
         """Put a split in force; return when Envoy has acknowledged it and answered under it.
 
-        An arm that gains weight must pass Envoy's health check first; while it does not, others may change the gateway.
+        An arm that gains weight must pass Envoy's health check first. Until it does, and while Envoy takes clusters, or
+        does not answer, others may change the gateway.
         Clusters are added before the routes that name them and removed after. Repeating the call confirms and changes
         nothing.
 
@@ -145,26 +152,27 @@ class EnvoyGateway:
         """
         return self._once_reached(partial(self._apply, split))
 
-    def _apply(self, split: Split, is_last: bool) -> Applied | None:
-        """Put a split in force, under the lock; None where an arm is not reached yet, and it is not the last try."""
+    def _apply(self, split: Split, wait: Wait) -> Applied | None:
+        """Put a split in force, under the lock; None where Envoy is not there yet, and it is not the last try."""
         self._refuse_when_held()
         before = self._load()
         current = before.splits.get(split.target)
         if split == current and self._live_version() == before.version:
-            return self._confirm(before, split, since=time.monotonic())
+            is_there = self._is_reached([], before, before, split, wait)
+            return self._confirm(before, split, since=time.monotonic()) if is_there else None
         if current is not None and split != current and split.revision <= current.revision:
             raise StaleRevision(f"{split.target} is at revision {current.revision}, not below {split.revision}")
         after = before.shifted(split)
         _refuse_repointing(before, after)
-        self._add_clusters(before, after)
         had = {arm.cluster: arm.weight_bp for arm in current.arms} if current else {}
         # Another replica's arm gains all of its weight.
         gaining = [arm for arm in split.arms if arm.weight_bp > had.get(arm.cluster, 0)]
+        if not self._is_reached(gaining, before, after, split, wait):
+            return None
         try:
-            if not self._is_reached(gaining, before, is_last=is_last):
-                return None
             applied = self._publish(after, split)
         except (Rejected, NotAcknowledged, GatewayDown):
+            wait.end()
             self._write_all(before.changed(version=f"r{after.revision + 1}", revision=after.revision + 1))
             raise
         self._retire_clusters(after)
@@ -186,8 +194,8 @@ class EnvoyGateway:
         Split(target, 1, arms)  # refuses what is no split
         self._once_reached(partial(self._prepare_rollback, target, Rollback(arms, silence_seconds)))
 
-    def _prepare_rollback(self, target: str, rollback: Rollback, is_last: bool) -> bool | None:
-        """Keep a way back, under the lock; None where an arm is not reached yet, and it is not the last try."""
+    def _prepare_rollback(self, target: str, rollback: Rollback, wait: Wait) -> bool | None:
+        """Keep a way back, under the lock; None where Envoy is not there yet, and it is not the last try."""
         self._refuse_when_held()
         self.require()
         before = self._load()
@@ -195,32 +203,32 @@ class EnvoyGateway:
             return True
         after = before.changed(version=before.version, rollbacks={**before.rollbacks, target: rollback})
         _refuse_repointing(before, after)
-        self._add_clusters(before, after)
         current = before.splits.get(target)
         known = {arm.cluster for arm in current.arms} if current else set()
         # A way back is never pointed away from what serves to what nobody reaches.
         others = [arm for arm in rollback.arms if known and arm.weight_bp and arm.cluster not in known]
-        if not self._is_reached(others, before, is_last=is_last):
+        if not self._is_reached(others, before, after, Split(target, 1, rollback.arms), wait):
             return None
         self._write_desired(after)
         return True
 
-    def _once_reached(self, attempt: Callable[[bool], T | None]) -> T:
-        """Attempt something under the lock, again and again until it is done, and free the lock in between.
+    def _once_reached(self, attempt: Callable[[Wait], T | None]) -> T:
+        """Attempt something under the lock, again and again until it is done; between two tries the lock is free.
 
-        `attempt` is told whether it is the last time, and returns None as long as Envoy does not reach an arm.
+        An attempt returns None as long as Envoy has not taken its clusters, or does not reach an arm, or is silent.
         """
-        deadline, pause = time.monotonic() + min(self.reach_seconds, self.deadline_seconds), 0.002
-        while True:
-            is_last = time.monotonic() >= deadline
-            with locked(self.lock):
-                done = attempt(is_last)
-            if done is not None:
-                return done
-            if is_last:
-                raise RuntimeError("the last attempt neither ended nor failed")
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.1)
+        reached_seconds = min(self.reach_seconds, self.deadline_seconds)
+        with waiting.waiting(
+            self.clusters.waits, taken_seconds=self.deadline_seconds, reached_seconds=reached_seconds
+        ) as wait:
+            while True:
+                with locked(self.lock):
+                    done = attempt(wait)
+                if done is not None:
+                    return done
+                if wait.is_last:
+                    raise RuntimeError("the last attempt neither ended nor failed")
+                self.clusters.await_taken(wait)
 
     def discard_rollback(self, target: str) -> None:
         """Forget where a target would go back to, after its release was promoted for good. Repeating is harmless."""
@@ -391,10 +399,6 @@ class EnvoyGateway:
     def _routes(self) -> Path:
         return self._xds / "rds.json"
 
-    @property
-    def _clusters(self) -> Path:
-        return self._xds / "cds.json"
-
     def _prepared(self, which: str) -> Path:
         return self._rollback / f"{which}.rds.json"
 
@@ -425,7 +429,7 @@ class EnvoyGateway:
     def _is_whole(self) -> bool:
         """Tell whether the documents on disk fit together: a torn one at start would leave Envoy answering 404."""
         try:
-            envoy_config.check(json.loads(self._clusters.read_bytes()), json.loads(self._routes.read_bytes()))
+            envoy_config.check(self.clusters.document(), json.loads(self._routes.read_bytes()))
         except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
             return False
         return True
@@ -446,7 +450,7 @@ class EnvoyGateway:
         for which in wanted:
             splits = desired.rolled_back(which).values()
             document = envoy_config.routes(desired.rollback_version(which), splits, pins=self.pins)
-            write_atomically(self._prepared(which), _bytes(document))
+            write_atomically(self._prepared(which), as_bytes(document))
         for path in self._rollback.glob("*.rds.json"):
             if path.name.removesuffix(".rds.json") not in wanted:
                 path.unlink(missing_ok=True)
@@ -456,62 +460,47 @@ class EnvoyGateway:
         clusters = envoy_config.clusters(desired.version, self._arms(desired))
         document = self._render_routes(desired)
         envoy_config.check(clusters, document)
-        write_atomically(self._clusters, _bytes(clusters))
+        self.clusters.write(clusters)
         self._write_desired(desired)
-        write_atomically(self._routes, _bytes(document))
+        write_atomically(self._routes, as_bytes(document))
 
-    def _add_clusters(self, before: Desired, after: Desired) -> None:
-        """Make every cluster of the next state known to Envoy, besides those of the present one.
+    def _is_reached(self, arms: Sequence[Arm], before: Desired, after: Desired, own: Split, wait: Wait) -> bool:
+        """Tell whether Envoy has every cluster of the next state, and these arms pass its health check; under the lock.
 
-        What is known already stays until something is retired: somebody else may wait for a replica to be reached.
-        """
-        # Added and retired again it is another version each time, so that what is acknowledged is this document.
-        version = f"r{after.revision}.{time.monotonic_ns()}"
-        both = envoy_config.clusters(version, [*self._arms(before), *self._arms(after)])
-        names, known = envoy_config.cluster_names(both), json.loads(self._clusters.read_bytes())
-        if names <= envoy_config.cluster_names(known):
-            return
-        both["resources"] += [each for each in known["resources"] if each["name"] not in names]
-        baseline = self.admin.stats(_CLUSTERS_STATS)
-        write_atomically(self._clusters, _bytes(both))
-        self._acknowledge(_CLUSTERS_STATS, both["version_info"], baseline)
-
-    def _retire_clusters(self, desired: Desired) -> None:
-        """Remove the clusters that nothing names any more; open streams on them run on."""
-        document = envoy_config.clusters(f"{desired.version}.retired", self._arms(desired))
-        known = envoy_config.cluster_names(json.loads(self._clusters.read_bytes()))
-        if envoy_config.cluster_names(document) != known:
-            write_atomically(self._clusters, _bytes(document))
-
-    def _is_reached(self, arms: Sequence[Arm], before: Desired, *, is_last: bool) -> bool:
-        """Tell whether every arm passes Envoy's health check. The last time it raises, and what was added goes again.
+        What it has not been told of, it is told of; as long as `wait` lasts, nobody takes the clusters of `own` away.
+        The last time it raises, and what was added goes again.
 
         Raises:
-            ArmNotHealthy, GatewayDown.
+            ArmNotHealthy, NotAcknowledged, Rejected, GatewayDown.
         """
-        for arm in arms:
-            try:
-                if self.admin.is_healthy(arm.cluster):
-                    continue
-            except GatewayDown:
-                if is_last:
-                    raise
-                return False
-            if is_last:
-                self._retire_clusters(before)
-                raise ArmNotHealthy(f"{arm.name} at {arm.address} does not pass the gateway's health check")
-            return False
-        return True
+        problem: Problem | None
+        try:
+            is_added = self.clusters.add(after.revision, [*self._arms(before), *self._arms(after)], wait)
+            problem = self.clusters.obstacle(arms, wait, is_added=is_added)
+        except GatewayDown as silence:
+            problem = silence
+        if problem is None:
+            return True
+        if wait.is_last or isinstance(problem, Rejected):
+            wait.end()
+            self._retire_clusters(before)
+            raise problem
+        wait.reached = frozenset(arm.cluster for arm in arms)
+        wait.keep(envoy_config.cluster_names(envoy_config.clusters("", envoy_config.arms_of([own]))))
+        return False
+
+    def _retire_clusters(self, desired: Desired) -> None:
+        self.clusters.retire(desired.version, self._arms(desired))
 
     def _publish(self, after: Desired, split: Split) -> Applied:
         document = self._render_routes(after)
-        envoy_config.check(json.loads(self._clusters.read_bytes()), document)
-        baseline = self.admin.stats(_ROUTES_STATS)
+        envoy_config.check(self.clusters.document(), document)
+        baseline = self._brief.stats(_ROUTES_STATS)
         self._refuse_when_held()  # asked again: a controller that was paused in here may find the switch fired
         self.require()
         self._write_desired(after)
         since = time.monotonic()
-        write_atomically(self._routes, _bytes(document))
+        write_atomically(self._routes, as_bytes(document))
         return self._confirm(after, split, since=since, baseline=baseline)
 
     def _confirm(
@@ -528,7 +517,7 @@ class EnvoyGateway:
         for stats in self._looks(partial(self.admin.stats, prefix)):
             if stats.get("version_text") == version:
                 return
-            for name in _REFUSALS if baseline else ():
+            for name in REFUSALS if baseline else ():
                 if int(stats.get(name, 0)) > int(baseline.get(name, 0)):
                     raise Rejected(f"Envoy refused {version} ({name}); its log says why")
         raise NotAcknowledged(f"Envoy did not take {version} within {self.deadline_seconds:g} s")
@@ -548,10 +537,6 @@ class EnvoyGateway:
                 return
             time.sleep(pause)
             pause = min(pause * 1.5, 0.1)
-
-
-def _bytes(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, indent=1).encode() + b"\n"
 
 
 def _refuse_repointing(before: Desired, after: Desired) -> None:

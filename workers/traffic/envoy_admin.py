@@ -85,10 +85,13 @@ class EnvoyAdmin:
         found = self._json("/clusters?format=json").get("cluster_statuses", [])
         return {each["name"]: each for each in found}
 
-    def is_healthy(self, cluster: str) -> bool:
-        """Tell whether a cluster is there and a host of it passes the health check. Raises GatewayDown."""
-        status = self.clusters().get(cluster, {})
-        return any(_is_healthy(host["health_status"]) for host in status.get("host_statuses", []))
+    def healthy(self) -> frozenset[str]:
+        """Return the clusters of which a host passes the health check. Raises GatewayDown."""
+        return frozenset(
+            cluster
+            for cluster, status in self.clusters().items()
+            if any(_is_healthy(host["health_status"]) for host in status.get("host_statuses", []))
+        )
 
     def active(self, clusters: Collection[str]) -> dict[str, int]:
         """Return how many requests are open on each cluster's hosts; 0 on one that is gone. Raises GatewayDown."""

@@ -16,7 +16,8 @@ from scipy.stats import binomtest
 from gates.router import Arm, Router
 from tests.support.gateway import TARGET, arm, ask_many, during_streams, shares, split, wait_until
 from tests.support.streams import Script
-from workers.traffic import envoy_config
+from workers.traffic import envoy_config, waiting
+from workers.traffic.desired import locked
 from workers.traffic.envoy import EnvoyGateway
 from workers.traffic.problems import (
     ArmNotHealthy,
@@ -220,6 +221,7 @@ def test_an_ill_arm_gets_no_traffic(tmp_path, engines, running, stable):
     with pytest.raises(ArmNotHealthy):
         gateway.apply(split(2, *shares(stable, ill, 5_000)))
     assert gateway.desired(TARGET) == split(1, arm("stable", stable.address, 10_000))
+    assert told_of(gateway) == {arm("stable", stable.address, 0).cluster}
     wait_until(gateway.is_in_force)
     assert ask_many(running.url(), 20).engines == {"stable": 20}
 
@@ -234,6 +236,7 @@ def test_other_targets_move_while_one_waits_for_a_replica_to_be_reached(running,
         for revision in range(1, 4):
             moved = split(revision, arm("stable", other.address, 10_000, target="other@prod"), target="other@prod")
             gateway.apply(moved)
+            assert shares(stable, ill, 5_000)[1].cluster in told_of(gateway)
         gateway.prepare_rollback("other@prod", moved.arms)
         gateway.restore("other@prod")
         assert not waits.done()
@@ -242,6 +245,58 @@ def test_other_targets_move_while_one_waits_for_a_replica_to_be_reached(running,
         assert waits.result().split == split(2, *shares(stable, ill, 5_000))
     assert ask_many(running.url("other@prod"), 5).engines == {"other": 5}
     assert set(ask_many(running.url(), 40).engines) == {"stable", "ill"}
+
+
+def told_of(gateway):
+    return envoy_config.cluster_names(gateway.clusters.document())
+
+
+def test_what_somebody_waits_for_stays_known_for_as_long_as_he_does(running, engines, stable, candidate):
+    gateway, other = running.gateway, engines("other")
+    arms = envoy_config.arms_of([split(1, *shares(stable, candidate, 5_000))])
+    waited_for = envoy_config.cluster_names(envoy_config.clusters("", arms))
+    assert len(waited_for) == 3
+    waits = gateway.clusters.waits
+
+    def moved(revision):
+        """Return what is known once another target serves from another engine, and the one before is retired."""
+        one = (stable, other)[revision % 2]
+        only = arm("stable", one.address, 10_000, target="other@prod")
+        gateway.apply(split(revision, only, target="other@prod"))
+        return told_of(gateway)
+
+    with waiting.waiting(waits, taken_seconds=60.0, reached_seconds=60.0) as wait:
+        with locked(gateway.lock):
+            assert gateway.clusters.add(7, arms, wait)
+            wait.keep(waited_for)
+        assert waited_for <= moved(1)
+        assert waited_for <= moved(2)
+        (file,) = waits.iterdir()
+        left = file.read_bytes()
+    assert list(waits.iterdir()) == []
+    # One that was killed in its wait leaves its file behind, and holds it no more.
+    (waits / "left.json").write_bytes(left)
+    assert not waited_for & moved(3)
+    assert list(waits.iterdir()) == []
+
+
+def test_while_envoy_is_silent_whoever_waits_for_it_does_not_hold_the_lock(running, stable, candidate):
+    gateway = running.gateway
+    gateway.apply(split(1, arm("stable", stable.address, 10_000)))
+    gateway.prepare_rollback(TARGET, split(1, arm("stable", stable.address, 10_000)).arms)
+    os.kill(running.process.pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor() as pool:
+            waits = pool.submit(gateway.apply, split(2, *shares(stable, candidate, 10_000)))
+            wait_until(lambda: list(gateway.clusters.waits.iterdir()))
+            # Somebody else's change of what nobody has to confirm.
+            gateway.discard_rollback(TARGET)
+            assert not waits.done()
+            os.kill(running.process.pid, signal.SIGCONT)
+            assert waits.result().split == split(2, *shares(stable, candidate, 10_000))
+    finally:
+        os.kill(running.process.pid, signal.SIGCONT)
+    assert ask_many(running.url(), 10).engines == {"candidate": 10}
 
 
 def test_envoy_itself_refuses_a_ghost_cluster_and_keeps_what_it_has(running, stable):
@@ -302,8 +357,9 @@ def test_a_document_that_envoy_refuses_is_taken_back(running, stable, candidate)
     gateway = running.gateway
     alone = split(1, arm("candidate", candidate.address, 10_000, bundle="b"))
     gateway.apply(alone)
-    known = envoy_config.clusters("r2", envoy_config.arms_of([split(2, *shares(stable, candidate, 10_000))]))
-    (gateway.directory / "xds" / "cds.json").write_text(json.dumps(known))  # in place: no event
+    arms = envoy_config.arms_of([split(2, *shares(stable, candidate, 10_000))])
+    known = envoy_config.clusters(gateway.clusters.document()["version_info"], arms)
+    gateway.clusters.path.write_text(json.dumps(known))  # in place: no event
     with pytest.raises(Rejected, match="update_rejected"):
         gateway.apply(split(2, *shares(stable, candidate, 10_000)))
     assert gateway.desired(TARGET) == alone

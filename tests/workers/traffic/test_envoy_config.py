@@ -207,7 +207,7 @@ def test_stable_alone_is_tried_even_when_its_health_check_fails(running, stable)
     running.gateway.apply(split(1, arm("stable", stable.address, 10_000)))
     stable.script = Script(is_healthy=False)
     cluster = arm("stable", stable.address, 0).cluster
-    wait_until(lambda: not running.gateway.admin.is_healthy(cluster))
+    wait_until(lambda: cluster not in running.gateway.admin.healthy())
     assert ask_many(running.url(), 20).engines == {"stable": 20}
 
 

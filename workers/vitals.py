@@ -3,7 +3,8 @@
 A web process may answer health routes for ever while the engine behind it is gone. So an engine proves itself by
 making progress: its own counter moves, or a real completion ends. One that serves others is not asked at all; one
 that is silent is asked, out of band, and is dead when it neither answers nor moves for `DEAD_SECONDS`. An engine
-that computes all the while, as through one long prompt, gets `STALLED_SECONDS`.
+that computes all the while, as through one long prompt, gets `STALLED_SECONDS`, and so does one of which nobody here
+could see that it does: without a counter, and in a pod or behind an endpoint.
 """
 
 import re
@@ -11,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gates.answers import FINISHED
+from gates.answers import FINISHED, Outcome
 from schemas.failures import Cause
 from workers.launchers.proc import PROC, start_time
 
@@ -142,11 +143,18 @@ class Watcher:
         after = self._cpu_seconds()
         computes = None not in (before, after) and (after or 0) - (before or 0) > BUSY_SHARE * max(waited, 0.1)
         silence = time.monotonic() - self._proved
-        if silence < (STALLED_SECONDS if computes else self._dead_seconds):
+        may_be_busy = computes or (answer.outcome is Outcome.TIMEOUT and not self._is_seen_working())
+        if silence < (STALLED_SECONDS if may_be_busy else self._dead_seconds):
             return f"no answer and no progress for {silence:.0f} s"
         detail = f"no answer ({answer.outcome}: {answer.detail}) and no progress for {silence:.1f} s"
         stopped = [one for one in self._members() if one.is_stopped]
         raise replica.fail(Cause.ENGINE_DEAD, f"{detail}; {stopped[0]} is stopped" if stopped else detail)
+
+    def _is_seen_working(self) -> bool:
+        """Tell whether one would see it work: by its counter, or by what its processes on this machine use."""
+        if self._replica.dialect.metrics.progress is not None:
+            return True
+        return self._replica.driver.admits is None and bool(self._members())
 
     def _members(self) -> list[Member]:
         pid = self._replica.process_id()

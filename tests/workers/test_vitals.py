@@ -1,12 +1,15 @@
 """Dead, busy or alive: an engine of two processes, whose web process answers whatever becomes of the one behind."""
 
 import os
+import re
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
+from gates.dialects.base import MetricNames
 from schemas.problems import EngineFailed
 from schemas.runner import ReplicaState
 from tests.support import chain
@@ -129,6 +132,20 @@ def test_c122_an_engine_that_is_slow_to_answer_is_busy_while_its_counter_moves(r
     lines = []
     until(lambda: lines.append(watcher.look()) or "ready; it is busy" in lines)
     assert replica.state is ReplicaState.READY
+
+
+def test_c122_an_engine_of_which_nobody_sees_whether_it_works_gets_the_time_of_one_that_does(ready, monkeypatch):
+    for name, seconds in {"PROBE_SECONDS": 0.1, "ANSWER_SECONDS": 0.1, "STALLED_SECONDS": 1.5}.items():
+        monkeypatch.setattr(vitals, name, seconds)
+    replica, _ = ready(token_seconds=0.05)
+    monkeypatch.setattr(replica, "ask", lambda seconds: type(replica).ask(replica, seconds, max_tokens=90))
+    # As of one behind an endpoint elsewhere: it counts nothing, and what runs here is not what works.
+    replica.dialect = replace(replica.dialect, metrics=MetricNames())
+    replica.driver = replace(replica.driver, admits=lambda _bundle: [])
+    problem, lines = look_until_failed(Watcher(replica, dead_seconds=0.2))
+    assert problem.members["cause"] == "engine_dead"
+    assert float(re.search(r"no progress for ([0-9.]+) s", problem.detail)[1]) >= 1.5
+    assert all(line.startswith("no answer and no progress for") for line in lines)
 
 
 def test_a_watcher_that_stood_still_itself_blames_nobody(ready, monkeypatch):

@@ -195,10 +195,14 @@ class ScriptedKube:
                 return _refused(400, "BadRequest", f"strict decoding error: {', '.join(wrong)}")
             if body["preconditions"]["uid"] != found["metadata"]["uid"]:
                 return _refused(409, "Conflict", "the UID in the precondition does not match")
-            if self.keeps or (self.node is not None and collection == "pods"):
+            grace_seconds = body["gracePeriodSeconds"]
+            if self.node is not None and collection == "pods" and grace_seconds == 0:
+                # Forced: what its node still runs is forgotten.
+                self._remove(collection, name)
+            elif self.keeps or (self.node is not None and collection == "pods"):
                 found["metadata"] |= {"deletionTimestamp": "2026-11-30T05:00:00Z"}
                 if self.node is not None and not self.keeps:
-                    self.node.release(name, body["gracePeriodSeconds"])
+                    self.node.release(name, grace_seconds)
             else:
                 self._remove(collection, name)
         return 200, found

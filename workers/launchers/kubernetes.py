@@ -35,6 +35,10 @@ from workers.launchers.unanswered import Known, Unanswered
 POLL_SECONDS = 0.2
 GONE_SECONDS = 60.0
 """How long the cluster may take to end what was killed."""
+KILL_SECONDS = 1
+"""Least that a pod gets to end in. With 0 the cluster forgets it at once and does not wait for its node, so that the
+engine may run on, with the accelerators, beside the next one. Source: the Kubernetes documentation on force deletion.
+"""
 _TRIES = 3
 KEPT_LINES = 5000
 
@@ -299,7 +303,7 @@ class KubernetesLauncher:
         last = self._look(place)
         try:
             self._keep_logs(place)
-            self._client.delete(place.path, uid=place.uid, grace_seconds=round(grace_seconds))
+            self._client.delete(place.path, uid=place.uid, grace_seconds=max(KILL_SECONDS, round(grace_seconds)))
             deadline = time.monotonic() + grace_seconds + GONE_SECONDS
             while not self._is_gone(place):
                 if time.monotonic() >= deadline:
@@ -315,11 +319,11 @@ class KubernetesLauncher:
         return state
 
     def kill(self, launched: Launched) -> ProcessState:
-        """Delete a replica without any grace."""
+        """Delete a replica with the least grace by which its node still says that it has ended it."""
         return self.stop(launched, grace_seconds=0.0)
 
     def crash(self, launched: Launched) -> ProcessState:
-        """Delete a replica without any grace: nothing in a pod can be killed from outside in another way."""
+        """Delete a replica like that: nothing in a pod can be killed from outside in another way."""
         return self.kill(launched)
 
     def strays(self, workdir: Path) -> list[Launched]:
@@ -345,7 +349,7 @@ class KubernetesLauncher:
                     str(place.handle), name, _folder(one), is_wanted
                 ):
                     path = f"{path_of(self._client.namespace, collection)}/{name}"
-                    self._client.delete(path, uid=one["metadata"]["uid"], grace_seconds=0)
+                    self._client.delete(path, uid=one["metadata"]["uid"], grace_seconds=KILL_SECONDS)
                     ended.append(name)
             for name in policies:
                 if not self._known.is_ordered(name):
@@ -373,7 +377,7 @@ class KubernetesLauncher:
                 # Whoever orders the name anew settles it first, so one of his is not in there any more.
                 if found is None or not self._is_ours(found) or path not in self._unanswered:
                     continue
-                self._client.delete(path, uid=found["metadata"]["uid"], grace_seconds=0)
+                self._client.delete(path, uid=found["metadata"]["uid"], grace_seconds=KILL_SECONDS)
                 self._unanswered.settle(path)
             except (ClusterRefused, ClusterUnreachable):
                 continue

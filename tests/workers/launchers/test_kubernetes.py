@@ -314,7 +314,7 @@ def test_what_creates_without_any_answer_made_is_deleted_once_the_cluster_answer
     launcher.reap()
     assert kube.objects == {}
     (deleted,) = [body for method, _, _, body in kube.asked if method == "DELETE"]
-    assert deleted["preconditions"] == {"uid": "uid-1"}
+    assert (deleted["gracePeriodSeconds"], deleted["preconditions"]) == (1, {"uid": "uid-1"})
     asked = len(kube.asked)
     launcher.reap()
     assert len(kube.asked) == asked
@@ -373,6 +373,9 @@ def test_what_an_order_of_a_runner_that_was_killed_makes_late_is_ended_by_the_ne
     assert [name for _, name in kube.objects] == [own.handle.split("/")[2]]
     assert next_one.sweep(lambda _: False) == [f"{NAME[:-1]}8"]
     assert kube.objects == {}
+    next_one.kill(start(launcher=next_one, fencing_token=9))
+    # Never 0, at which a cluster forgets a pod whether or not its node has ended it.
+    assert [body["gracePeriodSeconds"] for method, _, _, body in kube.asked if method == "DELETE"] == [1, 1, 1]
 
 
 def test_a_policy_that_closes_nothing_goes_and_one_that_is_needed_stays(kube, start, another):

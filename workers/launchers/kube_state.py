@@ -1,6 +1,10 @@
 """What a pod's status says about the engine in it, and which of it is the end.
 
-Source: the Kubernetes API reference for PodStatus, ContainerStateWaiting and the reasons that the kubelet writes.
+Of other containers, such as one that a mesh puts into each pod, only what keeps the pod from starting counts: one that
+ends has ended nothing of the engine.
+
+Source: the Kubernetes API reference for PodStatus, ContainerStateWaiting and the reasons that the kubelet writes, also
+where it does not admit what was scheduled (`pkg/kubelet/lifecycle/predicate.go`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from workers.launchers.base import Condition, ProcessState
+from workers.launchers.kube_objects import CONTAINER
 
 UNSCHEDULABLE_SECONDS = 300.0
 """How long a pod may wait for a node: an autoscaler needs minutes for a new one."""
@@ -19,6 +24,8 @@ _NOT_STARTED = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError", "CrashLoopBackOff"}
 )
 _EVICTED = frozenset({"Evicted", "Preempting", "NodeAffinity", "NodeShutdown", "Terminated", "Shutdown"})
+_NOT_ADMITTED = frozenset({"UnexpectedAdmissionError", "TopologyAffinityError", "InvalidNodeInfo"})
+"""What a node says that was given a pod and has not got what it takes, beside "OutOf" and the name of a resource."""
 _SIGNALLED = 128
 
 
@@ -29,10 +36,13 @@ def read(pod: Mapping[str, Any], now: datetime | None = None) -> ProcessState:
     if reason in _EVICTED or (phase == "Failed" and _disrupted(status)):
         told = _disrupted(status) or f"{reason}: {message}"
         return ProcessState(Condition.EXITED, None, told[:500], "evicted")
-    for container in _containers(status):
+    if phase == "Failed" and (reason in _NOT_ADMITTED or str(reason).startswith("OutOf")):
+        return ProcessState(Condition.EXITED, None, f"{reason}: {message}"[:500], "unschedulable")
+    for container in _engine(status):
         ended = (container.get("state") or {}).get("terminated") or (container.get("lastState") or {}).get("terminated")
         if ended:
             return _terminated(ended)
+    for container in (*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])):
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in _IMAGE:
             return ProcessState(Condition.EXITED, None, _told(waiting), "image_unavailable")
@@ -73,11 +83,11 @@ def read_group(pods: list[dict[str, Any]], size: int, seen: dict[str, str]) -> P
 
 def is_running(pod: Mapping[str, Any]) -> bool:
     """Tell whether the engine's container has been started."""
-    return any("running" in (one.get("state") or {}) for one in _containers(pod.get("status") or {}))
+    return any("running" in (one.get("state") or {}) for one in _engine(pod.get("status") or {}))
 
 
-def _containers(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    yield from status.get("containerStatuses") or []
+def _engine(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from (one for one in status.get("containerStatuses") or [] if one.get("name", CONTAINER) == CONTAINER)
 
 
 def _terminated(ended: Mapping[str, Any]) -> ProcessState:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from workers.launchers.base import Condition
-from workers.launchers.kube_state import UNSCHEDULABLE_SECONDS, read
+from workers.launchers.kube_state import UNSCHEDULABLE_SECONDS, is_running, read
 
 NOW = datetime(2026, 11, 30, 4, 0, tzinfo=UTC)
 
@@ -16,6 +16,10 @@ def waiting(reason, message):
 
 def ended(**facts):
     return {"phase": "Failed", "containerStatuses": [{"state": {"terminated": facts}}]}
+
+
+def beside(state):
+    return {"name": "proxy", "state": state}
 
 
 def unscheduled(reason="Unschedulable"):
@@ -68,6 +72,17 @@ def unscheduled(reason="Unschedulable"):
             "exited (PreemptionByScheduler: default-scheduler: preempting to accommodate a higher priority pod)",
             "evicted",
         ),
+        *(
+            ({"phase": "Failed", "reason": reason, "message": "no"}, f"exited ({reason}: no)", "unschedulable")
+            for reason in ("OutOfnvidia.com/gpu", "OutOfmemory", "UnexpectedAdmissionError", "TopologyAffinityError")
+        ),
+        # What a mesh put beside the engine ends nothing, but may keep all of it from starting.
+        ({"phase": "Running", "containerStatuses": [beside({"terminated": {"exitCode": 0}})]}, "running", None),
+        (
+            {"phase": "Pending", "initContainerStatuses": [beside({"waiting": {"reason": "ErrImagePull"}})]},
+            "exited (ErrImagePull: without a word)",
+            "image_unavailable",
+        ),
         ({"phase": "Succeeded"}, "exited", None),
         ({"phase": "Unknown"}, "unknown (the phase of its pod is Unknown)", None),
         ({}, "unknown (the phase of its pod is not told)", None),
@@ -77,6 +92,13 @@ def test_the_status_of_a_pod_is_read_and_its_end_has_a_cause(status, words, caus
     state = read({"metadata": {"creationTimestamp": NOW.isoformat()}, "status": status}, NOW)
     assert words is None or str(state) == words
     assert state.cause == cause
+
+
+def test_an_engine_runs_when_its_own_container_does_whatever_stands_beside_it():
+    running = {"state": {"running": {}}}
+    for name, is_so in (("engine", True), ("proxy", False)):
+        status = {"containerStatuses": [{"name": name, **running}, {"name": "third", "state": {"waiting": {}}}]}
+        assert is_running({"status": status}) is is_so
 
 
 def test_a_pod_that_no_node_takes_is_waited_for_as_long_as_a_new_node_needs_and_then_named():

@@ -553,7 +553,7 @@ CODES: Final[Mapping[str, Code]] = {
         ),
         argument_unknown=(
             (BLOCK, WARN),
-            "An unknown launch argument; it warns where the driver alone lacks it, in near versions, or if it will go.",
+            "An unknown launch argument; it warns where the driver alone lacks it, in near versions, or if outdated.",
             "Write an argument that the engine and its driver take.",
         ),
         argument_value=(
@@ -561,6 +561,7 @@ CODES: Final[Mapping[str, Code]] = {
             "An argument's value is missing or out of its range, or it is there twice; it warns where the last counts.",
             "Give it once, with a value in its range.",
         ),
+        served_name_refused=((BLOCK,), "The engine refuses the served name.", "Serve it under a name that it takes."),
         served_name_differs=(
             (BLOCK,),
             "The served name is not the one that callers are told.",

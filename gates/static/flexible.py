@@ -83,8 +83,10 @@ class _Line:
             yield from self._twice(place, meant[0])
             return
         unknown = self._names.unknown(base, meant)
-        advice = f"Write an argument that this version of {self._names.display} has."
-        yield self._flaw(place, unknown.message, unknown.expected, advice, code="argument-unknown", found=word)
+        instead = unknown.expected or f"an argument that this version of {self._names.display} has"
+        yield self._flaw(
+            place, unknown.message, unknown.expected, f"Write {instead}.", code="argument-unknown", found=word
+        )
         if "=" not in word and self._plain_next() is not None:
             self._place += 1  # taken for its value
 
@@ -116,7 +118,7 @@ class _Line:
         instead = told.get("instead")
         yield flaw(
             "argument-unknown",
-            f"{self._engine} still takes {name}, and says that it will go{f'; write {instead}' if instead else ''}.",
+            f"{self._engine} still takes {name}, and calls it outdated{f'; write {instead}' if instead else ''}.",
             severity=Severity.WARN,
             pointer=f"/engine/arguments/{place}",
             found=self._words[place],

@@ -33,6 +33,16 @@ def _name(c: Composition) -> Iterator[Flaw]:
             found=said,
             expected=wanted,
         )
+    mark = c.rules.get("served_name_without")
+    for name in dict.fromkeys([wanted, *said] if wanted is not None else said):
+        if mark is not None and mark in name:
+            yield flaw(
+                "served-name-refused",
+                f"{c.engine} refuses a served name with {mark!r} in it, such as {name}.",
+                pointer="/serving/served_name" if name == wanted else "--served-model-name",
+                found=name,
+                expected=f"a name without {mark!r}",
+            )
     names = [adapter.name for adapter, _ in c.adapters]
     if taken := [name for name in names if name == wanted or name in said]:
         yield flaw(

@@ -194,8 +194,8 @@ def test_each_mistake_of_sglang_s_line_blocks_once(words, code, message):
     [
         ("0.5.23", "--cuda-graph-max-bs 8", "block", "the versions <0.5.20 have it; write --cuda-graph-max-bs-decode."),
         ("0.5.9", "--cuda-graph-max-bs-decode 8", "block", "the versions >=0.5.14 have it."),
-        ("0.5.14", "--cuda-graph-max-bs 8", "warn", "says that it will go; write --cuda-graph-max-bs-decode."),
-        ("0.5.23", "--enable-dp-attention", "warn", "says that it will go; write --attn-dp-size with the degree."),
+        ("0.5.14", "--cuda-graph-max-bs 8", "warn", "calls it outdated; write --cuda-graph-max-bs-decode."),
+        ("0.5.23", "--enable-dp-attention", "warn", "calls it outdated; write --attn-dp-size with the degree."),
         ("0.5.9", "--context-length 32k", "block", "it may be a whole number"),
         ("0.5.99", "--wholly-new 1", "warn", "sglang has no argument --wholly-new."),
         ("0.5.99", "--context-length x", "warn", "--context-length is x"),

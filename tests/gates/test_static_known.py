@@ -68,3 +68,21 @@ def test_every_method_that_sglang_s_driver_starts_is_known(root):
         assert "draft-method-unknown" not in codes(
             validate(root, {"engine": {"name": "sglang"}, "draft": {"method": method}})
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "served", "words", "pointer"),
+    [
+        ("sglang", "0.5.23", "qwen:7b", [], "/serving/served_name"),
+        ("sglang", None, "qwen:7b", [], "/serving/served_name"),
+        ("sglang", "0.5.9", None, ["--served-model-name", "qwen:7b"], "--served-model-name"),
+        ("sglang", "0.5.4", "qwen:7b", [], None),
+        ("vllm", "0.32.0", "qwen:7b", [], None),
+        ("sglang", "0.5.23", "org/qwen-7b", [], None),
+    ],
+)
+def test_a_served_name_that_the_engine_refuses_blocks(root, name, version, served, words, pointer):
+    engine = {"name": name, "arguments": words} | ({"version": version} if version else {})
+    found = validate(root, {"engine": engine} | ({"serving": {"served_name": served}} if served else {}))
+    told = [one.pointer for one in found.flaws if (one.code, one.severity) == ("served-name-refused", "block")]
+    assert told == ([pointer] if pointer else [])

@@ -10,6 +10,16 @@ from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.api import Complete
 from schemas.evidence import Attempt, Kind
 from schemas.release import TERMINAL, Phase
+from schemas.runner import JobState
+
+STOPPED = "runner-stopped"
+"""Problem of an attempt whose runner was stopped, such as to be replaced by a newer one."""
+PREEMPTED = "preempted"
+"""Problem of an attempt that made room for what is live."""
+EMPTIED = "runner-emptied"
+"""Problem of an attempt that its runner's deadline ended, and of a job that was told to end for it."""
+ACTS = {STOPPED: "stopped", PREEMPTED: PREEMPTED, EMPTIED: failures.EMPTIED}
+"""Problem of an attempt that ended by somebody else's act → what its own act is called in the log."""
 
 
 def tell_lost(session: Session, service: Service, row: JobRow, *, at: datetime) -> None:
@@ -19,6 +29,17 @@ def tell_lost(session: Session, service: Service, row: JobRow, *, at: datetime) 
     said = Complete(fencing_token=row.fencing_token, problem="runner-lost", detail=detail)
     left = None if row.attempt >= failures.MAX_ATTEMPTS else 0.0
     errored(session, service, row, said, at=at, retry_in=left, act=f"lost:{row.fencing_token}")
+
+
+def begin_anew(session: Session, service: Service, row: JobRow, problem: str, why: str, *, at: datetime) -> None:
+    """Let a job that somebody else's act ended take its turn again: no attempt is lost, and no gate with a verdict."""
+    said = Complete(fencing_token=row.fencing_token, problem=problem, detail=why)
+    errored(session, service, row, said, at=at, retry_in=0.0, act=f"{ACTS[problem]}:{row.fencing_token}")
+    row.state, row.due_at, row.lease_until = JobState.PENDING, at, None
+    row.attempt -= 1
+    row.devices, row.preempted_for = [], None
+    row.problem, row.progress = f"{problem}: {why}"[:2000], "waiting for its turn again"
+    session.flush()
 
 
 def errored(

@@ -11,17 +11,15 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from registry import acts, attempts, draining, evidence, failures, handover, runners
+from registry import acts, attempts, draining, evidence, handover, runners
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow, RunnerRow, TargetRow
-from schemas.api import Complete, RunnerDrain
+from schemas.api import RunnerDrain
 from schemas.evidence import Kind, RunnerDrained, RunnerUndrained
 from schemas.runner import JobKind, JobState
 
 MOST_LOSSES = 200
-EMPTIED = "runner-emptied"
-"""Problem of an attempt that its runner's deadline ended, and of a job that was told to end for it."""
 
 
 def stream(runner: UUID) -> str:
@@ -143,11 +141,5 @@ def give_back(session: Session, service: Service, job: JobRow, at: datetime) -> 
         f"by {runner.drained_by}: {runner.drain_reason}" if runner.drained_at is not None else "before its drain ended"
     )
     why = f"runner {runner.name} was emptied {who}"
-    said = Complete(fencing_token=job.fencing_token, problem=EMPTIED, detail=why)
-    attempts.errored(session, service, job, said, at=at, retry_in=0.0, act=f"{failures.EMPTIED}:{job.fencing_token}")
-    job.state, job.due_at, job.lease_until = JobState.PENDING, at, None
-    job.attempt -= 1
-    job.devices, job.preempted_for = [], None
-    job.problem, job.progress = f"{EMPTIED}: {why}"[:2000], "waiting for another runner"
-    session.flush()
+    attempts.begin_anew(session, service, job, attempts.EMPTIED, why, at=at)
     return True

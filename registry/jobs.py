@@ -149,7 +149,7 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
     job.fencing_token += 1
     job.lease_until = at + timedelta(seconds=service.settings.lease_seconds)
     job.progress = "claimed"
-    if job.problem in {QUARANTINED, emptying.EMPTIED}:
+    if job.problem in {QUARANTINED, attempts.EMPTIED}:
         job.problem = None  # it was lifted, or its runner was lost before it ended, and the job begins anew
     session.flush()
     return _claim(session, service, job)
@@ -223,7 +223,7 @@ def renew(session: Session, service: Service, project: UUID, job: UUID, said: Pr
         session.flush()
     elif emptying.is_over(session, row, db.now(session)):
         # Why it ends stays known, should the drain be over before it has.
-        is_wanted, row.problem = False, emptying.EMPTIED
+        is_wanted, row.problem = False, attempts.EMPTIED
         session.flush()
     elif preemption.is_to_end(session, row, db.now(session)):
         is_wanted = False
@@ -321,7 +321,7 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
     row = held(session, project, job, said.fencing_token)
     at = db.now(session)
     quotas.spend(row, at)
-    is_emptied = row.problem == emptying.EMPTIED or emptying.is_over(session, row, at)
+    is_emptied = row.problem == attempts.EMPTIED or emptying.is_over(session, row, at)
     if said.problem is None and row.is_wanted and is_emptied:
         is_left = row.kind == JobKind.SERVE or _is_unfinished(session, row)
         if is_left and emptying.give_back(session, service, row, at):
@@ -333,7 +333,11 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
         detail = "the replica ended, and nobody had asked for it"
         said = Complete(fencing_token=said.fencing_token, problem="ended-unasked", detail=detail)
     if said.problem is None and row.preempted_for is not None and _is_unfinished(session, row):
-        _put_back(session, service, row, at=at)
+        attempts.begin_anew(session, service, row, attempts.PREEMPTED, preemption.made_room(session, row), at=at)
+        return
+    if said.problem == attempts.STOPPED and row.kind != JobKind.SERVE and _is_unfinished(session, row):
+        # Runners are replaced one after another: three of them in an hour are no three failures.
+        attempts.begin_anew(session, service, row, attempts.STOPPED, said.detail or "it was stopped", at=at)
         return
     if said.problem is None:
         _finish(session, service, row, problem=None, at=at)
@@ -383,18 +387,6 @@ def _is_unfinished(session: Session, row: JobRow) -> bool:
         return row.reference is None
     verdicts = {result.gate: result.verdict for result in results(session, row)}
     return Verdict.FAILED not in verdicts.values() and any(gate not in verdicts for gate in row.gates)
-
-
-def _put_back(session: Session, service: Service, row: JobRow, *, at: datetime) -> None:
-    """Let a job that made room take its turn again: it has lost no attempt, and no gate that has a verdict."""
-    why = preemption.made_room(session, row)
-    said = Complete(fencing_token=row.fencing_token, problem=preemption.PREEMPTED, detail=why)
-    attempts.errored(session, service, row, said, at=at, retry_in=0.0, act=f"preempted:{row.fencing_token}")
-    row.state, row.due_at, row.lease_until = JobState.PENDING, at, None
-    row.attempt -= 1
-    row.devices, row.preempted_for = [], None
-    row.problem, row.progress = f"{preemption.PREEMPTED}: {why}", "waiting for its turn again"
-    session.flush()
 
 
 def _finish(session: Session, service: Service, row: JobRow, *, problem: str | None, at: datetime) -> None:

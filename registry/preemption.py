@@ -17,8 +17,6 @@ from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.release import Phase
 from schemas.runner import JobKind, JobState
 
-PREEMPTED = "preempted"
-"""Problem of an attempt that made room."""
 MOST_URGENT = 16
 """Replicas that are looked at, of those that wait for room."""
 WAIT_SECONDS = 5.0

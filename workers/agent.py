@@ -61,6 +61,7 @@ class Agent:
         # The process is one runner: what its operator allows of engines that run elsewhere holds for all of its jobs.
         DRIVERS[EXTERNAL.name] = external.driver(Admission(settings.external_hosts or "", settings.external_tokens))
         self._launchers: tuple[Launcher, ...] = ()
+        self._staging: Staging | None = None
         self._sweeping: threading.Thread | None = None
         self._swept = time.monotonic()
         self._bell = threading.Event()
@@ -173,7 +174,9 @@ class Agent:
 
     def _site(self) -> Site:
         settings, found = self._settings, nvml.read()
-        # The same for as long as this runs: they know the engines that they started and took up.
+        # The same for as long as this runs: they know the engines that they started and took up, and what jobs hold.
+        if self._staging is None:
+            self._staging = Staging(settings.data_dir, settings.store_dir, kept_bytes=settings.kept_bytes)
         if not self._launchers:
             own = launcher_of(settings)
             ways = earlier.others(settings, live.shelf(settings.data_dir).handles())
@@ -184,7 +187,7 @@ class Agent:
             fingerprint=fingerprint.told(settings.hardware) or fingerprint.fingerprint(found),
             identifiers=found.identifiers,
             hardware=settings.runner_class,
-            staging=Staging(settings.data_dir, settings.store_dir, kept_bytes=settings.kept_bytes),
+            staging=self._staging,
             launcher=self._launchers[0],
             others=self._launchers[1:],
             client=self._client,

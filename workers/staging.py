@@ -132,31 +132,34 @@ class Staging:
     def release(self, job: str) -> None:
         """Say that a job holds nothing any more; what is above the limit then goes, longest unused first."""
         with self._lock:
-            for holders in self._holders.values():
-                holders.discard(job)
+            for name in [name for name, holders in self._holders.items() if job in holders]:
+                self._holders[name].discard(job)
+                if not self._holders[name]:
+                    del self._holders[name]
+                # It was in use until now, however long ago it was staged: what served for a month is needed first.
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(self._staged / name)
         while self._kept_bytes and self.used_bytes() > self._kept_bytes and self._let_go():
             pass
 
     def used_bytes(self) -> int:
         """Return the bytes of staged files that lie in this folder alone; what is linked to the store takes no room."""
-        cached = {path.stat().st_ino: path.stat().st_size for path in self._cached()}
-        copied = sum(size for root in self._roots() for _, links, size in _inodes(root) if links == 1)
+        cached = {facts.st_ino: facts.st_size for _, facts in self._cached()}
+        copied = sum(size for _, root in self._roots() for _, links, size in _inodes(root) if links == 1)
         return sum(cached.values()) + copied
 
     def _let_go(self, besides: Path | None = None) -> bool:
         """Remove the staged bundle that was unused for longest, and what was fetched for it. False when all is used."""
         with self._lock:
-            held = {name for name, holders in self._holders.items() if holders}
-            free = [root for root in self._roots() if root.name not in held and root != besides]
-            for root in sorted(free, key=lambda one: one.stat().st_mtime):
+            free = [(used, root) for used, root in self._roots() if root.name not in self._holders and root != besides]
+            for _, root in sorted(free):
                 with contextlib.suppress(BlockingIOError), _lock_now(root.with_suffix(".lock")):
                     inodes = {inode for inode, _, _ in _inodes(root)}
                     shutil.rmtree(root)
-                    for path in self._cached():
-                        facts = path.stat()
+                    for path, facts in self._cached():
                         # Another bundle may have it too.
                         if facts.st_ino in inodes and facts.st_nlink == 1:
-                            path.unlink()
+                            path.unlink(missing_ok=True)
                     return True
         return False
 
@@ -176,11 +179,13 @@ class Staging:
             cause=str(Cause.DISK_FULL),
         )
 
-    def _roots(self) -> list[Path]:
-        return [one for one in self._staged.iterdir() if one.is_dir() and not one.name.startswith(PARTIAL)]
+    def _roots(self) -> list[tuple[float, Path]]:
+        """Return the folders of staged bundles, each behind the time at which it was used last."""
+        found = _facts(path for path in self._staged.iterdir() if not path.name.startswith(PARTIAL))
+        return [(facts.st_mtime, path) for path, facts in found if stat.S_ISDIR(facts.st_mode)]
 
-    def _cached(self) -> list[Path]:
-        return [path for path in self._cache.folder.glob("??/*") if path.is_file()]
+    def _cached(self) -> list[tuple[Path, os.stat_result]]:
+        return [(path, facts) for path, facts in _facts(self._cache.folder.glob("??/*")) if stat.S_ISREG(facts.st_mode)]
 
     def tidy(self) -> None:
         """Remove what a killed process left half done. For the only process that uses the folder, at its start."""
@@ -232,7 +237,7 @@ class Staging:
                 if not _link(cached, target):
                     shutil.copyfile(cached, target)
                     target.chmod(READ_ONLY)
-                    cached.unlink()
+                    cached.unlink(missing_ok=True)
                 return
 
 
@@ -280,10 +285,17 @@ def _is_whole(root: Path, bundle: Bundle) -> bool:
 
 def _inodes(root: Path) -> Iterator[tuple[int, int, int]]:
     """Yield inode, links and size of each file under a folder."""
-    for path in root.rglob("*"):
-        facts = path.lstat()
+    # Unlike a glob, a walk passes by a folder that is gone meanwhile.
+    for _, facts in _facts(Path(folder, name) for folder, _, names in os.walk(root) for name in names):
         if stat.S_ISREG(facts.st_mode):
             yield facts.st_ino, facts.st_nlink, facts.st_size
+
+
+def _facts(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield paths with what the disk says of them; what another job lets go of meanwhile is left out."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            yield path, path.lstat()
 
 
 @contextlib.contextmanager

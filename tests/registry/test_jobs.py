@@ -92,6 +92,19 @@ def lost(service: Service, job_id: UUID) -> list[str]:
     return [f"{body['problem']}: {body['detail']}, again in {body.get('retry_in_seconds')}" for body in told]
 
 
+def test_a_run_whose_runners_are_replaced_one_after_another_loses_no_attempt(service: Service, actor: Actor) -> None:
+    made = job(service, actor)
+    for place in range(4):
+        held = claim(service, actor, f"r{place}")
+        assert held is not None
+        assert (held.job, held.attempt) == (made, 1)
+        said = Complete(fencing_token=held.fencing_token, problem="runner-stopped", detail=f"runner r{place} went")
+        with service.database.transaction() as session:
+            jobs.complete(session, service, actor.project_id, made, said)
+        assert state(service, actor, made) == ("pending", 0)
+    assert lost(service, made) == [f"runner-stopped: runner r{place} went, again in 0.0" for place in range(4)]
+
+
 def test_a_claim_names_what_traffic_goes_back_to_last_accepted_and_not_last_deployed(
     service: Service, actor: Actor
 ) -> None:

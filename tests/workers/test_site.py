@@ -4,11 +4,14 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from pydantic import SecretStr
 
 from registry.client import Client
+from registry.settings import RunnerSettings
 from schemas.bundle import Bundle
 from schemas.runner import Claim, JobKind
 from tests.support import chain, factories
+from workers.agent import Agent
 from workers.fingerprint import fingerprint
 from workers.launchers.process import ProcessLauncher
 from workers.lease import Lease
@@ -55,6 +58,25 @@ def test_the_files_of_what_a_job_boots_besides_its_own_bundle_are_kept_until_it_
         assert place.root.is_dir()
         staging.release(str(lease.job))
         assert not place.root.exists()
+
+
+def test_a_runner_whose_loop_began_anew_still_knows_what_its_jobs_hold(tmp_path: Path) -> None:
+    settings = RunnerSettings(
+        name="r1", runner_class="cpu", api_url="http://127.0.0.1:1", token=SecretStr("t"), data_dir=tmp_path,
+        broker_url=SecretStr("redis://127.0.0.1:1/0"), kept_bytes=1,
+    )  # fmt: skip
+    source = chain.write_bundle_directory(tmp_path / "source")
+    own = chain.describe(source, environment="sha256:" + "a" * 64)
+    contents = {file.sha256: (source / file.path).read_bytes() for file in own.files}
+    with Client("http://127.0.0.1:1", "none") as client:
+        agent = Agent(settings, client)
+        before = agent._site().staging
+        before.hold(own.digest, "live")
+        root = before.stage(own, lambda digest: iter([contents[digest]])).root
+        agent._site().staging.release("another job, whose end makes room")
+        assert root.is_dir()
+        agent._site().staging.release("live")
+        assert not root.exists()
 
 
 def test_a_job_s_own_replica_has_the_first_and_the_accepted_bundle_the_next(tmp_path: Path) -> None:

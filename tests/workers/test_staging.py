@@ -283,13 +283,13 @@ def stage(places: Staging, source, name: str, job: str | None = None) -> Bundle:
     return made
 
 
-def test_above_the_limit_what_no_job_holds_goes_longest_unused_first_and_shared_files_stay(tmp_path, source):
+def test_above_the_limit_what_no_job_holds_goes_and_shared_files_stay(tmp_path, source):
     size = sum(len(content) for content in named(source, "a")[1].values())
     places = Staging(tmp_path, kept_bytes=size + 3500)
     old, newer = stage(places, source, "a", "job-1"), stage(places, source, "bb", "job-2")
     used = places.used_bytes()
     assert used == size + 2000
-    newest = stage(places, source, "ccc")
+    newest = stage(places, source, "ccc", "job-3")
     places.release("job-2")
     # `a` is older and held. What they share stays, and the room of one's own file is enough.
     assert [places.root(one).is_dir() for one in (old, newer, newest)] == [True, False, True]
@@ -297,6 +297,43 @@ def test_above_the_limit_what_no_job_holds_goes_longest_unused_first_and_shared_
     assert passes(old, places.root(old))
     places.release("job-1")
     assert places.root(old).is_dir()
+
+
+def test_what_was_in_use_until_now_goes_after_what_was_staged_since(tmp_path, source):
+    size = sum(len(content) for content in named(source, "a")[1].values())
+    places = Staging(tmp_path, kept_bytes=size + 1500)
+    served, tried = stage(places, source, "a", "month-long"), stage(places, source, "bb")
+    places.release("month-long")
+    assert [places.root(one).is_dir() for one in (served, tried)] == [True, False]
+
+
+def test_what_others_remove_meanwhile_is_passed_by(tmp_path, source):
+    places, size = Staging(tmp_path), sum(len(content) for content in named(source, "a")[1].values())
+    kept, gone = stage(places, source, "a"), stage(places, source, "bb")
+    seen = places._cached()
+    staging.shutil.rmtree(places.root(gone))
+    assert [path for path, _ in staging._facts([places.root(gone), places.root(kept)])] == [places.root(kept)]
+    assert len(seen) == 4
+    assert places.used_bytes() == size + 2000  # its own file is in the cache still
+    assert list(staging._inodes(places.root(gone))) == []
+
+
+def test_jobs_at_once_share_what_was_fetched_where_nothing_can_be_linked(tmp_path, bundle, contents, monkeypatch):
+    def link(*_, **__):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    places, copy, gone = Staging(tmp_path), staging.shutil.copyfile, []
+
+    def copyfile(cached, target):
+        copy(cached, target)
+        cached.unlink()  # the other job has copied it too, and was first
+        gone.append(target.name)
+
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(staging.shutil, "copyfile", copyfile)
+    fetch = serve(contents)
+    assert passes(bundle, places.stage(bundle, fetch).root)
+    assert len(gone) == len(fetch.asked) == len(bundle.files)
 
 
 def test_a_full_disk_lets_go_of_what_is_unused_and_stages_then(tmp_path, source):

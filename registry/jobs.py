@@ -144,7 +144,8 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
     if job.state == JobState.CLAIMED:
         quotas.spend(job, job.lease_until or at)  # its holder was heard of until then
     job.state = JobState.CLAIMED
-    job.runner_id, job.devices, job.claimed_at, job.preempted_for = runner.id, devices, at, None
+    job.runner_id, job.devices, job.claimed_at = runner.id, devices, at
+    job.preempted_for = job.avoids = None
     job.attempt += 1
     job.fencing_token += 1
     job.lease_until = at + timedelta(seconds=service.settings.lease_seconds)
@@ -355,6 +356,8 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
     row.due_at = at + timedelta(seconds=follows.wait_seconds)
     row.lease_until = None
     row.problem = problem
+    # A replica whose engine failed begins again soonest where its files are.
+    row.avoids = row.runner_id if said.cause is None or row.kind != JobKind.SERVE else None
     row.progress = "waiting to be tried again"
     session.flush()
 

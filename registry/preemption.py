@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from gates import fitting
 from gates.fitting import Needs
-from registry import runners, scheduling
+from registry import room, runners, scheduling
 from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.release import Phase
 from schemas.runner import JobKind, JobState
@@ -96,10 +96,10 @@ def _runners(session: Session, job: JobRow) -> list[RunnerRow]:
 
 def _plan(session: Session, runner: RunnerRow, urgent: JobRow, at: datetime) -> list[JobRow] | None:
     """Return the fewest, least needed jobs whose end makes room on a runner; none where it has room, None for never."""
-    needs = scheduling.read(urgent.needs) if urgent.needs is not None else None
+    needs = room.read(urgent.needs) if urgent.needs is not None else None
     if needs is None and urgent.needs is not None:
         return None
-    if needs is not None and fitting.obstacles(needs, scheduling.offer(runner)):
+    if needs is not None and fitting.obstacles(needs, room.offer(runner)):
         return None
     held = list(
         session.scalars(
@@ -127,7 +127,7 @@ def _plan(session: Session, runner: RunnerRow, urgent: JobRow, at: datetime) -> 
 def _has_room(runner: RunnerRow, slots: int | None, needs: Needs | None, held: Sequence[JobRow]) -> bool:
     if slots is not None and len(held) >= slots:
         return False
-    reserved = scheduling.held_by(runner, [(one.needs, one.devices) for one in held])
+    reserved = room.held_by(runner, [(one.needs, one.devices) for one in held])
     return needs is None or reserved.room(needs) is not None
 
 

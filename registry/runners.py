@@ -13,7 +13,8 @@ from uuid6 import uuid7
 from registry import auth, db
 from registry.auth import Actor
 from registry.tables import JobRow, ReleaseRow, RunnerRow
-from schemas.problems import NotFound
+from schemas.common import format_instant
+from schemas.problems import Conflict, NotFound
 from schemas.release import Phase
 from schemas.runner import JobKind, JobState, LauncherName, RunnerRegistration
 
@@ -22,8 +23,18 @@ _LAUNCHER: TypeAdapter[LauncherName] = TypeAdapter(LauncherName)
 
 
 def register(session: Session, project: UUID, body: RunnerRegistration) -> RunnerRow:
-    """Register a runner, or refresh what is known of it: a name in a project is one runner."""
+    """Register a runner, or refresh what is known of it: a name in a project is one runner.
+
+    Raises:
+        Conflict: the runner of this name is another machine, which was heard of a moment ago.
+    """
     at = db.now(session)
+    query = select(RunnerRow).where(RunnerRow.project_id == project, RunnerRow.name == body.name)
+    before = session.scalars(query.with_for_update().execution_options(populate_existing=True)).one_or_none()
+    if before is not None:
+        if is_alive(session, before):
+            _require_machine(before, body.boot_id, body.launcher)
+        _keep_devices(session, before, body)
     values = {
         "runner_class": body.runner_class,
         "fingerprint": body.fingerprint.model_dump(mode="json", exclude_none=True),
@@ -33,6 +44,7 @@ def register(session: Session, project: UUID, body: RunnerRegistration) -> Runne
         "environments": body.environments,
         "launcher": body.launcher,
         "disk_free_bytes": body.disk_free_bytes,
+        "device_ids": body.device_ids,
         "speaks": body.speaks,
         "last_seen_at": at,
     }
@@ -43,6 +55,39 @@ def register(session: Session, project: UUID, body: RunnerRegistration) -> Runne
         .returning(RunnerRow.id)
     ).one()
     return get(session, project, runner)
+
+
+def _require_machine(row: RunnerRow, boot_id: str, launcher: str | None) -> None:
+    """Return when a runner speaks from the machine that has its name. A cluster runs it on one node or another."""
+    if row.boot_id == boot_id or "kubernetes" in {row.launcher, launcher}:
+        return
+    raise Conflict(
+        f"the runner {row.name} is another machine (boot {row.boot_id}; this one is {boot_id}), last heard of at "
+        f"{format_instant(row.last_seen_at)}: give each runner a name of its own (SLUICEGATE_RUNNER__NAME). Where it "
+        f"is the same one and was started again, it is let in {ALIVE_SECONDS} s after its last word"
+    )
+
+
+def _keep_devices(session: Session, row: RunnerRow, body: RunnerRegistration) -> None:
+    """Have jobs keep the accelerators that they were given, whatever stands in their places now.
+
+    One that is gone, or was divided, shifts the places of those behind it. Where their names are not known, a job that
+    has some is taken to have all.
+    """
+    before, now = row.device_ids, body.device_ids
+    cards = [one.model_dump(mode="json", exclude_none=True) for one in body.fingerprint.accelerators]
+    if before == now if before and now else row.fingerprint["accelerators"] == cards:
+        return
+    held = select(JobRow).where(JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED).with_for_update()
+    for job in session.scalars(held.order_by(JobRow.id)):
+        if not job.devices:
+            continue
+        if before and now:
+            had = [before[place] for place in job.devices if place < len(before)]
+            job.devices = [now.index(name) for name in had if name in now]
+        else:
+            job.devices = list(range(len(cards)))
+    session.flush()
 
 
 def get(session: Session, project: UUID, runner: UUID) -> RunnerRow:
@@ -64,9 +109,23 @@ def named(session: Session, project: UUID, name: str) -> RunnerRow:
     return row
 
 
-def heartbeat(session: Session, project: UUID, runner: UUID, *, disk_free_bytes: int | None = None) -> RunnerRow:
-    """Record that a runner lives, and how much disk it has left, where it says so."""
+def heartbeat(
+    session: Session,
+    project: UUID,
+    runner: UUID,
+    *,
+    disk_free_bytes: int | None = None,
+    boot_id: str | None = None,
+) -> RunnerRow:
+    """Record that a runner lives, and how much disk it has left, where it says so.
+
+    Raises:
+        NotFound.
+        Conflict: it says on which machine it is, and another one has registered under its name since.
+    """
     row = get(session, project, runner)
+    if boot_id is not None:
+        _require_machine(row, boot_id, None)
     row.last_seen_at = db.now(session)
     if disk_free_bytes is not None:
         row.disk_free_bytes = disk_free_bytes

@@ -1,32 +1,25 @@
 """Which job goes to which runner: what fits, what is free, who comes first.
 
 A job is matched when a runner asks for one, never before: what a runner has and what is free on it may have changed.
-What a job holds of a machine is said by its row, and counts while its lease lasts, on the database's clock. So a
-reservation needs nobody to give it back.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
-import structlog
-from pydantic import ValidationError
 from sqlalchemy import ColumnElement, and_, case, func, or_, select, true
 from sqlalchemy.orm import Session, aliased
 
 from gates import fitting
-from gates.fitting import Needs, Offer
-from registry import db, documents, evidence, quotas, runners, targets
+from gates.fitting import Needs
+from registry import db, documents, evidence, quotas, runners, targets, turns
+from registry.room import Reserved, offer, read, reserved
 from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.bundle import Bundle
 from schemas.problems import NoRunnerFits
 from schemas.release import Phase
 from schemas.result import GateResult
-from schemas.runner import Fingerprint, JobKind, JobState, ReplicaState
-
-log = structlog.get_logger(__name__)
+from schemas.runner import JobKind, JobState, ReplicaState
 
 OPEN = (JobState.PENDING, JobState.CLAIMED)
 DRILL = "rollback"
@@ -107,26 +100,6 @@ def is_needed_anew(session: Session, job: JobRow, gates: Collection[str]) -> boo
     return True
 
 
-def offer(runner: RunnerRow) -> Offer:
-    """Return what a runner has, as it said."""
-    return Offer(
-        Fingerprint.model_validate(runner.fingerprint),
-        engines=tuple(runner.engines),
-        environments=runner.environments or {},
-        launcher=runners.launcher(runner),
-        speaks=runner.speaks or 0,
-    )
-
-
-def read(needs: dict[str, Any]) -> Needs | None:
-    """Return what a job takes, as it was kept; None where a later version kept it, which alone can tell what fits."""
-    try:
-        return Needs.model_validate(needs)
-    except ValidationError as error:
-        log.warning("needs_unreadable", needs=needs, error=str(error))
-        return None
-
-
 def require_fit(session: Session, project: UUID, runner_class: str, needs: Needs | None) -> None:
     """Return when a runner of the class could run this, or none of the class was ever heard of.
 
@@ -179,7 +152,12 @@ def occupied(session: Session, job: JobRow, among: Sequence[RunnerRow]) -> str |
         if held.room(needs) is not None:
             return None
         told.append(f"{one.name} has reserved {held}")
-    return f"room for {needs}: {'; '.join(told[:MOST_NAMED])}" if told else None
+    if not told:
+        return None
+    kept = turns.kept(session, job.project_id, job.runner_class, at)
+    if kept is not None and kept[0] == job.id:
+        told = [*told[:MOST_NAMED], f"{kept[1].name} takes no other gates until it has it"]
+    return f"room for {needs}: {'; '.join(told[: MOST_NAMED + 1])}"
 
 
 def _of_class(session: Session, project: UUID, runner_class: str) -> list[RunnerRow]:
@@ -191,49 +169,6 @@ def _told(lacks: dict[str, list[str]]) -> str:
     named = [f"{name}: {'; '.join(why)}" for name, why in sorted(lacks.items())[:MOST_NAMED]]
     rest = len(lacks) - len(named)
     return ". ".join([*named, *([f"{rest} more lack something too"] if rest else [])])
-
-
-# ------------------------------------------------------------------------------------------------- what is free
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """What the jobs that a runner holds have reserved of it."""
-
-    fingerprint: Fingerprint
-    devices: frozenset[int]
-    memory_bytes: int
-
-    def room(self, needs: Needs) -> list[int] | None:
-        """Return the accelerators that a replica gets, none of them on a processor; None when there is no room."""
-        if not fitting.has_memory(needs, self.fingerprint, self.memory_bytes):
-            return None
-        return fitting.positions(needs, self.fingerprint, self.devices)
-
-    def __str__(self) -> str:
-        if self.fingerprint.accelerators:
-            return f"{len(self.devices)} of {len(self.fingerprint.accelerators)} accelerators"
-        return f"{self.memory_bytes / 1e9:,.1f} of {self.fingerprint.memory_bytes / 1e9:,.1f} GB"
-
-
-def reserved(session: Session, runner: RunnerRow, at: datetime) -> Reserved:
-    """Return what is reserved of a runner by jobs whose lease has not run out."""
-    held = session.execute(
-        select(JobRow.needs, JobRow.devices).where(
-            JobRow.runner_id == runner.id, JobRow.state == JobState.CLAIMED, JobRow.lease_until >= at
-        )
-    ).all()
-    return held_by(runner, [(needs, devices) for needs, devices in held])
-
-
-def held_by(runner: RunnerRow, held: Sequence[tuple[dict[str, Any] | None, list[Any] | None]]) -> Reserved:
-    """Return what jobs reserve of a runner, each given as its needs and its devices."""
-    machine = Fingerprint.model_validate(runner.fingerprint)
-    taken = [read(needs) for needs, _ in held if needs is not None]
-    # What cannot be read may take all there is.
-    memory = sum(machine.memory_bytes if one is None else one.machine_bytes for one in taken)
-    devices = frozenset(place for _, places in held for place in places or ())
-    return Reserved(machine, devices, memory)
 
 
 # ------------------------------------------------------------------------------------------------ who comes first
@@ -266,6 +201,7 @@ def next_job(session: Session, runner: RunnerRow, at: datetime) -> tuple[JobRow,
         if wanted is not None and held.room(wanted) is not None and not fitting.obstacles(wanted, machine):
             fitting_ones.append(needs)
     other = aliased(JobRow)
+    is_serve = JobRow.kind == JobKind.SERVE
     turn = (
         select(func.max(other.claimed_at))
         .where(
@@ -275,10 +211,17 @@ def next_job(session: Session, runner: RunnerRow, at: datetime) -> tuple[JobRow,
         )
         .scalar_subquery()
     )
+    kept = turns.kept(session, runner.project_id, runner.runner_class, at)
     job = session.scalar(
         select(JobRow)
         .join(ReleaseRow, ReleaseRow.id == JobRow.release_id, isouter=True)
-        .where(*asked, _may_take(session, runner, at), or_(JobRow.needs.is_(None), JobRow.needs.in_(fitting_ones)))
+        .where(
+            *asked,
+            _may_take(session, runner, at),
+            or_(JobRow.needs.is_(None), JobRow.needs.in_(fitting_ones)),
+            JobRow.id.not_in(turns.left_to_others(session, runner, at)),
+            true() if kept is None or kept[1].id != runner.id else or_(is_serve, JobRow.id == kept[0]),
+        )
         .order_by(_rank(at), turn.nulls_first(), JobRow.due_at)
         .limit(1)
         .with_for_update(skip_locked=True, of=JobRow)

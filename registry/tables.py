@@ -409,6 +409,8 @@ class RunnerRow(Base):
     environments: Mapped[dict[str, Any] | None]
     launcher: Mapped[str | None]
     disk_free_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    device_ids: Mapped[list[Any] | None]
+    """What its driver calls the accelerators of its fingerprint, in their order; null where it did not say."""
     speaks: Mapped[int | None] = mapped_column(BigInteger)
     """Version of claims that it understands; null for one from before there were versions."""
     drained_at: Mapped[datetime | None]
@@ -462,6 +464,8 @@ class JobRow(Base):
     lease_until: Mapped[datetime | None]
     progress: Mapped[str | None]
     problem: Mapped[str | None]
+    avoids: Mapped[UUID | None]
+    """Runner for whose own sake its last attempt failed: another one that could take it goes first."""
     reference: Mapped[str | None] = mapped_column(ForeignKey("documents.digest"))
     replica: Mapped[dict[str, Any] | None]
     """Latest ReplicaReport, with `since`."""

@@ -144,6 +144,9 @@ class RunnerRegistration(Closed):
     )
     launcher: LauncherName | None = Field(None, description="How it starts engines; as processes when it does not say.")
     disk_free_bytes: Integer | None = Field(None, description="Disk left where files are staged, in bytes.")
+    device_ids: Annotated[list[ShortText], Field(max_length=1024)] | None = Field(
+        None, description="What the driver calls the accelerators of the fingerprint, in their order."
+    )
     speaks: Integer | None = Field(
         None, description="Version of claims that it understands; an older runner does not say, and is not given all."
     )

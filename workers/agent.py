@@ -19,7 +19,7 @@ from uuid import UUID
 from gates.environment import place_engines
 from registry.client import Client
 from registry.settings import RunnerSettings
-from schemas.problems import NotFound, Problem, TransitionRefused
+from schemas.problems import Conflict, NotFound, Problem, TransitionRefused
 from schemas.runner import SPEAKS, Claim, JobKind, RunnerRegistration
 from workers import evaluation, fingerprint, live, nvml, recording
 from workers.boot import installed_engines
@@ -144,14 +144,16 @@ class Agent:
         while runner is not None and not self._stopping.is_set():
             try:
                 if time.monotonic() - beat >= HEARTBEAT_SECONDS:
-                    self._client.runners.heartbeat(runner, disk_free_bytes=self._disk_left())
+                    self._client.runners.heartbeat(runner, disk_free_bytes=self._disk_left(), boot_id=boot_id())
                     beat = time.monotonic()
                 self._claim_all(site, runner)
                 for launcher in site.launchers:
                     launcher.reap()
                 self._sweep(site)
-            except NotFound:
-                # The service has forgotten this runner: its database was replaced.
+            except (NotFound, Conflict) as problem:
+                # The service has forgotten this runner, since its database was replaced; or another machine has its
+                # name, and what this one holds goes on while it waits for that one to be gone.
+                log.warning("not_registered_any_more", detail=problem.detail)
                 runner = self._register(site)
             except Problem as problem:
                 log.warning("service_does_not_answer", detail=problem.detail)
@@ -206,6 +208,8 @@ class Agent:
             boot_id=boot_id(),
             slots=self._settings.slots,
             disk_free_bytes=self._disk_left(),
+            # Where hardware is told by a file, the driver of this machine knows nothing of it.
+            device_ids=list(site.identifiers) if self._settings.hardware is None else None,
             # A service that does not know this yet refuses it, so that nothing is claimed that this cannot read.
             speaks=SPEAKS,
         )
@@ -235,7 +239,7 @@ class Agent:
             # After an outage our own leases come first: else we would claim our own jobs from ourselves.
             if not all(lease.renew() for lease in leases if lease.is_overdue and not lease.is_lost):
                 return
-            claim = self._client.runners.claim(runner)
+            claim = self._client.runners.claim(runner, boot_id=boot_id())
             if claim is None:
                 return
             self._hold(site, claim)
@@ -340,12 +344,18 @@ class Agent:
         """Take up the live replicas that a predecessor left, under the leases that it held.
 
         The predecessor is gone, since we have its lock; so its token is ours. Where the service does not know the
-        lease any more, another has the job or nobody wants it, and the engine is ended.
+        lease any more, another has the job or nobody wants it, and the engine is ended. A folder that was copied from
+        another machine has the token of a runner that may live: what was started in another boot is not taken up, and
+        its job is taken anew once its lease has run out.
         """
         kept = live.shelf(site.data_dir)
         for job in kept.jobs():
             left = kept.read(job)
             if left is None:
+                kept.end(job, site.launchers)
+                continue
+            if left.is_elsewhere:
+                log.warning("replica_of_another_boot", job=job, boot_id=left.boot_id)
                 kept.end(job, site.launchers)
                 continue
             lease = Lease(self._client, left.claim)

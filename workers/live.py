@@ -33,6 +33,7 @@ from workers.boot import Transitions, booted, require_engine, require_integrity,
 from workers.engines.base import Command
 from workers.launchers.base import Launched, Launcher, NotTold, Order
 from workers.launchers.logs import trim
+from workers.launchers.proc import boot_id
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.serving import NotWanted, Replica
 from workers.site import Site
@@ -71,6 +72,11 @@ class Left(Closed):
     def _of_before(cls, claim: object) -> object:
         """Read files that were written before claims named all that they name now: live engines outlive an upgrade."""
         return {"accepted": None, "devices": [], "is_wanted": True, **claim} if isinstance(claim, dict) else claim
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it was started on another machine, or before this one was started again. A cluster has no boots."""
+        return self.pid != 0 and self.boot_id != boot_id()
 
     @property
     def launched(self) -> Launched:

@@ -16,9 +16,10 @@ from registry.api.problems import declare
 from registry.api.routes import Route
 from registry.auth import Actor
 from schemas.api import Complete, Page, Progress, Reported, Run, RunnerDetail, RunnerDrain
-from schemas.common import MAX_INTEGER, Name, Text
+from schemas.common import MAX_INTEGER, Name, ShortText, Text
 from schemas.problems import (
     BundleQuarantined,
+    Conflict,
     DigestMismatch,
     InvalidDocument,
     LeaseLost,
@@ -33,6 +34,9 @@ from schemas.runner import Claim, Renewal, Report, Runner, RunnerRegistration
 router = APIRouter(prefix="/v1", tags=["runners"], route_class=Route)
 
 FencingToken = Annotated[int, Query(ge=0, description="From the claim.")]
+BootId = Annotated[
+    ShortText | None, Query(description="The host's boot id: where the runner is another machine, it is told.")
+]
 MOST_RUNS = 20
 """Of a runner that are shown with it."""
 MAX_RECORD_BYTES = 512 * 1024 * 1024
@@ -62,15 +66,17 @@ def get_runner(
     return RunnerDetail(**told, registered_at=row.registered_at, runs=shown, loses=loses)
 
 
-@router.post("/runners", responses=declare(InvalidDocument), operation_id="registerRunner")
+@router.post("/runners", responses=declare(InvalidDocument, Conflict), operation_id="registerRunner")
 def register_runner(
     body: RunnerRegistration, actor: Annotated[Actor, allow("run_jobs")], session: SessionDep
 ) -> Runner:
-    """Say who a runner is. Repeating it refreshes what is known."""
+    """Say who a runner is. Repeating it refreshes what is known, but for another machine while the first one lives."""
     return draining.wire(session, runners.register(session, actor.project_id, body))
 
 
-@router.post("/runners/{runner}/heartbeats", responses=declare(NotFound, InvalidDocument), operation_id="heartbeat")
+@router.post(
+    "/runners/{runner}/heartbeats", responses=declare(NotFound, InvalidDocument, Conflict), operation_id="heartbeat"
+)
 def heartbeat(
     runner: UUID,
     actor: Annotated[Actor, allow("run_jobs")],
@@ -78,9 +84,10 @@ def heartbeat(
     disk_free_bytes: Annotated[
         int | None, Query(ge=0, le=MAX_INTEGER, description="Disk left where files are staged, in bytes.")
     ] = None,
+    boot_id: BootId = None,
 ) -> Runner:
     """Say that a runner lives."""
-    row = runners.heartbeat(session, actor.project_id, runner, disk_free_bytes=disk_free_bytes)
+    row = runners.heartbeat(session, actor.project_id, runner, disk_free_bytes=disk_free_bytes, boot_id=boot_id)
     return draining.wire(session, row)
 
 
@@ -116,15 +123,19 @@ def undrain_runner(
 
 @router.post(
     "/runners/{runner}/claims",
-    responses={204: {"description": "There is nothing to do."}, **declare(NotFound, InvalidDocument)},
+    responses={204: {"description": "There is nothing to do."}, **declare(NotFound, InvalidDocument, Conflict)},
     response_model=Claim,
     operation_id="claimJob",
 )
 def claim_job(
-    runner: UUID, actor: Annotated[Actor, allow("run_jobs")], service: ServiceDep, session: SessionDep
+    runner: UUID,
+    actor: Annotated[Actor, allow("run_jobs")],
+    service: ServiceDep,
+    session: SessionDep,
+    boot_id: BootId = None,
 ) -> Claim | Response:
     """Take the oldest job that this runner may do."""
-    row = runners.heartbeat(session, actor.project_id, runner)
+    row = runners.heartbeat(session, actor.project_id, runner, boot_id=boot_id)
     claimed = jobs.claim(session, service, row)
     return claimed if claimed is not None else Response(status_code=204)
 

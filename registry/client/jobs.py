@@ -24,12 +24,17 @@ class Runners:
         return self._transport.get(RunnerDetail, f"/v1/runners/{quote(str(runner), safe='')}")
 
     def register(self, body: RunnerRegistration) -> Runner:
-        """Say who a runner is; repeating it refreshes what is known."""
+        """Say who a runner is; repeating it refreshes what is known. Raises Conflict: another machine has the name."""
         return self._transport.post(Runner, "/v1/runners", body)
 
-    def heartbeat(self, runner: UUID, *, disk_free_bytes: int | None = None) -> Runner:
-        """Say that a runner lives, and how much disk it has left. Raises NotFound."""
-        parameters = None if disk_free_bytes is None else {"disk_free_bytes": disk_free_bytes}
+    def heartbeat(self, runner: UUID, *, disk_free_bytes: int | None = None, boot_id: str | None = None) -> Runner:
+        """Say that a runner lives, and how much disk it has left.
+
+        Raises:
+            NotFound.
+            Conflict: the runner is another machine than the one whose boot this is.
+        """
+        parameters = {"disk_free_bytes": disk_free_bytes, "boot_id": boot_id}
         answer = self._transport.send("POST", f"/v1/runners/{runner}/heartbeats", parameters=parameters)
         return self._transport.parse(Runner, answer)
 
@@ -56,9 +61,9 @@ class Runners:
         answer = self._transport.send("DELETE", path, parameters={"reason": reason})
         return self._transport.parse(Runner, answer)
 
-    def claim(self, runner: UUID) -> Claim | None:
-        """Take the oldest job that this runner may do, or None. Raises NotFound."""
-        answer = self._transport.send("POST", f"/v1/runners/{runner}/claims")
+    def claim(self, runner: UUID, *, boot_id: str | None = None) -> Claim | None:
+        """Take the oldest job that this runner may do, or None. Raises NotFound, and Conflict as `heartbeat` does."""
+        answer = self._transport.send("POST", f"/v1/runners/{runner}/claims", parameters={"boot_id": boot_id})
         return None if answer.status_code == 204 else self._transport.parse(Claim, answer)
 
 

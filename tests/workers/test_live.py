@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from uuid import uuid4
 
@@ -286,11 +287,18 @@ def test_a_replica_whose_job_another_took_meanwhile_is_ended_at_the_start(bench)
     until(lambda: shelf(bench).jobs() == [])
 
 
-def test_another_runner_boots_its_own_replica_when_the_first_is_gone_for_good(bench):
+def test_another_runner_even_on_a_copy_of_its_folder_boots_its_own_only_when_the_first_is_gone_for_good(bench):
     job, agent, first = serving(bench)
+    token, copy = bench.row(job).fencing_token, shelf(bench, "r2")
+    # As from another machine, whose lease this one must not go on under.
+    copy.write(job, shelf(bench).read(job).model_copy(update={"boot_id": "of another machine"}))
+    other = bench.start("r2")
+    until(lambda: not copy.jobs() and len(list(bench.client().runners.list())) == 2, what="the second runner")
+    time.sleep(1.0)
+    assert (other.held(), bench.row(job).fencing_token) == ([], token)
+    assert answers(first)
     bench.stop(agent)
     until(lambda: bench.is_lease_over(job), what="the end of the lease")
-    bench.start("r2")
     until(lambda: bench.states(job).count("ready") == 2, what="a second replica")
     assert bench.replica(job)["pid"] != first["pid"]
     bench.start("r1")

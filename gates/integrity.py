@@ -166,6 +166,25 @@ def measure(context: GateContext) -> Records:
     return {"passes": [*passes, observe(context.bundle, context.root, context.progress)]}
 
 
+def touched(before: Records, root: Path) -> list[str]:
+    """Return the paths of a pass whose files are not the ones that it hashed any more, as far as that is seen unread.
+
+    A file that is gone, replaced, of another size or written to since is one; what is written and has its time set
+    back is found by the next pass alone.
+    """
+    found = []
+    for record in before["files"]:
+        try:
+            facts = (root / record["path"]).lstat()
+        except OSError:
+            found.append(record["path"])
+            continue
+        now = {"inode": str(facts.st_ino), "size": facts.st_size, "mtime_ns": str(facts.st_mtime_ns)}
+        if any(record.get(name) != value for name, value in now.items()):
+            found.append(record["path"])
+    return found
+
+
 def judge(given: JudgeInput) -> Judged:
     """Judge one or two passes.
 

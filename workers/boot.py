@@ -9,7 +9,7 @@ from gates import integrity
 from gates.dialects.table import dialect_of
 from gates.endpoint import Endpoint
 from gates.environment import OWN_ENVIRONMENTS, EnvironmentAltered, NotInstalled, engine_environment
-from gates.gate import JudgeInput
+from gates.gate import JudgeInput, Records
 from schemas.bundle import Bundle
 from schemas.evidence import EngineBooted, Kind
 from schemas.policy import IntegrityRule
@@ -95,8 +95,8 @@ def require_engine(bundle: Bundle, launcher: Launcher) -> None:
         )
 
 
-def require_integrity(site: Site, lease: Lease, bundle: Bundle, place: Place) -> None:
-    """Hash every staged file. Raises IntegrityFailed; the files are then staged anew the next time.
+def require_integrity(site: Site, lease: Lease, bundle: Bundle, place: Place) -> Records:
+    """Hash every staged file, and return the pass. Raises IntegrityFailed; the files are then staged anew next time.
 
     What is linked from the store is the store's own file, so the service reads again what has other bytes here.
     """
@@ -107,6 +107,18 @@ def require_integrity(site: Site, lease: Lease, bundle: Bundle, place: Place) ->
         for blob in sorted({str(one.expected) for one in judged.findings if one.code == integrity.DIFFERS}):
             site.doubt(blob)
         raise IntegrityFailed(judged.summary)
+    return seen
+
+
+def require_untouched(site: Site, bundle: Bundle, place: Place, seen: Records) -> None:
+    """Return when an engine that is ready has loaded the files that were hashed. Raises IntegrityFailed."""
+    if not (paths := integrity.touched(seen, place.root)):
+        return
+    site.staging.discard(bundle)
+    for blob in sorted({file.sha256 for file in bundle.files if file.path in paths}):
+        site.doubt(blob)
+    more = f", and {len(paths) - 1} more," if len(paths) > 1 else ""
+    raise IntegrityFailed(f"{paths[0]}{more} was replaced or written to after it was hashed, while the engine loaded")
 
 
 class Transitions:

@@ -27,6 +27,7 @@ from workers.boot import (
     gate_replica,
     require_engine,
     require_integrity,
+    require_untouched,
     start_and_wait,
 )
 from workers.lease import Lease
@@ -65,6 +66,8 @@ class _Evaluation:
     policy: Policy
     bundle: Bundle
     place: Place
+    hashed: Records | None = None
+    """Files that its engine loads, where the gate that hashes them again afterwards is not asked for."""
     suites: dict[str, AnySuite] = field(default_factory=dict)
     references: dict[str, Reference] = field(default_factory=dict)
 
@@ -83,7 +86,7 @@ class _Evaluation:
             self._load_documents(engine_gates)
             if before is None:
                 # Nothing is booted from bytes that were not read a moment ago.
-                require_integrity(self.site, self.lease, self.bundle, self.place)
+                self.hashed = require_integrity(self.site, self.lease, self.bundle, self.place)
             with gate_replica(self.site, self.lease, self.bundle, self.place) as replica:
                 self._boot_and_run(replica, engine_gates)
                 self._hash_after_gates(before)
@@ -128,6 +131,8 @@ class _Evaluation:
                 raise
             self._record_failed_boot(gates, failure)
             return
+        if self.hashed is not None:
+            require_untouched(self.site, self.bundle, self.place, self.hashed)
         booted(self.site, self.lease, ready, self.place)
         for place, gate in enumerate(gates, start=1):
             self.lease.step(f"gate {gate}, {place} of {len(gates)}")

@@ -24,12 +24,13 @@ from pathlib import Path
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
+from gates.gate import Records
 from schemas.bundle import Bundle
 from schemas.common import Closed, Digest, Integer, ShortText
 from schemas.problems import EngineFailed, Problem
 from schemas.runner import Claim, ReplicaState
 from schemas.short import many
-from workers.boot import Transitions, booted, require_engine, require_integrity, start_and_wait
+from workers.boot import Transitions, booted, require_engine, require_integrity, require_untouched, start_and_wait
 from workers.engines.base import Command
 from workers.launchers.base import Launched, Launcher, NotTold, Order
 from workers.launchers.logs import trim
@@ -37,6 +38,7 @@ from workers.launchers.proc import boot_id
 from workers.lease import Ending, JobEnded, Lease, log
 from workers.serving import NotWanted, Replica
 from workers.site import Site
+from workers.staging import Place
 from workers.vitals import DEAD_SECONDS, Watcher
 
 BOOT_SECONDS = 600.0
@@ -202,6 +204,8 @@ class _Live:
     transitions: Transitions
     kept: Shelf
     is_adopting: bool = False
+    hashed: tuple[Place, Records] | None = None
+    """Files that a new engine loads, as they were when they were hashed."""
 
     @classmethod
     def prepare(cls, site: Site, lease: Lease) -> "_Live":
@@ -256,6 +260,9 @@ class _Live:
         if self.is_adopting and state in {ReplicaState.LOADING, ReplicaState.WARMING}:
             # It serves all the time: telling that it loads would take live traffic from it.
             return
+        if state is ReplicaState.WARMING and self.hashed is not None:
+            # Before anybody hears that it is ready.
+            require_untouched(self.site, self.bundle, *self.hashed)
         self.transitions(state, cause)
 
     def _keep(self, replica: Replica) -> None:
@@ -329,7 +336,7 @@ class _Live:
     def _boot(self) -> Replica:
         require_engine(self.bundle, self.site.launcher)
         place = self.site.stage(self.lease, self.bundle)
-        require_integrity(self.site, self.lease, self.bundle, place)
+        self.hashed = (place, require_integrity(self.site, self.lease, self.bundle, place))
         order = self.site.order(self.lease, self.bundle, self.site.staging.root(self.bundle))
         replica = self._replica(self.site.launcher, order)
         facts = place.facts

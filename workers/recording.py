@@ -7,7 +7,15 @@ from schemas.evidence import Kind
 from schemas.problems import InvalidDocument, Problem
 from schemas.suite import GoldenSuite
 from workers.attending import Attendant
-from workers.boot import booted, endpoint_of, gate_replica, require_engine, require_integrity, start_and_wait
+from workers.boot import (
+    booted,
+    endpoint_of,
+    gate_replica,
+    require_engine,
+    require_integrity,
+    require_untouched,
+    start_and_wait,
+)
 from workers.lease import Lease
 from workers.site import Site
 
@@ -38,9 +46,10 @@ def record(site: Site, lease: Lease) -> None:
         raise NotRecorded(str(error)) from error
     place = site.stage(lease, bundle)
     lease.report(Kind.STAGED, lease.act("staged", 1), place.facts)
-    require_integrity(site, lease, bundle, place)
+    seen = require_integrity(site, lease, bundle, place)
     with gate_replica(site, lease, bundle, place) as replica:
         ready = start_and_wait(lease, replica, BOOT_SECONDS)
+        require_untouched(site, bundle, place, seen)
         booted(site, lease, ready, place)
         attendant = Attendant(replica)
         try:

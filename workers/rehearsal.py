@@ -28,6 +28,7 @@ from workers.boot import (
     gate_replica,
     require_engine,
     require_integrity,
+    require_untouched,
     start_and_wait,
 )
 from workers.lease import Lease
@@ -169,7 +170,7 @@ class _Engines:
         try:
             require_engine(bundle, site.launcher)
             place = site.stage(lease, bundle)
-            require_integrity(site, lease, bundle, place)
+            seen = require_integrity(site, lease, bundle, place)
         except EngineMismatch as problem:
             raise InstrumentError(f"This runner cannot boot the accepted bundle: {problem.detail}") from problem
         except NotFound as problem:
@@ -186,6 +187,9 @@ class _Engines:
             raise InstrumentError(f"This runner has no accelerators for the accepted bundle: {error}") from error
         try:
             start_and_wait(lease, replica, self.boot_seconds)
+            require_untouched(site, bundle, place, seen)
+        except IntegrityFailed as problem:
+            raise NoWayBack(no_way_back("bytes", problem.detail, bundle=bundle.digest)) from problem
         except EngineFailed as failure:
             if is_transient(failure.members["cause"]):
                 raise InstrumentError(

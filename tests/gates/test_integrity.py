@@ -49,6 +49,26 @@ def test_hard_links_pass(root, bundle, tmp_path):
     assert judge(bundle, before, before).verdict is Verdict.PASSED
 
 
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(path.read_bytes()),
+        lambda path: path.write_bytes(b"x"),
+        lambda path: os.utime(path, (1, 1)),
+        lambda path: shutil.copy2(path, path.with_name("copy")) and path.with_name("copy").replace(path),
+        lambda path: (path.rename(path.with_name("x")), path.symlink_to("x")),
+    ],
+    ids=["removed", "written anew", "other bytes", "touched", "replaced by its copy", "replaced by a link"],
+)
+def test_what_became_other_since_a_pass_is_told_without_reading_it(root, bundle, tmp_path, harm):
+    before = integrity.observe(bundle, root)
+    os.link(root / "model.gguf", tmp_path / "of another bundle")
+    assert integrity.touched(before, root) == []
+    harm(root / "model.gguf")
+    assert integrity.touched(before, root) == ["model.gguf"]
+
+
 def test_one_clean_pass_alone_does_not_pass(root, bundle):
     result, _ = catalog.run("integrity", GateContext(bundle=bundle, root=root, rule=RULE))
     assert result.verdict is Verdict.INCONCLUSIVE

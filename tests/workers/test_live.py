@@ -368,6 +368,22 @@ def test_damaged_files_are_not_served(bench):
     assert (ground.cause, ground.reason.endswith("; runner met it")) == ("blob_damaged", True)
 
 
+def test_files_that_are_written_to_between_their_hash_and_the_boot_are_not_served(bench, monkeypatch):
+    bundle, starts = bench.bundle(), live.start_and_wait
+
+    def meanwhile(lease, replica, seconds):
+        os.utime(replica._launch.root / "model.gguf", (1, 1))
+        return starts(lease, replica, seconds)
+
+    monkeypatch.setattr(live, "start_and_wait", meanwhile)
+    job = bench.serve(bundle)
+    bench.start()
+    row = until(lambda: row if (row := bench.row(job)).problem else None, what="giving the job back")
+    assert row.problem.startswith("integrity-failed: model.gguf was replaced or written to after it was hashed")
+    assert "ready" not in bench.states(job)
+    assert not is_running(bench.replica(job)["pid"])
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"pid": 1}', "\x00"])
 def test_a_file_that_is_not_a_kept_replica_is_none(tmp_path, text):
     kept, job = live.shelf(tmp_path), uuid4()

@@ -3,9 +3,9 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from registry import db, runners, waits
+from registry import db, room, runners, waits
 from registry.tables import JobRow, RunnerRow, TargetRow
-from schemas.runner import Drain, Fingerprint, JobKind, JobState, Runner, Undrained
+from schemas.runner import Drain, Fingerprint, JobKind, JobState, Reservation, Runner, Undrained
 
 
 def wire(session: Session, row: RunnerRow) -> Runner:
@@ -13,6 +13,7 @@ def wire(session: Session, row: RunnerRow) -> Runner:
     jobs = session.scalars(
         select(JobRow.id).where(JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED).order_by(JobRow.id)
     )
+    held = room.reserved(session, row, db.now(session))
     return Runner(
         id=row.id,
         name=row.name,
@@ -23,6 +24,7 @@ def wire(session: Session, row: RunnerRow) -> Runner:
         is_alive=runners.is_alive(session, row),
         slots=row.slots,
         jobs=list(jobs),
+        reserved=Reservation(accelerators=sorted(held.devices), memory_bytes=held.memory_bytes),
         environments=row.environments or {},
         launcher=runners.launcher(row),
         disk_free_bytes=row.disk_free_bytes,

@@ -170,6 +170,13 @@ class Undrained(Wire):
     reason: str | None = Field(description="Why, where that was said.")
 
 
+class Reservation(Wire):
+    """What the jobs that a runner holds have reserved of it, while their leases last."""
+
+    accelerators: list[int] = Field(description="Accelerators, by their place in the fingerprint.")
+    memory_bytes: int = Field(description="Main memory, for engines on the processor.")
+
+
 class Runner(Wire):
     """A registered runner."""
 
@@ -182,6 +189,7 @@ class Runner(Wire):
     is_alive: bool = Field(description="Whether the last heartbeat is younger than 30 s.")
     slots: int | None = Field(description="Jobs it holds at once; null when it did not say.")
     jobs: list[UUID] = Field(description="Jobs it holds now.")
+    reserved: Reservation = Field(description="What they have reserved.")
     environments: dict[str, str] = Field(description="Engine → digest of its environment, as far as it said so.")
     launcher: LauncherName = Field(description="How it starts engines.")
     disk_free_bytes: int | None = Field(description="Disk that it had left when it last said so, in bytes.")

@@ -1,6 +1,7 @@
 """`sluicegate runner`: the machines that run models."""
 
 import time
+from collections import Counter
 from typing import Annotated
 
 import typer
@@ -28,21 +29,27 @@ def _runners() -> None:
     """Runners: workers that boot replicas."""
 
 
-@app.command("list", epilog=examples("sluicegate runner list", "sluicegate runner list --alive --json"))
+@app.command("list", epilog=examples("sluicegate runner list", "sluicegate runner list --alive --class h100 --json"))
 def list_(
     alive: Annotated[bool, typer.Option("--alive", help="Only those that have been heard of lately.")] = False,
+    runner_class: Annotated[str | None, typer.Option("--class", "-c", help="Only those of this class.")] = None,
     limit: Limit = 50,
     as_json: Json = False,
 ) -> int:
-    """List runners with their hardware, newest first."""
+    """List runners with their hardware and what of it is reserved, newest first."""
     output = Output(as_json=as_json)
     with connect() as client:
-        everyone = (runner for runner in client.runners.list() if runner.is_alive or not alive)
+        everyone = (
+            runner
+            for runner in client.runners.list()
+            if (runner.is_alive or not alive) and runner_class in {None, runner.runner_class}
+        )
         found = output.most(everyone, limit)
         project = None if found else client.me().project
     if project is not None:
+        which = f" of class {runner_class}" if runner_class else ""
         output.note(
-            f"no runner of project {project}{' has been heard of lately' if alive else ''}: "
+            f"no runner{which} of project {project}{' has been heard of lately' if alive else ''}: "
             "runners belong to a project, that of the token they are started with; "
             f"`sluicegate token create NAME --role runner --project {project}` makes one (SLUICEGATE_RUNNER__TOKEN)",
             "warn",
@@ -50,7 +57,7 @@ def list_(
 
     def human(out: Output) -> None:
         out.table(
-            ["RUNNER", "CLASS", "ALIVE", "LAST SEEN", "ENGINES", "HARDWARE", "JOBS"],
+            ["RUNNER", "CLASS", "ALIVE", "LAST SEEN", "ENGINES", "HARDWARE", "RESERVED", "JOBS"],
             (
                 [
                     one.name,
@@ -59,6 +66,7 @@ def list_(
                     f"{one.last_seen_at:%Y-%m-%d %H:%M:%S}Z",
                     ", ".join(one.engines),
                     _hardware(one),
+                    _reserved(one),
                     f"{len(one.jobs)} of {one.slots}" if one.slots else len(one.jobs),
                 ]
                 for one in found
@@ -92,6 +100,10 @@ def show(
                 ("engines", ", ".join(found.engines)),
                 ("hardware", _hardware(found)),
                 ("links", found.fingerprint.links),
+                ("driver", _driver(found)),
+                ("instructions", found.fingerprint.cpu_flags),
+                ("kernel", found.fingerprint.kernel),
+                ("reserved", _reserved(found)),
                 ("disk left", None if found.disk_free_bytes is None else size(found.disk_free_bytes)),
                 ("jobs", f"{len(found.jobs)} of {found.slots}" if found.slots else len(found.jobs)),
             ]
@@ -226,7 +238,22 @@ def _say_drain(output: Output, runner: Runner) -> None:
         output.say("it holds nothing", "good")
 
 
+def _driver(runner: Runner) -> str | None:
+    machine = runner.fingerprint
+    return machine.driver and f"{machine.driver}{f', CUDA {machine.cuda}' if machine.cuda else ''}"
+
+
+def _reserved(runner: Runner) -> str:
+    machine, held = runner.fingerprint, runner.reserved
+    if machine.accelerators:
+        return f"{len(held.accelerators)} of {len(machine.accelerators)}"
+    return size(held.memory_bytes) if held.memory_bytes else "nothing"
+
+
 def _hardware(runner: Runner) -> str:
     machine = runner.fingerprint
-    cards = [f"{card.sku} {size(card.memory_bytes)}" for card in machine.accelerators]
+    kinds = Counter(
+        f"{card.sku}{f' as {card.mig}' if card.mig else ''} {size(card.memory_bytes)}" for card in machine.accelerators
+    )
+    cards = [f"{count} × {kind}" for kind, count in kinds.items()]
     return ", ".join([*cards, f"{machine.cores} × {machine.cpu}", size(machine.memory_bytes)])

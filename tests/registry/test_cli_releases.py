@@ -106,29 +106,6 @@ def test_without_runners_their_class_must_be_named(command, stack):
     command.ok("target", "create", "chat@prod", "--runner-class", "cpu")
 
 
-def test_runners_are_listed_with_their_hardware(scene):
-    (runner,) = scene.command.ok("runner", "list", "--alive", "--json").json["items"]
-    assert (runner["name"], runner["runner_class"], runner["is_alive"]) == ("runner-1", "cpu", True)
-    assert "4 × Test CPU, 8.6 GB" in scene.command.ok("runner", "list").out
-
-
-def test_a_runner_is_shown_by_its_name_or_its_id_with_what_it_does(scene):
-    words = [scene.bundle.digest, "--policy", scene.policy.digest, "--runner-class", "cpu"]
-    held = scene.command.ok("gate", "run", *words, "--json").json
-    assert scene.runner.runners.claim(scene.runner_id).job == UUID(held["id"])
-    shown = scene.command.ok("runner", "show", "runner-1", "--json").json
-    assert shown == scene.command.ok("runner", "show", shown["id"], "--json").json
-    assert (shown["name"], shown["is_alive"]) == ("runner-1", True)
-    assert shown["registered_at"] <= shown["last_seen_at"]
-    told = scene.command.ok("runner", "show", "runner-1").out
-    assert "4 × Test CPU, 8.6 GB" in told
-    assert shown["jobs"] == [one["id"] for one in shown["runs"]] == [held["id"]]
-    assert held["id"][:8] in told
-    ran = scene.command("runner", "show", "nobody")
-    assert ran.status == 2
-    assert "there is no runner nobody" in ran.err
-
-
 # -------------------------------------------------------------------------------------------------- releases
 
 

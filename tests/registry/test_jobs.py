@@ -102,7 +102,7 @@ def test_a_run_whose_runners_are_replaced_one_after_another_loses_no_attempt(ser
         with service.database.transaction() as session:
             jobs.complete(session, service, actor.project_id, made, said)
         assert state(service, actor, made) == ("pending", 0)
-    assert lost(service, made) == [f"runner-stopped: runner r{place} went, again in 0.0" for place in range(4)]
+    assert lost(service, made) == [f"runner-stopped: runner r{place} went, again in 0" for place in range(4)]
 
 
 def test_a_claim_names_what_traffic_goes_back_to_last_accepted_and_not_last_deployed(

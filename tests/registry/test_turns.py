@@ -44,7 +44,7 @@ def silence(service: Service, runner: UUID, seconds: float) -> None:
 
 def test_what_needs_all_of_a_machine_gets_it_though_small_jobs_never_end(service: Service, actor: Actor) -> None:
     small, large = bundle(service, actor, "small", 1), bundle(service, actor, "large", 2)
-    busy, idler = register(service, actor, "a", H100, H100), register(service, actor, "b", H100, H100)
+    idler, busy = register(service, actor, "a", H100, H100), register(service, actor, "b", H100, H100)
     held = [taken(service, actor, busy) for _ in range(2) if ask(service, actor, small)]
     held += [taken(service, actor, idler) for _ in range(2) if ask(service, actor, small)]
     big = ask(service, actor, large)
@@ -57,7 +57,7 @@ def test_what_needs_all_of_a_machine_gets_it_though_small_jobs_never_end(service
     # Fewer have to end on this one, and the other goes on as before.
     assert claim(service, actor, idler) is None
     assert str(shown(service, actor, big).waits).endswith(
-        "a has reserved 2 of 2 accelerators; b has reserved 1 of 2 accelerators; b takes no other gates until it has it"
+        "a has reserved 1 of 2 accelerators; b has reserved 2 of 2 accelerators; a takes no other gates until it has it"
     )
     end(service, actor, held[0])
     assert taken(service, actor, busy).bundle == small

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from gates.files import magic, remote_code
+from gates.files import gguf_adapter, magic, remote_code
 from gates.files.gguf_types import FILE_TYPES
 from gates.files.header import Header
 from gates.files.names import refuse_name
@@ -13,7 +13,7 @@ from gates.files.strict_json import read_json, read_object
 from gates.files.weights import read as read_weights
 from schemas.bundle import Role
 
-VERSION = 2
+VERSION = 3
 """Changes whenever a reader tells more or other things, so that nothing remembered is taken for it."""
 MAX_TEXT_BYTES = 8 * 1024 * 1024
 
@@ -50,7 +50,7 @@ def reader_name(name: str, role: Role) -> str:
 
 def _reader(name: str, role: Role) -> str:
     if name.endswith(".gguf"):
-        return "gguf"
+        return "gguf-adapter" if role is Role.ADAPTER else "gguf"
     if name.endswith(".safetensors"):
         return "safetensors"
     if name in _READERS:
@@ -69,6 +69,10 @@ def _reader(name: str, role: Role) -> str:
 
 def _gguf(file: BinaryIO, size: int) -> Facts:
     header = read_weights(file, size, "model.gguf")
+    if gguf_adapter.is_adapter(header.metadata):
+        said, place = "is an adapter, and no model", pointer(gguf_adapter.KIND)
+        advice = "name its directory under adapters in the file of -f, beside a base"
+        raise FileRefused("adapter-as-model", said, pointer=place, found="adapter", expected="model", advice=advice)
     texts = {key: value for key, value in header.metadata.items() if isinstance(value, str)}
     whole = {key: value for key, value in header.metadata.items() if type(value) is int}
     architecture = texts.get("general.architecture", "")
@@ -98,6 +102,23 @@ def _gguf(file: BinaryIO, size: int) -> Facts:
             "shard": _shard(whole, len(header.tensors)) if count > 1 else None,
         }
     )
+
+
+def _gguf_adapter(file: BinaryIO, size: int) -> Facts:
+    header = read_weights(file, size, "adapter.gguf")
+    if not gguf_adapter.is_adapter(header.metadata):
+        found = _text(header.metadata.get(gguf_adapter.KIND))
+        said = f"has the role adapter, and its header says {found or 'no type'}"
+        place = pointer(gguf_adapter.KIND)
+        raise FileRefused("adapter-kind", said, pointer=place, found=found, expected="adapter")
+    kind = _text(header.metadata.get(gguf_adapter.TYPE))
+    if kind != "lora":
+        said, place = f"is an adapter of the type {kind or 'of which it says none'}", pointer(gguf_adapter.TYPE)
+        raise FileRefused("adapter-kind", said, pointer=place, found=kind, expected="lora")
+    held = gguf_adapter.packed(header)
+    if held.rank is None:
+        raise FileRefused("adapter-config", "has no pair of matrices", found=len(header.tensors), expected="1 or more")
+    return {"format": "gguf", "rank": held.rank, "target_modules": held.modules}
 
 
 def _shard(whole: dict[str, int], tensors: int) -> list[int]:
@@ -266,6 +287,7 @@ def _decimal(value: Any) -> int | str:
 
 _READERS: dict[str, Callable[[BinaryIO, int], Facts]] = {
     "gguf": _gguf,
+    "gguf-adapter": _gguf_adapter,
     "safetensors": _safetensors,
     "index": _index,
     "config.json": _config,

@@ -275,10 +275,12 @@ def _adapters(contents: Contents) -> list[dict[str, Any]]:
         if "rank" not in config.facts:
             continue
         folder = PurePosixPath(config.path).parent
+        beside = [file.path for file in files if PurePosixPath(file.path).parent == folder]
+        is_packed = config.facts.get("format") == "gguf"
         found.append(
             {
                 "name": _slug(folder.name) or "adapter",
-                "files": [file.path for file in files if PurePosixPath(file.path).parent == folder],
+                "files": [config.path] if is_packed else beside,
                 "rank": config.facts["rank"],
                 "target_modules": config.facts["target_modules"],
             }

@@ -55,6 +55,7 @@ ITEMS: Mapping[str, Item] = {
     "containers": Item("containers-beyond", "list of containers beside its own", _ADDED, Severity.WARN),
     "model": Item("model-differs", "list of models", "Compare serving.served_name and adapters with what is served."),
     "model_path": Item("model-path-differs", "model's path", _FILES),
+    "adapters": Item("adapters-differ", "list of adapters", _FILES),
     "parameters": Item("weights-differ", "number of parameters", _FILES),
     "context_tokens": Item("context-differs", "context of one request", _LIMITS),
     "slots": Item("slots-differ", "number of requests at once", _LIMITS, Severity.WARN),

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from gates.booted.told import Report, number, reports, shown, table
+from gates.booted.told import Report, adapter, number, reports, shown, table
 from gates.files.header import Array, Header
 from gates.files.refusal import FileRefused
 from gates.files.strict_json import load_object
@@ -78,7 +79,9 @@ def wanted(bundle: Bundle, root: Path, arguments: Sequence[str]) -> dict[str, Wa
     }
     of_files = _of_files(bundle, root)
     for row in reports(bundle.engine.name):
-        if row.item in _SECTIONS:
+        if row.form == "adapters":
+            found[row.item] = _adapters(bundle, arguments)
+        elif row.item in _SECTIONS:
             source, read = _SECTIONS[row.item]
             if (value := read(bundle)) is not None:
                 text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -86,6 +89,14 @@ def wanted(bundle: Bundle, root: Path, arguments: Sequence[str]) -> dict[str, Wa
         elif (told := _argument(row, arguments)) is not None:
             found[row.item] = told
     return of_files | found
+
+
+def _adapters(bundle: Bundle, arguments: Sequence[str]) -> Wanted:
+    """Return the adapters in the bundle's order, at the paths of the launch arguments, in force for nobody who asks."""
+    places = [value.partition("=")[2] for name, value in pairwise(arguments) if name == "--adapter"]
+    files = [one.files[0] for one in bundle.adapters or []]
+    told = [adapter(number, places[number] if number < len(places) else file, 0) for number, file in enumerate(files)]
+    return Wanted(shown("; ".join(told)) or "none", "adapters")
 
 
 def _argument(row: Report, arguments: Sequence[str]) -> Wanted | None:

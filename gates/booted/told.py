@@ -42,7 +42,7 @@ class Report:
     def source(self) -> str:
         """Name the place to a person."""
         where = " ".join(self.label) or ".".join(self.at)
-        return f"GET {self.page} {where}" + (f" times {'.'.join(self.times)}" if self.times else "")
+        return f"GET {self.page} {where}".rstrip() + (f" times {'.'.join(self.times)}" if self.times else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,29 @@ def _text(value: Any, form: str) -> str | None:
         case "truth" | "untruth":
             told = _TRUTH.get(value) if isinstance(value, bool | str) else None
             return _OPPOSITE.get(told or "") if form == "untruth" else told
+        case "adapters":
+            return _adapters(value)
     raise ValueError(f"{form} is no form")
+
+
+def _adapters(value: Any) -> str | None:
+    """Return adapters by their places, each with its path and how strong it is where nobody asks for it."""
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        return None
+    told = []
+    for one in value:
+        place, path, scale = one.get("id"), one.get("path"), one.get("scale")
+        if type(place) is not int or not isinstance(path, str) or type(scale) not in {int, float}:
+            return None
+        if not abs(scale) < _LARGEST:
+            return None
+        told.append((place, adapter(place, path, scale)))
+    return shown("; ".join(text for _, text in sorted(told))) or "none"
+
+
+def adapter(place: int, path: str, scale: float) -> str:
+    """Return an adapter as it is compared."""
+    return f"{place} {path} at {number(scale)}"
 
 
 def shown(text: str) -> str:

@@ -61,6 +61,8 @@ _MEDIA = re.compile(
 _OF_TRAINING = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state(_[0-9]+)?)\.(bin|pt|pth)")
 """Pickled by a trainer beside the weights, and read by no engine."""
 _ADAPTER_PICKLED = re.compile(r"adapter_model\.(bin|pt|pth)")
+_ADAPTER_PACKED = re.compile(r"adapters/[^/]+/[^/]+\.gguf")
+"""Where an adapter in GGUF lies in a bundle: by its own name it could be a model."""
 _IMPORTANCE = re.compile(r"(?i)imatrix.*\.gguf|.*[._-]imatrix\.gguf")
 _CONSOLIDATED = re.compile(r"consolidated[._-].*")
 _VARIANT = re.compile(r"(?P<stem>.+?)\.(fp16|bf16|fp32|fp8|int8|int4|ema|non_ema)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
@@ -144,6 +146,11 @@ def is_aside(path: str) -> bool:
     return not name.endswith(".json") and not any(one.fullmatch(name) for one in kinds)
 
 
+def is_packed_adapter(path: str) -> bool:
+    """Tell whether a file is an adapter in GGUF by where it lies in a bundle."""
+    return _ADAPTER_PACKED.fullmatch(path) is not None
+
+
 def is_pickled(path: str) -> bool:
     """Tell by its name whether a file holds pickled weights; what a trainer keeps of itself does not."""
     name = PurePosixPath(path).name
@@ -184,6 +191,7 @@ class _Choice:
             self._sort(path)
         self._choose_weights()
         self._choose_projector()
+        self._choose_adapters()
         return self.selection
 
     # ---------------------------------------------------------------------------------------- one file at a time
@@ -253,6 +261,8 @@ class _Choice:
         if role is None:
             reason = "media" if _MEDIA.fullmatch(name) else "of no kind that engines read"
             self._leave(path, "media" if reason == "media" else "unknown", reason)
+        elif role is Role.WEIGHTS and is_packed_adapter(path):
+            self._keep(path, Role.ADAPTER)
         elif role is Role.WEIGHTS and name.endswith(".gguf"):
             self.candidates["gguf"].append(path)
         elif role is Role.PROCESSOR and name.endswith(".gguf"):
@@ -350,6 +360,20 @@ class _Choice:
                 self._keep(path, Role.PROCESSOR)
             else:
                 self._leave(path, "other-quantization", f"another precision of {ordered[0]}")
+
+    def _choose_adapters(self) -> None:
+        """Of an adapter that is there in both formats, take the one that the engine reads first."""
+        folders: dict[str, list[str]] = {}
+        for path, role in self.selection.kept.items():
+            if role is Role.ADAPTER and path not in self.roles:
+                folders.setdefault(str(PurePosixPath(path).parent), []).append(path)
+        for paths in folders.values():
+            packed = [path for path in paths if path.endswith(".gguf")]
+            plain = [path for path in paths if path not in packed]
+            if any(path.endswith(".safetensors") for path in plain):
+                for path in packed if self.formats[0] != "gguf" else plain if packed else ():
+                    del self.selection.kept[path]
+                    self._leave(path, "other-format", "an adapter in a format that is not taken")
 
     # ----------------------------------------------------------------------------------------------------- outcomes
 

@@ -68,7 +68,7 @@ BOOL, STRING, ARRAY = 7, 8, 9
 TEXT_KEYS: Final = frozenset(
     {
         *("general.architecture", "general.name", "general.license", "general.type"),
-        *("tokenizer.chat_template", "tokenizer.ggml.model", "tokenizer.ggml.pre"),
+        *("tokenizer.chat_template", "tokenizer.ggml.model", "tokenizer.ggml.pre", "adapter.type"),
     }
 )
 WHOLE_KEYS: Final = frozenset(

@@ -230,7 +230,10 @@ def _refuse_gaps(part: Part) -> None:
 
 
 def _adapter_bytes(c: Composition) -> int:
-    """Return what adapters take: a slot for each, or as many as are launched with, each of the largest at its rank."""
+    """Return what adapters take: a slot for each, or as many as are launched with, each of the largest at its rank.
+
+    llama.cpp has no slots: it holds each adapter as it is, whether or not a request asks for it.
+    """
     sizes = []
     most_rank = c.declared.arguments.number("--max-lora-rank") or 0
     for _, part in c.adapters:
@@ -241,6 +244,8 @@ def _adapter_bytes(c: Composition) -> int:
         rank = part.object("adapter_config.json").get("r")
         scale = Fraction(max(most_rank, rank), rank) if type(rank) is int and rank > 0 else Fraction(1)
         sizes.append(ceil(stored * scale))
+    if c.engine == "llamacpp":
+        return sum(sizes)
     slots = c.declared.arguments.number("--max-loras", "--max-loras-per-batch") or len(sizes)
     return max(sizes, default=0) * max(slots, 1 if sizes else 0)
 

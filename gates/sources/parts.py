@@ -52,7 +52,7 @@ def choose(part: str, paths: Iterable[str], reader: Reader, roles: Mapping[str, 
 
     Raises:
         SourceRefused: `part-empty`, when the source has nothing of the kind; `adapter-format`, when its adapter is in
-            a form that no driver loads.
+            a form that the engine does not load; `adapter-ambiguous`, when it has several.
     """
     listed = sorted(paths)
     if part == BASE:
@@ -125,13 +125,22 @@ def _code(_part: str, paths: list[str], reader: Reader) -> Iterator[tuple[str, R
         yield path, Role.CODE if path in reader.code else None
 
 
-def _adapter(_part: str, paths: list[str], _reader: Reader) -> Iterator[tuple[str, Role | None]]:
+def _adapter(_part: str, paths: list[str], reader: Reader) -> Iterator[tuple[str, Role | None]]:
     whole = {"adapter_config.json", "adapter_model.safetensors"} <= set(paths)
     packed = [path for path in paths if "/" not in path and path.endswith(".gguf")]
+    if packed and reader.engine == "llamacpp":
+        if len(packed) > 1:
+            said, advice = "is one of several adapters in GGUF", "leave the others out with --exclude"
+            raise SourceRefused(
+                "adapter-ambiguous", said, file=packed[0], found=", ".join(packed[:8]), expected="one", advice=advice
+            )
+        for path in paths:
+            yield path, Role.ADAPTER if path == packed[0] else None
+        return
     if packed and not any(path.endswith(".safetensors") for path in paths):
-        said = "is GGUF, and no driver loads such an adapter: llama.cpp would put it over every answer, under any name"
-        advice = "merge it into the base (llama-export-lora), and take the merged file as the base"
-        raise SourceRefused("adapter-format", said, file=packed[0], expected=_EXPECTED["adapter"], advice=advice)
+        said = f"is GGUF, and {reader.engine} does not load such an adapter"
+        advice = "take it in the form that PEFT saves, or merge it into the base"
+        raise SourceRefused("adapter-format", said, file=packed[0], expected=_PEFT, advice=advice)
     for path in paths:
         yield path, Role.ADAPTER if whole and "/" not in path and role_of(path) is Role.ADAPTER else None
 
@@ -156,12 +165,13 @@ _KINDS: Final[Mapping[str, Kinds]] = {
     "draft": _draft,
     "adapter": _adapter,
 }
+_PEFT: Final = "adapter_config.json and adapter_model.safetensors"
 _EXPECTED: Final[Mapping[str, str]] = {
     "tokenizer": "tokenizer.json, or another file of a tokenizer",
     "template": "a file that ends in .jinja, or chat_template.json",
     "code": "a file that engine.remote_code of -f names",
     "draft": "weights that the engine reads",
-    "adapter": "adapter_config.json and adapter_model.safetensors",
+    "adapter": f"{_PEFT}, or for llama.cpp one GGUF file",
 }
 
 

@@ -5,13 +5,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from gates.static import adapter_fit
+from gates.static import adapter_fit, gguf_adapter
 from gates.static.adapter_fit import LORA, at, modules_of, pattern_of, targets_of
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
-from gates.static.tensors import Placed, read_bytes
+from gates.static.tensors import Placed, is_zero
 from gates.static.vocabulary import embedding_rows
 from gates.static.words import Tokenizer, first_difference, special_texts
 from schemas.result import Severity
@@ -27,13 +25,15 @@ _FUSED = {
     "w1": "w13",
     "w3": "w13",
 }
-_ZERO_BYTES = 64 * 1024 * 1024
 _ROWS = re.compile(r"\.(embed_tokens|lm_head|wte|embed_out)\.(modules_to_save\.)?([^.]+\.)?weight$")
 
 
 def check(c: Composition) -> Iterator[Flaw]:
     """Check every adapter."""
     for adapter, part in c.adapters:
+        if gguf_adapter.is_in_force(c, part):
+            yield from gguf_adapter.check(c, adapter.name, part)
+            continue
         config = part.object("adapter_config.json")
         if not config:
             if not any(one.file == part.path("adapter_config.json") for one in part.flaws):
@@ -43,14 +43,14 @@ def check(c: Composition) -> Iterator[Flaw]:
         if not part.weights.shards and not any(name.endswith(".bin") for name in part.entries):
             path = part.path("adapter_model.safetensors")
             yield flaw("adapter-incomplete", f"The adapter {adapter.name} has no adapter_model.safetensors.", file=path)
-        if c.engine == "llamacpp" and part.weights.shards and part.gguf is None:
+        if c.engine == "llamacpp" and part.weights.shards:
             yield flaw(
                 "format-unsupported",
                 f"llama.cpp reads adapters in GGUF, and {adapter.name} is in safetensors.",
                 file=part.path(next(iter(part.weights.shards))),
                 found="safetensors",
                 expected="gguf",
-                advice="Convert it with convert_lora_to_gguf.py, or choose an engine that reads it.",
+                advice=f"Convert it with {gguf_adapter.CONVERTER}, or choose an engine that reads it.",
             )
         yield from _kind(c, part, config)
         yield from _features(c, part, config)
@@ -147,8 +147,8 @@ def _strength(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator
     yield from _scaling(c, part, config)
     yield from _own_scaling(c, part, config)
     modules = modules_of(part)
-    if modules and all(any(_is_zero(one) for one in _backwards(sides)) for sides in modules.values()):
-        which = "B matrices" if all(_is_zero(sides["B"]) for sides in modules.values() if "B" in sides) else "products"
+    if modules and all(any(is_zero(one) for one in _backwards(sides)) for sides in modules.values()):
+        which = "B matrices" if all(is_zero(sides["B"]) for sides in modules.values() if "B" in sides) else "products"
         yield flaw(
             "adapter-no-effect",
             f"All {len(modules)} {which} are zero: the adapter was not trained.",
@@ -211,19 +211,6 @@ def _own_scaling(c: Composition, part: Part, config: Mapping[str, Any]) -> Itera
 def _backwards(sides: Mapping[str, Placed]) -> list[Placed]:
     """Return B before A: it is what starts at zero, so that a trained adapter is known by it alone."""
     return [sides[side] for side in sorted(sides, reverse=True)]
-
-
-def _is_zero(placed: Placed) -> bool:
-    raw = np.frombuffer(read_bytes(placed, _ZERO_BYTES), dtype=np.uint8)
-    if not raw.any():
-        return placed.size > 0
-    # Minus zero is zero too: only the highest bit of each number is set.
-    width = max(1, placed.size // max(1, placed.tensor.values))
-    return (
-        width <= 8
-        and not (raw[: len(raw) // width * width].reshape(-1, width)[:, -1] & 0x7F).any()
-        and not raw.reshape(-1, width)[:, :-1].any()
-    )
 
 
 # ----------------------------------------------------------------------------------------------- what the engine takes

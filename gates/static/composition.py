@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gates.files.contents import Reader
+from gates.files.contents import Reader, is_packed_adapter
 from gates.files.header import Array, Header
 from gates.files.refusal import FileRefused
 from gates.files.strict_json import load_object
@@ -443,10 +443,10 @@ def of_files(bundle: Bundle, places: Mapping[str, Path]) -> Composition:
     declared = declared_by(bundle)
     listing = list_named(places)
     folders = sorted({file.path.rpartition("/")[0] for file in bundle.weights()}, key=lambda one: (one.count("/"), one))
-    adapters = tuple((one, Part(one.folder, listing.entries)) for one in declared.adapters)
+    adapters = tuple((one, Part(one.folder, _named_only(listing, one))) for one in declared.adapters)
     draft = Part(declared.draft_folder, listing.entries) if declared.draft_folder is not None else None
     roles = {file.path: file.role for file in bundle.files}
-    return Composition(listing, declared, Part(folders[0], listing.entries), adapters, draft, roles)
+    return Composition(listing, declared, Part(folders[0], _without_packed(listing, roles)), adapters, draft, roles)
 
 
 def _part(listing: Listing, places: list[Path], folder: str) -> Part:
@@ -463,11 +463,32 @@ def _part(listing: Listing, places: list[Path], folder: str) -> Part:
     raise FileNotFoundError(2, "there is no such directory", folder)
 
 
+def _named_only(listing: Listing, adapter: Adapter) -> Mapping[str, Entry]:
+    """Return the files that an adapter names, where they are GGUF: beside them a whole model may lie."""
+    if not any(path.endswith(".gguf") for path in adapter.files):
+        return listing.entries
+    return {path: entry for path, entry in listing.entries.items() if path in adapter.files}
+
+
+def _without_packed(listing: Listing, roles: Mapping[str, Role]) -> Mapping[str, Entry]:
+    """Return the files without adapters in GGUF, which beside the weights would be taken for some."""
+    return {
+        path: entry
+        for path, entry in listing.entries.items()
+        if not (path.endswith(".gguf") and roles.get(path) is Role.ADAPTER)
+    }
+
+
 def _found_adapters(listing: Listing) -> Iterator[tuple[Adapter, Part]]:
+    packed: set[str] = set()
     for path in sorted(listing.entries):
         folder, _, name = path.rpartition("/")
         if name == "adapter_config.json":
             yield Adapter(folder.rpartition("/")[2] or "adapter", folder), _adapter_part(folder, listing)
+        elif is_packed_adapter(path) and folder not in packed:
+            packed.add(folder)
+            if f"{folder}/adapter_config.json" not in listing.entries:
+                yield Adapter(folder.rpartition("/")[2], folder), Part(folder, listing.entries)
 
 
 def _adapter_part(folder: str, listing: Listing) -> Part:

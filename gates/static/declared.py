@@ -132,6 +132,7 @@ class Adapter:
 
     name: str
     folder: str
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,9 @@ def declared_by(bundle: Bundle) -> Declared:
         devices=bundle.hardware.count,
         context_tokens=runtime.context_tokens,
         max_sequences=runtime.max_sequences,
-        adapters=tuple(Adapter(one.name, one.files[0].rpartition("/")[0]) for one in bundle.adapters or []),
+        adapters=tuple(
+            Adapter(one.name, one.files[0].rpartition("/")[0], tuple(one.files)) for one in bundle.adapters or []
+        ),
         draft_folder=draft.files[0].rpartition("/")[0] if draft is not None and draft.files else None,
         draft_method=None if draft is None else draft.method,
         features=frozenset(feature.value for feature in bundle.serving.features),

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from gates.files import magic
+from gates.files import gguf_adapter, magic
 from gates.files.contents import is_pickled
 from gates.static import contents
-from gates.static.composition import Composition
+from gates.static.composition import Composition, Part
 from gates.static.flaw import Flaw, flaw, listed
 from gates.static.listing import Entry
 from schemas.result import Severity
@@ -40,6 +40,20 @@ def _foreign(entry: Entry) -> Iterator[Flaw]:
         yield flaw("file-foreign", f"{entry.path} is {found.said}.", file=entry.path, found=found.said)
 
 
+def _adapter_alone(part: Part) -> Iterator[Flaw]:
+    if part.gguf is not None and gguf_adapter.is_adapter(part.gguf.metadata):
+        path = part.path(next(iter(part.gguf_files)))
+        yield flaw(
+            "weights-absent",
+            f"There are no weights: {path} is an adapter without its base.",
+            file=path,
+            pointer=gguf_adapter.KIND,
+            found="adapter",
+            expected="model",
+            advice="Check the base, and name this directory under adapters in the file of -f.",
+        )
+
+
 def _presence(c: Composition) -> Iterator[Flaw]:
     part = c.model
     stubs = {one.file for one in c.listing.flaws}
@@ -56,6 +70,7 @@ def _presence(c: Composition) -> Iterator[Flaw]:
             else "There are no weights: no file ends in .safetensors or .gguf.",
             severity=Severity.INFO if only_config else Severity.BLOCK,
         )
+    yield from _adapter_alone(part)
     is_gguf = any(name.endswith(".gguf") for name in part.entries)
     if not part.has("config.json", "params.json") and not is_gguf:
         is_adapter = part.has("adapter_config.json")

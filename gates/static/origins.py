@@ -57,7 +57,8 @@ def _declared(c: Composition) -> Iterator[tuple[str, Origin]]:
     found = [(adapter, part) for adapter, part in c.adapters]
     if found:
         by = {"by": "declared", "pointer": "/adapters"}
-        yield "/adapters", by if declared.adapters else file(found[0][1].path("adapter_config.json"))
+        first = next(iter(found[0][1].gguf_files), "adapter_config.json")
+        yield "/adapters", by if declared.adapters else file(found[0][1].path(first))
     yield "/draft", {"by": "declared", "pointer": "/draft"}
     yield "/left_out", {"by": "derived"}
 

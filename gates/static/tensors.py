@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from gates.files.contents import is_variant, role_of
 from gates.files.header import Header, Tensor
 from gates.files.refusal import FileRefused
@@ -18,6 +20,7 @@ from schemas.bundle import Role
 _NUMBERED = re.compile(r"(?P<stem>.*?)-?(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<rest>.*)\.(safetensors|gguf)")
 CONSOLIDATED = re.compile(r"consolidated(-[0-9]{5}-of-[0-9]{5}|\.[0-9]{2})?\.safetensors")
 _CHUNK = 1 << 20
+_ZERO_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +214,20 @@ def sample(placed: Placed) -> bytes:
             file.seek(placed.offset + place)
             found += file.read(min(_CHUNK, placed.size - place))
         return found
+
+
+def is_zero(placed: Placed) -> bool:
+    """Say whether all of a tensor's first bytes are those of zeros."""
+    raw = np.frombuffer(read_bytes(placed, _ZERO_BYTES), dtype=np.uint8)
+    if not raw.any():
+        return placed.size > 0
+    # Minus zero is zero too: only the highest bit of each number is set.
+    width = max(1, placed.size // max(1, placed.tensor.values))
+    return (
+        width <= 8
+        and not (raw[: len(raw) // width * width].reshape(-1, width)[:, -1] & 0x7F).any()
+        and not raw.reshape(-1, width)[:, :-1].any()
+    )
 
 
 def gguf_headers(entries: Mapping[str, Entry], flaws: list[Flaw]) -> dict[str, Header]:

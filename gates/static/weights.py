@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from gates.files import gguf_adapter
 from gates.static import gguf_header, gguf_tensors, names, required
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
@@ -213,7 +214,7 @@ def _wrong(part: Part, wrong: list[tuple[Needed, tuple[int, ...]]]) -> Iterator[
 
 def _gguf(part: Part) -> Iterator[Flaw]:
     header = part.gguf
-    if header is None:
+    if header is None or gguf_adapter.is_adapter(header.metadata):
         return
     path = part.path(next(iter(part.gguf_files)))
     tensors = {tensor.name: tensor for one in part.gguf_files.values() for tensor in one.tensors}

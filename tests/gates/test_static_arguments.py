@@ -34,7 +34,7 @@ def test_the_list_is_the_driver_s():
 
 def test_every_argument_and_option_of_the_list_is_one_that_the_engine_has():
     (library,) = [file for file in distribution("xllamacpp").files or () if str(file).endswith(".so")]
-    own = {"--port-file", "--drain-seconds", "--die-with-parent"}
+    own = {"--port-file", "--drain-seconds", "--die-with-parent", "--adapter"}
     names = {*TABLE["arguments"], *TABLE["other_options"], *TABLE["managed"], *TABLE["shorter"]} - own
     long = sorted(name for name in names if name.startswith("--"))
     with Path(str(library.locate())).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:

@@ -39,6 +39,31 @@ def test_the_command_line_is_complete_and_in_order(body):
     assert command.variables == {"GGML_NO_BACKTRACE": "1"}
 
 
+def adapted(body, *files, role="adapter"):
+    """Return the document with adapters of one file each, named in order."""
+    made = [{**body["files"][-1], "path": path, "role": role} for path in files]
+    told = {**body, "files": sorted(body["files"] + made, key=lambda file: file["path"])}
+    names = [{"name": name, "files": [path], "rank": 8} for name, path in zip("ab", files, strict=False)]
+    return {**told, "adapters": [one | {"target_modules": ["attn_q"]} for one in names]}
+
+
+def test_adapters_are_loaded_in_the_document_s_order(body):
+    chosen = bundle(adapted(body, "adapters/a/x.gguf", "adapters/b/w.gguf"))
+    assert LLAMACPP.check_bundle(chosen) == []
+    argv = " ".join(LLAMACPP.command(chosen, Launch(root=Path("/b"), port_file=Path("/p"))).argv)
+    assert "--adapter a=/b/adapters/a/x.gguf --adapter b=/b/adapters/b/w.gguf --threads" in argv
+
+
+def test_an_adapter_that_the_engine_cannot_load_is_a_problem(body):
+    peft = LLAMACPP.check_bundle(bundle(adapted(body, "adapters/a/adapter_model.safetensors")))
+    assert peft == ["adapter a is not one .gguf file; convert it with convert_lora_to_gguf.py"]
+    two = adapted(body, "adapters/a/x.gguf", "adapters/a/y.gguf")
+    two["adapters"] = [two["adapters"][0] | {"files": ["adapters/a/x.gguf", "adapters/a/y.gguf"]}]
+    assert LLAMACPP.check_bundle(bundle(two)) == peft
+    unnamed = adapted(body, "adapters/a/x.gguf") | {"adapters": None}
+    assert LLAMACPP.check_bundle(bundle(unnamed)) == ["adapters/a/x.gguf has the role adapter, and no adapter names it"]
+
+
 def test_what_the_document_declares_the_engine_is_told(body):
     told = llamacpp_arguments(
         bundle(

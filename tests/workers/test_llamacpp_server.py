@@ -87,6 +87,19 @@ def test_a_bundle_may_not_set_what_the_runner_decides(name):
         read_arguments([name, "1"])
 
 
+def test_adapters_are_loaded_in_order_and_in_force_for_nobody_who_does_not_ask():
+    words = ["--adapter", "x=b.gguf", "--adapter", "y=a=.gguf", "--port", "80", "--host", "0.0.0.0"]
+    params = llamacpp_server.common_params(read_settings([*REQUIRED, *words]))
+    assert [(one.path, one.scale) for one in params.lora_adapters] == [("b.gguf", 0.0), ("a=.gguf", 0.0)]
+    assert params.lora_init_without_apply
+    assert (params.hostnames, params.port) == (["127.0.0.1"], 0)
+    for wrong in ("x", "x=", "=b.gguf"):
+        with pytest.raises(UsageError, match="must be NAME=PATH"):
+            read_settings([*REQUIRED, "--adapter", wrong])
+    with pytest.raises(UsageError, match="each name once"):
+        read_settings([*REQUIRED, "--adapter", "x=b.gguf", "--adapter", "x=a.gguf"])
+
+
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
 def test_every_listed_argument_has_its_field_in_the_engine(name):
     argument = ARGUMENTS[name]

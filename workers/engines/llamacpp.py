@@ -23,6 +23,7 @@ _LLAMACPP_FAILURES = (
     (r"couldn't bind HTTP server socket", "port_in_use"),
     (r"std::bad_alloc|failed to allocate|out of memory|unable to allocate", "out_of_memory"),
     (r"not within the file bounds|invalid magic|gguf_init_from|failed to load model", "weights_unreadable"),
+    (r"failed to (load|apply) lora adapter", "weights_unreadable"),
     (r"chat template parsing error|cannot read the chat template", "template_unreadable"),
     (r"launcher: error:", "bad_argument"),
 )
@@ -108,6 +109,18 @@ def _check_llamacpp_declared(bundle: Bundle) -> list[str]:
     return problems
 
 
+def _check_llamacpp_adapters(bundle: Bundle) -> list[str]:
+    adapters = bundle.adapters or []
+    problems = [
+        f"adapter {one.name} is not one .gguf file; convert it with convert_lora_to_gguf.py"
+        for one in adapters
+        if len(one.files) != 1 or not one.files[0].endswith(".gguf")
+    ]
+    named = {path for one in adapters for path in one.files}
+    unnamed = [file.path for file in bundle.files if file.role is Role.ADAPTER and file.path not in named]
+    return problems + [f"{path} has the role adapter, and no adapter names it" for path in unnamed]
+
+
 def _check_llamacpp_bundle(bundle: Bundle) -> list[str]:
     problems = _check_llamacpp_arguments(bundle.engine.arguments)
     if not problems:
@@ -116,8 +129,7 @@ def _check_llamacpp_bundle(bundle: Bundle) -> list[str]:
         problems.append(f"llama.cpp reads gguf, not {bundle.model.format}")
     elif _llamacpp_weights(bundle) is None:
         problems.append("the weights are neither one .gguf file nor a complete set of -00001-of-0000N.gguf shards")
-    if any(file.role is Role.ADAPTER for file in bundle.files) or bundle.adapters:
-        problems.append("this driver does not load adapters")
+    problems += _check_llamacpp_adapters(bundle)
     if bundle.draft is not None:
         problems.append("this driver does not load a draft model")
     if bundle.template.tool_parser is not None:
@@ -153,6 +165,8 @@ def _llamacpp_command(bundle: Bundle, launch: Launch) -> Command:
     script = str(Path(llamacpp_server.__file__).resolve())
     server = (script,) if bundle.engine.image is None else ("-m", llamacpp_server.__name__)
     words = [word for pair in managed.items() for word in pair]
+    for one in bundle.adapters or []:
+        words += ["--adapter", f"{one.name}={launch.root / one.files[0]}"]
     return Command(
         argv=(interpreter(bundle), "-I", *server, *words, *llamacpp_arguments(bundle)),
         port_file=launch.port_file,

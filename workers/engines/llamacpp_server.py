@@ -1,8 +1,9 @@
 """Serves one GGUF file with llama.cpp's own HTTP server, as a process that stops without cutting an answer.
 
 Run as a script by the llama.cpp driver, in any Python environment that has `xllamacpp`; it imports nothing of
-ours, so that an engine's environment can be another one than the worker's. Arguments have llama-server's
-spellings and meanings; those that this file does not list are refused, never ignored.
+ours but, for adapters, what stands beside it and needs as little, so that an engine's environment can be another one
+than the worker's. Arguments have llama-server's spellings and meanings; those that this file does not list are
+refused, never ignored.
 
 Exit status: 0 drained after SIGTERM, 1 the server did not start, 2 an argument is wrong, 3 stopped before all
 requests had ended (deadline passed, or a second SIGTERM).
@@ -21,13 +22,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from workers.engines.llamacpp_names import Names
 
 EXIT_DRAINED, EXIT_NOT_STARTED, EXIT_USAGE, EXIT_CUT = 0, 1, 2, 3
 
 # A request between its socket and its slot is in no gauge, so one idle reading proves little: ask for three.
 IDLE_READINGS = 3
 READING_INTERVAL_SECONDS = 0.05
+INNER_HOST = "127.0.0.1"
 
 
 class UsageError(ValueError):
@@ -217,6 +222,7 @@ MANAGED: frozenset[str] = frozenset(
         "--chat-template-file",
         "--drain-seconds",
         "--die-with-parent",
+        "--adapter",
     }
 )
 
@@ -273,6 +279,7 @@ class Settings:
 
     `fields` maps dotted paths of `CommonParams` to values, or to a `Member`. `drain_seconds` is the longest
     time that running requests get after SIGTERM. `parent_pid` is the process that this one must not outlive.
+    `adapters` maps names to files, which are in no answer but of requests for that name.
     """
 
     model: Path
@@ -285,6 +292,7 @@ class Settings:
     parent_pid: int | None
     fields: Mapping[str, object]
     sampling_bits: tuple[str, ...]
+    adapters: Mapping[str, Path]
 
 
 def read_arguments(argv: Sequence[str]) -> tuple[dict[str, object], tuple[str, ...]]:
@@ -339,6 +347,7 @@ def read_settings(argv: Sequence[str]) -> Settings:
         UsageError: as `read_arguments`, or when --model or --alias is missing.
     """
     managed: dict[str, str] = {}
+    adapters: dict[str, Path] = {}
     others: list[str] = []
     rest = iter(argv)
     for name in rest:
@@ -348,6 +357,12 @@ def read_settings(argv: Sequence[str]) -> Settings:
         value = next(rest, None)
         if value is None:
             raise UsageError(f"{name} needs a value")
+        if name == "--adapter":
+            adapter, named, path = value.partition("=")
+            if not adapter or not named or not path or adapter in adapters:
+                raise UsageError(f"--adapter {value}: must be NAME=PATH, each name once")
+            adapters[adapter] = Path(path)
+            continue
         if name in managed:
             raise UsageError(f"{name} is given twice")
         managed[name] = value
@@ -376,6 +391,7 @@ def read_settings(argv: Sequence[str]) -> Settings:
         parent_pid=parent_pid,
         fields=fields,
         sampling_bits=bits,
+        adapters=adapters,
     )
 
 
@@ -399,8 +415,13 @@ def common_params(settings: Settings) -> Any:  # xllamacpp ships no types
         params.sampling.user_sampling_config |= int(getattr(xllamacpp.common_params_sampling_config, bit))
     params.model.path = str(settings.model)
     params.model_alias = {settings.alias}
-    params.hostnames = [settings.host]
-    params.port = settings.port
+    # With adapters, who knows their names listens at the port that is told.
+    params.hostnames = [settings.host if not settings.adapters else INNER_HOST]
+    params.port = settings.port if not settings.adapters else 0
+    if settings.adapters:
+        # Else every answer would have all of them in it, one over the other.
+        params.lora_init_without_apply = True
+        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(one), 0.0) for one in settings.adapters.values()]
     if settings.template_file is not None:
         params.chat_template = settings.template_file.read_text(encoding="utf-8")
     return params
@@ -421,11 +442,12 @@ def gauge(metrics: str, name: str) -> float:
     raise ValueError(f"no metric {name}")
 
 
-def busy_requests(server: Any) -> int:  # xllamacpp ships no types
-    """Count the requests that are being answered or wait for a slot."""
+def busy_requests(server: Any, names: "Names | None") -> int:  # xllamacpp ships no types
+    """Count the requests that are being answered or wait for a slot, and answers that are not passed on whole yet."""
     page = server.handle_metrics()
     text = page if isinstance(page, str) else page.decode()
-    return int(gauge(text, "llamacpp:requests_processing") + gauge(text, "llamacpp:requests_deferred"))
+    there = int(gauge(text, "llamacpp:requests_processing") + gauge(text, "llamacpp:requests_deferred"))
+    return there + (0 if names is None else names.active)
 
 
 def die_with(pid: int) -> None:
@@ -449,17 +471,22 @@ def die_with(pid: int) -> None:
     threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
 
 
-def wait_for_stop(server: Any, wake: int, drain_seconds: float) -> int:  # xllamacpp ships no types
+def wait_for_stop(
+    server: Any,  # xllamacpp ships no types
+    names: "Names | None",
+    wake: int,
+    drain_seconds: float,
+) -> int:
     """Wait for SIGTERM or SIGINT, then until no request runs. Returns the exit status."""
     select.select([wake], [], [])
     os.read(wake, 64)
     deadline = time.monotonic() + drain_seconds
     idle = 0
-    say(f"draining {busy_requests(server)} requests, at most {drain_seconds:g} s")
+    say(f"draining {busy_requests(server, names)} requests, at most {drain_seconds:g} s")
     while idle < IDLE_READINGS:
-        idle = idle + 1 if busy_requests(server) == 0 else 0
+        idle = idle + 1 if busy_requests(server, names) == 0 else 0
         if time.monotonic() >= deadline and idle == 0:
-            say(f"drain deadline passed with {busy_requests(server)} requests running")
+            say(f"drain deadline passed with {busy_requests(server, names)} requests running")
             return EXIT_CUT
         if select.select([wake], [], [], READING_INTERVAL_SECONDS)[0]:
             say("second stop signal")
@@ -471,6 +498,17 @@ def say(text: str) -> None:
     """Write one line to the log of this process."""
     sys.stderr.write(f"launcher: {text}\n")
     sys.stderr.flush()
+
+
+def front(settings: Settings) -> "Names | None":
+    """Take the port for who knows adapters by name; None without adapters. Raises OSError when it is taken."""
+    if not settings.adapters:
+        return None
+    if not __package__:  # a script: -I leaves out where this file's own packages are
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from workers.engines.llamacpp_names import Names  # here, since most bundles need nothing of ours
+
+    return Names(settings.alias, tuple(settings.adapters), settings.host, settings.port)
 
 
 def serve(settings: Settings) -> int:
@@ -486,9 +524,15 @@ def serve(settings: Settings) -> int:
         return EXIT_NOT_STARTED
     started = time.monotonic()
     try:
+        names = front(settings)  # the port first: a long load that nobody could reach would be for nothing
         server = xllamacpp.Server(params)
-    except RuntimeError as error:
-        say(f"the server did not start: {error}")
+        port = int(server.listening_address.rsplit(":", 1)[1])
+        if names is not None:
+            names.serve(INNER_HOST, port)
+            port = names.port
+    except (OSError, RuntimeError) as error:
+        why = "couldn't bind HTTP server socket" if isinstance(error, OSError) else "the server did not start"
+        say(f"{why}: {error}")
         return EXIT_NOT_STARTED
     # Until here SIGTERM has its default action and ends a long load at once.
     wake, wake_up = os.pipe()
@@ -496,14 +540,15 @@ def serve(settings: Settings) -> int:
     signal.set_wakeup_fd(wake_up)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    port = int(server.listening_address.rsplit(":", 1)[1])
     if settings.port_file is not None:
         write_port_file(settings.port_file, port)
     say(f"listening on {settings.host}:{port} after {time.monotonic() - started:.3f} s")
-    status = wait_for_stop(server, wake, settings.drain_seconds)
+    status = wait_for_stop(server, names, wake, settings.drain_seconds)
     if status == EXIT_CUT:
         # Dropping the server would freeze the running streams for 30 s before cutting them.
         os._exit(status)
+    if names is not None:
+        names.stop()
     del server
     say("drained")
     return status

@@ -34,6 +34,15 @@ _PARALLEL_FLAGS: Final = (
 )
 
 
+_WITHOUT_CACHE = (
+    "--no-enable-prefix-caching",
+    "--disable-prefix-caching",
+    "--disable-radix-cache",
+    "--no-cache-prompt",
+)
+"""Arguments by which engines keep no prefix; of vLLM the second since 0.33."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trait:
     """A feature: the parts of the bundle that decide how it works, and whether a bundle has it in use."""
@@ -100,7 +109,7 @@ def _prefix_cache(bundle: Bundle) -> State:
     """Engines cache prefixes unless they are told not to."""
     if bundle.runtime.prefix_caching is not None:
         return bundle.runtime.prefix_caching
-    if _arguments(bundle).has("--no-enable-prefix-caching", "--disable-radix-cache", "--no-cache-prompt"):
+    if _arguments(bundle).has(*_WITHOUT_CACHE):
         return False
     return True if _arguments(bundle).has("--enable-prefix-caching", "--cache-reuse") else None
 
@@ -136,7 +145,7 @@ def _disaggregated(bundle: Bundle) -> State:
 
 def _chunked(bundle: Bundle) -> State:
     """Engines cut long prompts unless they are told not to."""
-    return False if _arguments(bundle).has("--no-enable-chunked-prefill") else None
+    return False if _arguments(bundle).has("--no-enable-chunked-prefill", "--disable-chunked-prefill") else None
 
 
 def _prioritized(bundle: Bundle) -> State:

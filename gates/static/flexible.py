@@ -132,8 +132,13 @@ class _Line:
         if argument["takes"] == "each":
             return
         spelled, equals, value = self._words[place].partition("=")
-        negates = argument["takes"] == "switch" and self._names.plain(spelled).startswith("--no-")
-        told = (str(negates), *([value] if equals else []), *self._words[place + 1 : self._place])
+        positive = (name, *argument.get("also", ()))
+        negates = not any(one.startswith(self._names.plain(spelled)) for one in positive)
+        told = (
+            str(negates and argument["takes"] == "switch"),
+            *([value] if equals else []),
+            *self._words[place + 1 : self._place],
+        )
         before = self._seen.get(name)
         self._seen[name] = told
         refused = bool(self._forms.get("refuses_twice"))

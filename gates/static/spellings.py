@@ -41,8 +41,11 @@ class Spellings:
         }
         self.names: dict[str, str] = {}
         """Each spelling, with the name of its argument."""
+        inverses = _is_there(self.forms["inverses"], version) if "inverses" in self.forms else False
         for name in self.arguments:
             self.names |= dict.fromkeys(_spelled(name, known["arguments"][name], version), name)
+            if inverses and known["arguments"][name]["takes"] == "switch" and (inverse := _inverse(name)):
+                self.names[inverse] = name
 
     def plain(self, name: str) -> str:
         """Return a name as the parser compares it."""
@@ -124,6 +127,13 @@ def _ranges(name: str, argument: Mapping[str, Any]) -> Iterator[tuple[str, str]]
         yield one, versions
         if argument["takes"] == "switch":
             yield f"--no-{one[2:]}", versions
+
+
+def _inverse(name: str) -> str | None:
+    for prefix, other in (("--enable-", "--disable-"), ("--disable-", "--enable-")):
+        if name.startswith(prefix):
+            return other + name.removeprefix(prefix)
+    return None
 
 
 def _spelled(name: str, argument: Mapping[str, Any], version: str | None) -> list[str]:

@@ -114,9 +114,27 @@ def test_the_last_of_two_values_counts_and_that_there_are_two_warns(words, place
     assert (one.code, one.severity, one.pointer) == ("argument-value", Severity.WARN, f"/engine/arguments/{place}")
 
 
+@pytest.mark.parametrize(
+    ("version", "words", "is_taken"),
+    [
+        ("0.33.0", "--disable-prefix-caching --enable-sliding-window --monokernel", True),
+        ("0.33.0", "--no-enable-prefix-caching --disable-lora", True),
+        ("0.32.0", "--disable-prefix-caching", False),
+        ("0.32.0", "--monokernel", False),
+        ("0.33.0", "--spec-method medusa", False),
+        ("0.32.0", "--spec-method medusa", True),
+        ("0.33.0", "--reasoning-parser step5 --tool-strict-level None", True),
+        ("0.32.0", "--reasoning-parser step5", False),
+        ("0.33.0", "--enable-prefix-caching --disable-prefix-caching", False),
+    ],
+)
+def test_each_of_its_versions_takes_what_its_own_parser_takes(version, words, is_taken):
+    assert (list(check_words("vllm", words.split(), version)) == []) is is_taken
+
+
 def test_later_versions_and_none_warn_and_earlier_ones_are_left_to_themselves(tmp_path):
     root = micro(tmp_path / "m")
-    for version, severities in (("0.32.1", {"block"}), ("0.33.0", {"warn"}), ("0.40.0", {"warn"}), ("0.11.0", set())):
+    for version, severities in (("0.32.1", {"block"}), ("0.33.0", {"block"}), ("0.40.0", {"warn"}), ("0.11.0", set())):
         told = validate(
             root, {"engine": {"name": "vllm", "version": version, "arguments": ["--max-modl-len", "9", "-tp", "x"]}}
         )

@@ -290,7 +290,7 @@ def _tokens(c: Composition, part: Part) -> Iterator[Flaw]:
         yield flaw(
             "lora-new-tokens",
             f"Token {place} is {ours.texts[place]!r} in the base and {theirs.texts[place]!r} for the adapter.",
-            file=part.path("tokenizer.json"),
+            file=part.tokenizer_file,
             found={"first_difference": place, "adapter": theirs.texts[place]},
             expected={"base": ours.texts[place]},
         )

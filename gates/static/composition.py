@@ -15,7 +15,7 @@ from gates.files.header import Array, Header
 from gates.files.refusal import FileRefused
 from gates.files.strict_json import load_object
 from gates.files.weights import header as read_header
-from gates.static import gguf_words
+from gates.static import gguf_words, word_files
 from gates.static.chosen import choose
 from gates.static.declared import Adapter, Declared, declared_by
 from gates.static.flaw import Flaw, flaw
@@ -121,7 +121,7 @@ class Part:
 
     def read_all(self) -> None:
         """Read every file that is an object, so that `flaws` has each one that cannot be."""
-        for name in _OBJECTS:
+        for name in _OBJECTS if self.has("tokenizer.json") else (*_OBJECTS, word_files.VOCABULARY):
             self.object(name)
         self.weights.read_all()
 
@@ -166,18 +166,23 @@ class Part:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """What tokenizer.json and the files beside it say, or a GGUF file that has tokens; None without either."""
+        """What tokenizer.json says, a GGUF file that has tokens, or the older files that stand for it; None without."""
         if (inside := self._gguf_tokenizer()) is not None:
             return inside
-        document = self.object("tokenizer.json")
-        if not document:
-            return None
-        return Tokenizer(
-            document,
-            self.object("tokenizer_config.json"),
-            self.object("special_tokens_map.json"),
-            self.object("added_tokens.json"),
-        )
+        names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+        config, special_map, added_file = (self.object(name) for name in names)
+        if self.has("tokenizer.json"):
+            document = self.object("tokenizer.json")
+            return Tokenizer(document, config, special_map, added_file) if document else None
+        pieces = self.entries.get(word_files.PIECES)
+        place = None if pieces is None or pieces.is_stub else pieces.place
+        return word_files.tokenizer_of(self.object(word_files.VOCABULARY), place, config, special_map, added_file)
+
+    @property
+    def tokenizer_file(self) -> str:
+        """Path of the file that names the tokens, or of tokenizer.json where none does."""
+        names = (*self.gguf_files, "tokenizer.json", word_files.VOCABULARY, word_files.PIECES)
+        return self.path(next((name for name in names if name in self.entries), "tokenizer.json"))
 
     def _gguf_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer of the first GGUF file, whose header is read again for its tokens."""

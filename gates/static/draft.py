@@ -33,7 +33,7 @@ def check(c: Composition) -> Iterator[Flaw]:
             yield flaw(
                 "draft-vocab",
                 f"Token {place} is {target.texts[place]!r} in the target and {draft.texts[place]!r} in the draft.",
-                file=part.path(next(iter(part.gguf_files), "tokenizer.json")),
+                file=part.tokenizer_file,
                 found={"first_difference": place, "draft": draft.texts[place]},
                 expected={"target": target.texts[place]},
             )
@@ -43,7 +43,7 @@ def check(c: Composition) -> Iterator[Flaw]:
                 "draft-vocab",
                 f"{len(only)} tokens are in one vocabulary only, from id {only[0]} on: the target has "
                 f"{len(target.texts)}, the draft {len(draft.texts)}.",
-                file=part.path(next(iter(part.gguf_files), "tokenizer.json")),
+                file=part.tokenizer_file,
                 found={"draft": len(draft.texts), "more": only[:20], "count": len(only)},
                 expected={"target": len(target.texts)},
             )

@@ -158,7 +158,7 @@ def _of_words(c: Composition, inferred: Mapping[str, Any]) -> Iterator[tuple[str
     part = c.model
     header = next((part.path(name) for name in part.gguf_files), None)
     inside = None if header is None else file(header, "tokenizer.ggml.tokens")
-    yield "/tokenizer", inside or file(part.path("tokenizer.json"))
+    yield "/tokenizer", inside or file(part.tokenizer_file)
     if c.template is not None:
         _, path = c.template
         is_json = path.endswith(".json")

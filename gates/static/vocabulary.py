@@ -104,7 +104,7 @@ def _beyond(c: Composition, words: Tokenizer, rows: int) -> Iterator[Flaw]:
         "vocabulary-exceeds-embedding",
         f"{len(beyond)} tokens have ids from {beyond[texts[0]]} on, and there are {rows} rows: {listed(texts)}.",
         severity=Severity.INFO if harmless else Severity.BLOCK,
-        file=c.model.path("tokenizer.json"),
+        file=c.model.tokenizer_file,
         found={"tokens": {text: beyond[text] for text in texts[:MAX_ITEMS]}, "count": len(beyond), "size": words.size},
         expected={"rows": rows},
         advice="The model has no media; keep this text out of prompts." if harmless else None,
@@ -213,7 +213,8 @@ def _of_added(part: Part) -> Where:
     """Return where a part says which tokens are never split."""
     if part.gguf is not None:
         return {"file": part.path(next(iter(part.gguf_files))), "pointer": TYPES}
-    return {"file": part.path("tokenizer.json"), "pointer": "/added_tokens"}
+    is_whole = part.has("tokenizer.json")
+    return {"file": part.tokenizer_file, "pointer": "/added_tokens" if is_whole else None}
 
 
 def _rendered(c: Composition) -> str:

@@ -90,7 +90,7 @@ def read_pieces(path: Path) -> list[tuple[str, int]] | None:
         raw = file.read(MOST_BYTES + 1)
     if not raw or len(raw) > MOST_BYTES:
         return None
-    found = []
+    found = list[tuple[str, int]]()
     try:
         for number, value in _fields(raw):
             if number == 1:

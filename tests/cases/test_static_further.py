@@ -9,6 +9,7 @@ from tests.support.checkpoints import (
     T0,
     WIDTHS,
     T,
+    adapt,
     alarms,
     codes,
     edit_json,
@@ -380,6 +381,17 @@ def test_c062_four_bit_floats_need_cards_that_have_them(tmp_path, told, name, se
     root = config_only(tmp_path / "m", quantization_config=told)
     found = validate(root, {"engine": VLLM, "hardware": {"accelerator": name}})
     assert [one.severity for one in found.flaws if one.code == "arch-unsupported"] == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("words", "is_fault"), [(["all"], False), (["q_proj", "o_proj"], False), (["o_proj"], True), (["down_proj"], True)]
+)
+def test_c080_modules_that_sglang_is_told_to_take_are_those_of_the_adapter(tmp_path, words, is_fault):
+    root = micro(tmp_path / "m")
+    adapt(root / "adapt")
+    engine = SGLANG | {"arguments": ["--enable-lora", "--lora-target-modules", *words]}
+    found = alarms(validate(root, {"engine": engine, "adapters": {"adpt": "adapt"}}))
+    assert found == ({"lora-no-match"} if is_fault else set())
 
 
 # ---------------------------------------------------------------------------------------------------------- lengths

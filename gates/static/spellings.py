@@ -13,7 +13,7 @@ from gates.static.rules import is_within, table
 from gates.static.typed import short
 from schemas.faults import near
 
-TABLES: Final = ("vllm", "sglang", "tgi", "transformers", "trtllm")
+TABLES: Final = ("vllm", "sglang", "tgi", "transformers", "trtllm", "external")
 """Engines whose parser's arguments are listed whole, each in a data file of its name."""
 _OTHERS: Final = (*TABLES, "llamacpp")
 

@@ -16,6 +16,7 @@ LONGEST: Final = 80
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _BARE_SIZE: Final = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 _SUFFIXED: Final = re.compile(r"\d+(?:\.\d+)?[kMGT]|\d+[KMGT]i")
+_WHOLE: Final = {"boolean": re.compile(r"true|false"), "url": re.compile(r"https?://[!-~]{1,2000}")}
 _QUOTED: Final = re.compile(r'("(?:[^"\\]|\\.)*")')
 _WITHIN: Final = {"least": operator.ge, "above": operator.gt, "most": operator.le, "below": operator.lt}
 _KINDS: Final = {
@@ -24,6 +25,7 @@ _KINDS: Final = {
     "wholes": "whole numbers with commas between them",
     "number": "a number",
     "boolean": "true or false",
+    "url": "a URL such as https://models.example/v1",
     "size": "a whole number, or one with k, M, G or T",
     "size-or-auto": "auto or a whole number, or one with k, M, G or T",
     "suffixed": "a whole number, or one with k, M, G, T, Ki, Mi, Gi or Ti",
@@ -82,7 +84,7 @@ def _read(text: str, kind: str) -> object:
             return text.lower().replace("-", "_")
         case "lowered":
             return text.lower()
-        case "wholes" | "boolean" | "suffixed" | "json" | "object" | "object-or-text":
+        case "wholes" | "boolean" | "url" | "suffixed" | "json" | "object" | "object-or-text":
             _look_at(text, kind)
             return None
         case _:
@@ -95,8 +97,8 @@ def _look_at(text: str, kind: str) -> None:
         case "wholes":
             for one in text.split(","):
                 _whole(one)
-        case "boolean":
-            if text not in {"true", "false"}:
+        case "boolean" | "url":
+            if _WHOLE[kind].fullmatch(text) is None:
                 raise ValueError(text)
         case "suffixed":
             if _SUFFIXED.fullmatch(text.strip()) is None:

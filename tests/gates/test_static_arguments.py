@@ -102,6 +102,6 @@ def test_the_engine_s_short_names_are_its_arguments_and_what_its_driver_lacks_wa
 
 def test_the_gate_blocks_it_and_of_an_engine_without_version_warns(tmp_path):
     root = micro(tmp_path / "m")
-    for engine, severities in (("llamacpp", ["block"]), ("vllm", ["warn"]), ("external", [])):
+    for engine, severities in (("llamacpp", ["block"]), ("vllm", ["warn"]), ("external", ["block"])):
         told = validate(root, {"engine": {"name": engine, "arguments": ["--ctx-sise", "4096"]}})
         assert [one.severity for one in told.flaws if one.code == "argument-unknown"] == severities

@@ -19,8 +19,9 @@ from schemas.result import Severity
 from tests.support.checkpoints import micro, validate
 from workers.engines.arguments import Table
 
-NEWEST = {"sglang": "0.5.23", "tgi": "3.3.7", "transformers": "5.24.0", "trtllm": "1.2.0"}
+NEWEST = {"external": "1", "sglang": "0.5.23", "tgi": "3.3.7", "transformers": "5.24.0", "trtllm": "1.2.0"}
 RELEASES = {
+    "external": [],
     "sglang": ["0.4.5", "0.5.1", "0.5.4", "0.5.9", "0.5.14", "0.5.20"],
     "tgi": ["2.3.0", "3.0.0"],
     "transformers": ["5.19.0"],
@@ -29,6 +30,7 @@ RELEASES = {
 NO_FLAGS: dict[str, set[str]] = {
     "sglang": {"--tp", "--tool-parser-plugin", "--reasoning-parser-plugin"},
     "trtllm": {"--generation_config"},
+    "external": {"--token", "--api-key", "--allow-host"},
 }
 """What a driver refuses by name although the engine has no such argument: beginnings, and other engines'."""
 VALUES = [
@@ -291,6 +293,14 @@ def test_every_name_of_an_equivalent_is_its_engine_s():
         ("transformers", "--chat-template-kwargs []", "value", None),
         ("transformers", "--device", "value", "--device needs a value."),
         ("transformers", "--compile yes", "value", None),
+        (
+            "external",
+            "--endpont https://a.example",
+            "unknown",
+            "external has no argument --endpont; did you mean --endpoint?",
+        ),
+        ("external", "--endpoint a.example/v1", "value", None),
+        ("external", "--token t", "unknown", "external has no argument --token."),
     ],
 )
 def test_each_mistake_of_another_engine_s_line_blocks_once(engine, words, code, message):
@@ -337,7 +347,7 @@ def test_what_may_be_so_in_a_version_or_is_to_go_warns(engine, version, words):
 
 def test_versions_before_the_table_and_other_engines_are_left_alone(tmp_path):
     root = micro(tmp_path / "m")
-    for engine, version in (("sglang", "0.3.0"), ("external", "1")):
+    for engine, version in (("sglang", "0.3.0"), ("custom", "1")):
         told = validate(root, {"engine": {"name": engine, "version": version, "arguments": ["--nonsense", "1"]}})
         assert [one for one in told.flaws if one.code.startswith("argument")] == []
     assert set(TABLES) == {"vllm", *NEWEST}

@@ -17,6 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from gates.files.launch import REFUSED, VARIABLES
 from gates.static.rules import is_within
+from schemas.faults import near
 
 _FOLDER = Path(__file__).parent / "data"
 
@@ -250,7 +251,8 @@ class Table:
         spelled = name.replace("_", "-")
         if spelled != name and spelled in self.arguments:
             return f"unknown argument {name}; write {spelled}"
-        return f"unknown argument {name[:80]}; a bundle may give {self.engine} those in workers/engines/data"
+        meant = near(spelled, list(self.arguments)) or f"a bundle may give {self.engine} those in workers/engines/data"
+        return f"unknown argument {name[:80]}; {meant}"
 
 
 def _arguments(body: Mapping[str, Any]) -> dict[str, Argument]:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from schemas.api import TARGET_PATTERN
-from schemas.common import DIGEST_PATTERN, NAME_PATTERN
+from schemas.common import DIGEST_PATTERN, MAX_INTEGER, NAME_PATTERN
 from schemas.suite import ITEM_PATTERN
 
 MAX_FAULTS = 100
@@ -55,6 +55,9 @@ _BOUNDS = {
     "greater_than": "above",
     "less_than": "below",
 }
+
+_LONG = re.compile(r"[0-9]{19,}")
+"""Digits of a whole number that a file of YAML keeps as a text."""
 
 Shape = type[BaseModel] | TypeAdapter[Any]
 
@@ -157,6 +160,8 @@ def _of_type(kind: str, context: Mapping[str, Any], value: Any, error: Mapping[s
     if kind == "string_unicode":
         return "is text that Unicode does not have"
     wanted = _WANTED.get(kind.split("_", 1)[0])
+    if wanted == _WANTED["int"] and isinstance(value, str) and _LONG.fullmatch(value):
+        return f"is {shown(value)}, which is too large: it has to be {wanted} of at most {MAX_INTEGER}"
     if wanted is not None:
         return f"is {shown(value)}, and has to be {wanted}"
     said = _said(error)

@@ -17,11 +17,23 @@ def apart(ids: Iterable[object]) -> int:
     return next(length for length in ID_LENGTHS if len({one[:length] for one in whole}) == len(whole))
 
 
-def many(count: int, noun: str) -> str:
-    """Return a count of things in words, such as `1 file`, `2 files`, `2 entries`."""
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {plural(noun)}"
+def many(count: int, noun: str, one: str = "", several: str = "") -> str:
+    """Return a count of things in words, such as `1 file`, `2 files`, `2 entries`, and the verb that follows.
+
+    Args:
+        count: of the things.
+        noun: one of them.
+        one: form of the verb after a single thing, such as `is`.
+        several: form of the verb after none or several, such as `are`.
+    """
+    things = f"1 {noun}" if count == 1 else f"{count} {plural(noun)}"
+    verb = agreeing(count, one, several)
+    return f"{things} {verb}" if verb else things
+
+
+def agreeing(count: int, one: str, several: str) -> str:
+    """Return the form of a verb that goes with a count, such as `is` with 1 and `are` with any other."""
+    return one if count == 1 else several
 
 
 def plural(noun: str) -> str:

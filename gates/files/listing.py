@@ -99,7 +99,7 @@ def _unfinished(paths: set[str], hidden: Iterable[str]) -> Iterator[FileRefused]
         if base not in paths or kind == "aria2":
             said = f"is not finished: its transfer has left {path}"
             advice = "wait until the transfer has ended, or begin it again"
-            yield FileRefused("source-unstable", said, file=base, found=path, advice=advice)
+            yield FileRefused("source-unstable", said, file=base, found=path, expected=base, advice=advice)
 
 
 class _Walk:

@@ -65,6 +65,11 @@ class Nature:
     said: str
     declared_size: int | None = None
 
+    @property
+    def advice(self) -> str | None:
+        """What to do, going on after a semicolon; None where there is nothing but to fetch the real file."""
+        return _ADVICE.get(self.code)
+
 
 def nature(head: bytes) -> Nature | None:
     """Say what a file that should be text or weights really is, by its first bytes; None when nothing speaks for it.

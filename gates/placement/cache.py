@@ -62,6 +62,16 @@ class Cache:
         """Return the bytes that each further token takes on one device while no window is full."""
         return ceil(sum((one.heads_on(tensor) * one.token_bytes for kept in self.layers for one in kept), Fraction(0)))
 
+    def further_bytes(self, *, tensor: int = 1) -> int:
+        """Return the bytes that each further token takes on one device once every window is full."""
+        kept = (one for layer in self.layers for one in layer if one.window is None)
+        return ceil(sum((one.heads_on(tensor) * one.token_bytes for one in kept), Fraction(0)))
+
+    @property
+    def windows(self) -> list[int]:
+        """Widths of the windows, in tokens, the smallest first."""
+        return sorted({one.window for layer in self.layers for one in layer if one.window is not None})
+
     def kinds(self) -> dict[str, int]:
         """Return how many layers keep what: kind → layers; `none` for those that keep nothing."""
         found: dict[str, int] = {}

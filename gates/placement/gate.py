@@ -19,6 +19,7 @@ from schemas.bundle import Bundle, Hardware
 from schemas.policy import PlacementRule
 from schemas.result import Measurement, Verdict
 from schemas.runner import Fingerprint
+from schemas.short import many
 
 _CODES = {"layout": "layout-impossible", "memory": "memory-short", "sequences": "sequences-short"}
 _ADVICE = {
@@ -163,13 +164,14 @@ def _short(devices: Devices, bundle: Bundle, topology: Topology) -> Judged | Non
     needed = max(hardware.count, topology.devices * copies)
     if devices.count is not None and devices.count < needed:
         kind = "" if hardware.mig is None else f" with the MIG profile {hardware.mig}"
-        message = f"The runner has {devices.count} accelerators{kind}, and a replica takes {needed}."
+        message = f"The runner has {many(devices.count, 'accelerator')}{kind}, and a replica takes {needed}."
         pointer = "/hardware/count"
         one = finding("devices-short", message, pointer=pointer, found=devices.count, expected=needed, advice=advice)
         return Judged(Verdict.FAILED, message, (), (one,))
     least = hardware.memory_bytes
     if least is not None and devices.memory_bytes < least:
-        message = f"A device of the runner has {devices.memory_bytes} bytes, and the bundle asks for {least}."
+        has = many(devices.memory_bytes, "byte")
+        message = f"A device of the runner has {has}, and the bundle asks for {least}."
         one = finding(
             "device-memory-short",
             message,

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
+from schemas.short import agreeing, many
+
 GB = 10**9
 
 
@@ -123,7 +125,8 @@ def judge(ledgers: Sequence[Ledger], context_tokens: int, wanted: int, *, groups
     tight = min(ledgers, key=lambda one: one.room)
     if tight.room <= 0:
         needed = tight.reserve.usable_bytes - tight.room
-        said = f"a device of stage {tight.stage} has {tight.reserve.usable_bytes} usable bytes, and {needed} are taken"
+        usable = many(tight.reserve.usable_bytes, "usable byte")
+        said = f"a device of stage {tight.stage} has {usable}, and {needed} {agreeing(needed, 'is', 'are')} taken"
         what, most = tight.largest
         return Judgement(
             fits=False,
@@ -138,7 +141,7 @@ def judge(ledgers: Sequence[Ledger], context_tokens: int, wanted: int, *, groups
     sequences = least.sequences * groups
     tokens = int(Fraction(least.room * context_tokens, max(1, least.sequence_bytes))) * groups
     fits = sequences >= wanted
-    said = f"the cache of stage {least.stage} holds {sequences} sequences of {context_tokens} tokens"
+    said = f"the cache of stage {least.stage} holds {many(sequences, 'sequence')} of {many(context_tokens, 'token')}"
     return Judgement(
         fits,
         "sequences",

@@ -1,10 +1,11 @@
 """The plan of a composition: what each device holds in a layout, whether it fits, and the smallest layout that does."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from itertools import islice
 from math import ceil
 from typing import Any
 
@@ -24,6 +25,7 @@ from gates.static.declared import Declared
 from gates.static.experts import even_experts, expert_degree
 from gates.static.names import embedding
 from gates.static.shape import Shape, shape_of
+from schemas.short import agreeing, many
 
 UTILIZATION = Decimal("0.90")
 _UTILIZATION_FLAGS = ("--gpu-memory-utilization", "--mem-fraction-static")
@@ -36,6 +38,7 @@ _EXPANDS_LATENTS = frozenset({"transformers", "tgi"})
 # Models with latents whose keys and values vLLM keeps whole, values as wide as keys. Source: its models/minicpm3.py.
 _VLLM_EXPANDS = frozenset({"minicpm3"})
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_LISTED = 3
 _WEIGHTS = re.compile(r".*\.(safetensors|gguf)")
 
 
@@ -80,6 +83,7 @@ class Plan:
     block_tokens: int
     per_million: Fraction | None
     assumed: tuple[str, ...]
+    draft: Cache | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,8 @@ def plan(c: Composition, asked: Asked) -> Plan:
     if asked.price is not None and asked.rate is not None:
         price = per_million(asked.price * topology.devices, asked.rate)
     assumed = (*model.cache.assumed, *_beyond(c, model, context), *_assumed(model, asked))
-    return Plan(judged, smallest, tried, model.cache, context, wanted, asked.block_tokens, price, assumed)
+    draft = None if model.draft is None else model.draft.cache
+    return Plan(judged, smallest, tried, model.cache, context, wanted, asked.block_tokens, price, assumed, draft)
 
 
 def reserve_of(declared: Declared, stated: Reserve, utilization: Decimal | None) -> Reserve:
@@ -217,16 +222,40 @@ def _refuse_gaps(part: Part) -> None:
         raise PlacementUnknown(part.folder or ".", "has weights in two formats; leave one out")
     for (stem, _, count), numbers in part.weights.numbering().items():
         if len(numbers) < count:
-            raise PlacementUnknown(part.folder or ".", f"has {len(numbers)} of {count} files of {stem}")
+            lost = _lost(part, stem, numbers, count)
+            raise PlacementUnknown(part.folder or ".", f"has {len(numbers)} of {count} files of {stem}: {lost}")
     names = [tensor.name for header in gguf.values() for tensor in header.tensors]
     if len(set(names)) < len(names):
         raise PlacementUnknown(part.folder or ".", "has several GGUF models; leave one")
     told = part.weights.weight_map
     if told is not None and not gguf and len(part.weights.effective) < max(1, len(told)):
-        missing = len(told) - len(part.weights.effective)
-        raise PlacementUnknown(part.weights.index_path or ".", f"names {missing} tensors that are not there")
+        missing = [name for name in told if name not in part.weights.effective]
+        raise PlacementUnknown(part.weights.index_path or ".", _absent(part, told, missing))
     if not names and not part.weights.effective:
         raise PlacementUnknown(part.folder or ".", "has no tensors in safetensors or GGUF files")
+
+
+def _lost(part: Part, stem: str, numbers: Collection[int], count: int) -> str:
+    """Return which of a set of numbered files are not there."""
+    ending = next(name.rpartition(".")[2] for name in part.entries if name.startswith(stem))
+    first = 0 if 0 in numbers else 1
+    missing = (number for number in range(first, count + first) if number not in numbers)
+    named = [f"{stem}-{number:05}-of-{count:05}.{ending}" for number in islice(missing, _LISTED + 1)]
+    more = f" and {count - len(numbers) - _LISTED} more" if count - len(numbers) > _LISTED else ""
+    names = ", ".join(named[:_LISTED])
+    return f"{names}{more} {agreeing(count - len(numbers), 'is', 'are')} not there"
+
+
+def _absent(part: Part, told: Mapping[str, str], missing: Sequence[str]) -> str:
+    """Return what an index names and no file holds: the files that are not there, or else the tensors."""
+    files = sorted({told[name] for name in missing if told[name] not in part.entries})
+    named = files or sorted(missing)
+    more = f" and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+    names = ", ".join(named[:_LISTED])
+    if files:
+        there = agreeing(len(named), "is", "are")
+        return f"reads {many(len(missing), 'tensor')} from {names}{more}, which {there} not there"
+    return f"names {many(len(named), 'tensor')} that no file holds: {names}{more}"
 
 
 def _adapter_bytes(c: Composition) -> int:
@@ -306,22 +335,23 @@ def _beyond(c: Composition, model: _Model, context: int) -> Iterator[str]:
     longest = max((one for one in (derived(model.shape), rescaled(c)) if one is not None), default=None)
     if longest is not None and context > longest:
         yield (
-            f"{context} tokens of context are more than the {longest} that the model has positions for: only the "
-            "memory is counted, and bundle validate blocks who declares them."
+            f"{many(context, 'token')} of context {agreeing(context, 'is', 'are')} more than the {longest} that the "
+            "model has positions for: only the memory is counted, and bundle validate blocks who declares them."
         )
 
 
 def _assumed(model: _Model, asked: Asked) -> Iterator[str]:
     reserve = asked.reserve
     yield (
-        f"On each device {reserve.activation_bytes} bytes are stated for activations, {reserve.graph_bytes} for graphs "
-        f"and workspaces, and {reserve.headroom_bytes} as headroom."
+        f"On each device {many(reserve.activation_bytes, 'byte', 'is', 'are')} stated for activations, "
+        f"{reserve.graph_bytes} for graphs and workspaces, and {reserve.headroom_bytes} as headroom."
     )
     yield "Weights are counted as they are stored; an engine that converts them while loading holds other sizes."
     layout = _layout(model, Topology(), (range(model.shape.layers or 1),))
     _, left_out = shares_of(model.groups, layout)
     if left_out:
-        yield f"{left_out} bytes of layers that predict further tokens are left out: nothing declares that they draft."
+        said = many(left_out, "byte")
+        yield f"{said} of layers that predict further tokens are left out: nothing declares that they draft."
     if model.adapters:
         yield "Adapters are counted whole on every device, one slot of the largest for each that is served at once."
 
@@ -343,6 +373,9 @@ def as_json(found: Plan) -> dict[str, Any]:
             "dtype": found.cache.dtype,
             "layers": found.cache.kinds(),
             "token_bytes": found.cache.token_bytes(),
+            "windows": found.cache.windows,
+            "token_bytes_beyond_windows": found.cache.further_bytes(),
+            "draft_token_bytes": 0 if found.draft is None else found.draft.token_bytes(),
             "sequence_bytes": found.cache.sequence_bytes(found.context_tokens, block=found.block_tokens),
             "block_tokens": found.block_tokens,
         },

@@ -6,6 +6,7 @@ Everything is resolved, listed and chosen before a byte is fetched, and only wha
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
@@ -19,7 +20,7 @@ from gates.sources.directory import DirectorySource
 from gates.sources.fetch import Bounds, Fetched, Progress, fetch, patiently
 from gates.sources.fronts import WEIGHTS, fetch_front, is_read_whole
 from gates.sources.parts import BASE, Choice, Placed, choose, together
-from gates.sources.source import Item, Resolved, Source
+from gates.sources.source import Item, Resolved, Source, SourceRefused
 from gates.sources.store import FetchStore
 from schemas.bundle import Role
 from schemas.common import folded
@@ -57,6 +58,15 @@ class _Part:
     hidden: list[LeftOut]
 
 
+@contextmanager
+def _told_of(part: str) -> Iterator[None]:
+    """Name the part in the refusal of its source, where no file is named."""
+    try:
+        yield
+    except SourceRefused as refused:
+        raise refused.of(refused.file or ("" if part == BASE else part)) from None
+
+
 class Assembly:
     """Sources by the part that each brings; `base` has to be among them.
 
@@ -86,19 +96,16 @@ class Assembly:
             SourceRefused, SourceUnavailable.
         """
         for name, source in self._sources.items():
-            resolved = patiently(source.resolve, self._bounds)
-            items = patiently(lambda one=source, to=resolved: one.list(to), self._bounds)  # type: ignore[misc]
+            with _told_of(name):
+                resolved = patiently(source.resolve, self._bounds)
+                items = patiently(lambda one=source, to=resolved: one.list(to), self._bounds)  # type: ignore[misc]
             self._parts[name] = self._part(name, source, resolved, items)
         of_parts = self._of_parts()
-        choices = {
-            name: choose(
-                name,
-                part.items if name != BASE else part.items.keys() - of_parts.keys(),
-                self._wants.reader,
-                self._roles(part),
-            )
-            for name, part in self._parts.items()
-        }
+        choices = {}
+        for name, part in self._parts.items():
+            paths = part.items if name != BASE else part.items.keys() - of_parts.keys()
+            with _told_of(name):
+                choices[name] = choose(name, paths, self._wants.reader, self._roles(part))
         self._whole = together(choices)
         self._whole.left_out += [LeftOut(path, "replaced", f"brought by {part}") for path, part in of_parts.items()]
         self._whole.left_out += [one for part in self._parts.values() for one in part.hidden]

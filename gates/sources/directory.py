@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gates.files.listing import Entry, Listing, list_directory
-from gates.files.refusal import FileRefused
+from gates.files.refusal import FileRefused, shown
 from gates.files.refusal import opened as opened_file
 from gates.sources.source import Item, Opened, Resolved, SourceRefused, SourceUnavailable, resolved_now
 
@@ -28,7 +28,7 @@ class DirectorySource:
     def resolve(self) -> Resolved:
         """Resolve the directory: it has no revision until its files were read. Raises SourceRefused."""
         if not self.root.is_dir():
-            said = f"there is no directory {self.root.name}"
+            said = f"there is no directory {shown(str(self.root))}"
             raise SourceRefused(
                 "directory-missing", said, file="", advice="name a directory, or hf:…, s3://… or https://…"
             )

@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gates.files.refusal import shown
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, Where, flaw, listed
 from gates.static.tensors import Placed
 from schemas.result import Severity
+from schemas.short import agreeing, many
 
 _PREFIX = re.compile(r"^(base_model\.model\.|base_model\.)?")
 LORA = re.compile(r"^(?P<module>.+)\.lora_(?P<side>A|B)(\.(?!bias$)[^.]+)?(\.weight)?$")
@@ -22,6 +24,8 @@ _OTHER = re.compile(
 )
 """What AdaLoRA, biases of LoRA, VeRA, LoHa, LoKr, OFT, the first DoRA and IA3 call their tensors."""
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_.]+")
+_WHOLE = "a whole number of 1 or more"
+_OTHER_FILES = "Fetch adapter_config.json and adapter_model.safetensors together again: they are not of one training."
 
 Modules = dict[str, dict[str, Placed]]
 
@@ -61,7 +65,7 @@ def _strange(c: Composition, part: Part, config: Mapping[str, Any], modules: Mod
         held = sorted(tensors)
         yield flaw(
             "lora-no-match",
-            f"0 of {len(held)} tensors are matrices of an adapter by their names: {listed(held)}.",
+            f"None of {many(len(held), 'tensor')} is a matrix of an adapter by its name: {listed(held)}.",
             file=part.path("adapter_model.safetensors"),
             found={"matched": 0, "of": len(held), "missing": held[:MAX_ITEMS]},
             expected="names that end in lora_A.weight and lora_B.weight",
@@ -71,8 +75,8 @@ def _strange(c: Composition, part: Part, config: Mapping[str, Any], modules: Mod
     if odd and c.engine != "transformers" and c.rules.get("lora_bias") is not True:
         yield flaw(
             "lora-kind-unsupported",
-            f"{len(odd)} tensors are of another kind of adapter, which {c.engine or 'engines'} cannot apply: "
-            f"{listed(odd)}.",
+            f"{many(len(odd), 'tensor', 'is', 'are')} of another kind of adapter, which "
+            f"{c.engine or 'engines'} cannot apply: {listed(odd)}.",
             file=tensors[odd[0]].entry.path,
             pointer=odd[0],
             found={"tensors": odd[:MAX_ITEMS], "count": len(odd)},
@@ -115,15 +119,23 @@ def _hits(module: str, targets: list[str]) -> bool:
 def _rank(part: Part, config: Mapping[str, Any], modules: Modules) -> Iterator[Flaw]:
     rank = config.get("r")
     if type(rank) is not int or rank < 1:
-        yield flaw("adapter-incomplete", f"adapter_config.json says r {rank!r}.", **at(part, "/r"), found=rank)
+        yield flaw(
+            "adapter-incomplete", f"adapter_config.json says r {rank!r}.", **at(part, "/r"), found=rank, expected=_WHOLE
+        )
         return
     alpha = config.get("lora_alpha")
     if type(alpha) not in (int, float):
         says = f"adapter_config.json says lora_alpha {alpha!r}."
-        yield flaw("adapter-incomplete", says, **at(part, "/lora_alpha"), found=alpha)
+        yield flaw("adapter-incomplete", says, **at(part, "/lora_alpha"), found=alpha, expected="a number")
     if not config.get("target_modules") and not config.get("target_parameters"):
         says = "adapter_config.json names no target_modules."
-        yield flaw("adapter-incomplete", says, **at(part, "/target_modules"), found=config.get("target_modules"))
+        yield flaw(
+            "adapter-incomplete",
+            says,
+            **at(part, "/target_modules"),
+            found=config.get("target_modules"),
+            expected="the names of the modules that were trained",
+        )
     if has_patterns(config, "rank_pattern"):
         return
     for module, sides in sorted(modules.items()):
@@ -142,6 +154,7 @@ def _rank(part: Part, config: Mapping[str, Any], modules: Modules) -> Iterator[F
                     pointer=placed.tensor.name,
                     found=list(shape),
                     expected={"r": wanted},
+                    advice=_OTHER_FILES,
                 )
                 return
 
@@ -152,9 +165,11 @@ def _halves(part: Part, modules: Modules) -> Iterator[Flaw]:
     if alone:
         yield flaw(
             "adapter-incomplete",
-            f"{len(alone)} of {len(modules)} modules have one of their two matrices: {listed(alone)}.",
+            f"{len(alone)} of {many(len(modules), 'module')} {agreeing(len(alone), 'has', 'have')} one of two "
+            f"matrices: {listed(alone)}.",
             file=part.path("adapter_model.safetensors"),
             found={"count": len(alone), "of": len(modules), "modules": alone[:MAX_ITEMS]},
+            expected={"count": 0, "matrices": ["A", "B"]},
         )
     for module, sides in sorted(modules.items()):
         if len(sides) != 2 or any(len(one.tensor.shape) != 2 for one in sides.values()):
@@ -167,6 +182,8 @@ def _halves(part: Part, modules: Modules) -> Iterator[Flaw]:
                 file=sides["B"].entry.path,
                 pointer=sides["B"].tensor.name,
                 found={"A": inner[0], "B": inner[1]},
+                expected={"A": inner[0], "B": inner[0]},
+                advice=_OTHER_FILES,
             )
             return
 
@@ -180,9 +197,10 @@ def _saved(part: Part, config: Mapping[str, Any]) -> Iterator[Flaw]:
     if lost and tensors:
         yield flaw(
             "adapter-incomplete",
-            f"modules_to_save names {listed(lost)}, and no file holds it.",
+            f"modules_to_save names {listed(lost)}, and no file holds {agreeing(len(lost), 'it', 'them')}.",
             **at(part, "/modules_to_save"),
             found={"missing": lost[:MAX_ITEMS]},
+            expected={"missing": []},
         )
 
 
@@ -224,13 +242,15 @@ def _match(c: Composition, part: Part, config: Mapping[str, Any], modules: Modul
     known = {module: _resolved(c.model, module, there) for module in modules}
     missing = sorted(module for module, name in known.items() if name is None)
     if not missing:
-        yield from _shapes(c, config, {name: modules[module] for module, name in known.items() if name is not None})
+        found = {name: modules[module] for module, name in known.items() if name is not None}
+        yield from _shapes(c, config, found)
         return
     alike = [name for name in sorted(there) if name.endswith("." + _tail(missing[0]))]
     matched = len(modules) - len(missing)
     yield flaw(
         "lora-no-match",
-        f"{matched} of {len(modules)} of the adapter's modules are in the base: {listed(missing)} is not.",
+        f"{matched} of the adapter's {many(len(modules), 'module')} {agreeing(matched, 'is', 'are')} in the base; "
+        f"{listed(missing)} {agreeing(len(missing), 'is', 'are')} not.",
         severity=Severity.BLOCK,
         file=part.path("adapter_model.safetensors"),
         found={"matched": matched, "of": len(modules), "missing": missing[:MAX_ITEMS]},
@@ -254,9 +274,10 @@ def _by_config(c: Composition, part: Part, config: Mapping[str, Any], modules: M
     if len(lost) == len(targets):
         yield flaw(
             "lora-no-match",
-            f"0 of {len(targets)} target modules are in the base: {listed(lost)}.",
+            f"None of {many(len(targets), 'target module')} is in the base: {listed(lost)}.",
             **at(part, "/target_modules"),
             found={"matched": 0, "of": len(targets), "missing": lost},
+            expected={"matched": len(targets), "in_base": sorted(last)[:MAX_ITEMS]},
         )
 
 
@@ -281,8 +302,16 @@ def _shapes(c: Composition, config: Mapping[str, Any], modules: Mapping[str, Map
                     pointer=placed.tensor.name,
                     found=list(own),
                     expected={"in": columns, "out": rows},
+                    advice=_of_base(config),
                 )
                 return
+
+
+def _of_base(config: Mapping[str, Any]) -> str:
+    """Return what to do about an adapter that fits another base, which its configuration may name."""
+    told = config.get("base_model_name_or_path")
+    name = f", which it calls {shown(told)}" if isinstance(told, str) and told else ""
+    return f"Serve it on the base that it was trained on{name}, or train it on this one."
 
 
 # -------------------------------------------------------------------------------------- against target_modules
@@ -297,9 +326,11 @@ def _targets(c: Composition, part: Part, config: Mapping[str, Any], modules: Mod
     if extra:
         yield flaw(
             "lora-targets-differ",
-            f"{len(extra)} of {len(modules)} modules with matrices are not among target_modules: {listed(extra)}.",
+            f"{len(extra)} of {many(len(modules), 'module')} with matrices {agreeing(len(extra), 'is', 'are')} not "
+            f"among target_modules: {listed(extra)}.",
             **at(part, "/target_modules"),
             found={"extra": extra[:MAX_ITEMS], "count": len(extra), "target_modules": targets[:MAX_ITEMS]},
+            expected={"extra": [], "count": 0},
         )
     expected = _expected(c.model, config, targets)
     there = _places(c.model)
@@ -311,11 +342,12 @@ def _targets(c: Composition, part: Part, config: Mapping[str, Any], modules: Mod
     by_layer = all(number not in trained for name, number in expected.items() if name in lost)
     yield flaw(
         "lora-targets-differ",
-        f"{len(expected) - len(lost)} of {len(expected)} modules of the base that target_modules names have matrices: "
-        f"{listed(lost)} has none.",
+        f"{len(lost)} of {many(len(expected), 'module')} of the base that target_modules names "
+        f"{agreeing(len(lost), 'has', 'have')} no matrices: {listed(lost)}.",
         severity=Severity.WARN if by_layer else Severity.BLOCK,
         **at(part, "/target_modules"),
         found={"held": len(expected) - len(lost), "of": len(expected), "missing": lost[:MAX_ITEMS]},
+        expected={"held": len(expected), "missing": []},
     )
 
 

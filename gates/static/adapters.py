@@ -8,11 +8,13 @@ from typing import Any
 from gates.static import adapter_fit, gguf_adapter
 from gates.static.adapter_fit import LORA, at, modules_of, pattern_of, targets_of
 from gates.static.composition import Composition, Part
+from gates.static.declared import Adapter
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.tensors import Placed, is_zero
 from gates.static.vocabulary import embedding_rows
 from gates.static.words import Tokenizer, first_difference, special_texts
 from schemas.result import Severity
+from schemas.short import agreeing, many
 
 _MAGNITUDE = re.compile(r"\.lora_magnitude_vector(\.|$)")
 # Engines hold these modules fused; a flag may name either. Source: packed_modules_mapping of vLLM's models.
@@ -25,6 +27,7 @@ _FUSED = {
     "w1": "w13",
     "w3": "w13",
 }
+_ABOVE_ZERO = "a number above 0"
 _ROWS = re.compile(r"\.(embed_tokens|lm_head|wte|embed_out)\.(modules_to_save\.)?([^.]+\.)?weight$")
 
 
@@ -38,11 +41,11 @@ def check(c: Composition) -> Iterator[Flaw]:
         if not config:
             if not any(one.file == part.path("adapter_config.json") for one in part.flaws):
                 path = part.path("adapter_config.json")
-                yield flaw("adapter-incomplete", f"The adapter {adapter.name} has no adapter_config.json.", file=path)
+                yield _absent(adapter, path)
             continue
         if not part.weights.shards and not any(name.endswith(".bin") for name in part.entries):
             path = part.path("adapter_model.safetensors")
-            yield flaw("adapter-incomplete", f"The adapter {adapter.name} has no adapter_model.safetensors.", file=path)
+            yield _absent(adapter, path)
         if c.engine == "llamacpp" and part.weights.shards:
             yield flaw(
                 "format-unsupported",
@@ -61,16 +64,23 @@ def check(c: Composition) -> Iterator[Flaw]:
         yield from _tokens(c, part)
 
 
+def _absent(adapter: Adapter, path: str) -> Flaw:
+    name = path.rpartition("/")[2]
+    said = f"The adapter {adapter.name} has no {name}."
+    return flaw("adapter-incomplete", said, file=path, found=None, expected=name)
+
+
 def _kind(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Flaw]:
     magnitudes = [name for name in part.weights.effective if _MAGNITUDE.search(name)]
     if (config.get("use_dora") is True or magnitudes) and (doubt := _doubt(c, "dora")) is not None:
         yield flaw(
             "lora-kind-unsupported",
-            f"{_engine(c)} does not read DoRA: use_dora is {config.get('use_dora')}, and there are {len(magnitudes)} "
-            "magnitude vectors.",
+            f"{_engine(c)} does not read DoRA: use_dora is {config.get('use_dora')}, and there "
+            f"{agreeing(len(magnitudes), 'is', 'are')} {many(len(magnitudes), 'magnitude vector')}.",
             severity=doubt,
             **at(part, "/use_dora"),
             found={"use_dora": config.get("use_dora"), "tensors": magnitudes[:MAX_ITEMS]},
+            expected={"use_dora": False, "tensors": []},
         )
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
@@ -97,6 +107,7 @@ def _kind(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Fla
             f"{_engine(c)} does not read modules_to_save: {saved}.",
             **at(part, "/modules_to_save"),
             found=saved,
+            expected=[],
         )
 
 
@@ -109,6 +120,7 @@ def _features(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator
                 f"{_engine(c)} does not do what {key} asks for.",
                 **at(part, f"/{key}"),
                 found=config[key],
+                expected=f"no {key}",
             )
     known, told = c.rules.get("lora_inits"), config.get("init_lora_weights")
     if known is not None and isinstance(told, str) and told.lower() not in known:
@@ -143,25 +155,30 @@ def _strength(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator
             "lora_alpha is 0, so that the adapter changes nothing.",
             **at(part, "/lora_alpha"),
             found={"lora_alpha": 0, "scale": 0.0},
+            expected={"lora_alpha": _ABOVE_ZERO},
         )
     yield from _scaling(c, part, config)
     yield from _own_scaling(c, part, config)
     modules = modules_of(part)
     if modules and all(any(is_zero(one) for one in _backwards(sides)) for sides in modules.values()):
-        which = "B matrices" if all(is_zero(sides["B"]) for sides in modules.values() if "B" in sides) else "products"
+        which = "B matrix" if all(is_zero(sides["B"]) for sides in modules.values() if "B" in sides) else "product"
         yield flaw(
             "adapter-no-effect",
-            f"All {len(modules)} {which} are zero: the adapter was not trained.",
+            f"The {which} of {agreeing(len(modules), 'its one module', f'each of {len(modules)} modules')} is zero: "
+            "the adapter was not trained.",
             file=next(iter(part.weights.effective.values())).entry.path,
             found={"zero": len(modules), "of": len(modules)},
+            expected={"zero": 0},
         )
     alphas = [pattern_of(config, "alpha_pattern", module) for module in modules]
     if alphas and config.get("lora_alpha") != 0 and all(type(one) in (int, float) and one == 0 for one in alphas):
         yield flaw(
             "adapter-no-effect",
-            f"alpha_pattern gives all {len(alphas)} modules 0, so that the adapter changes nothing.",
+            f"alpha_pattern gives {agreeing(len(alphas), 'the one module', f'all {len(alphas)} modules')} 0, so that "
+            "the adapter changes nothing.",
             **at(part, "/alpha_pattern"),
             found={"lora_alpha": 0, "scale": 0.0},
+            expected={"lora_alpha": _ABOVE_ZERO},
         )
 
 
@@ -251,12 +268,13 @@ def _flag(c: Composition, part: Part, config: Mapping[str, Any]) -> Iterator[Fla
         return
     yield flaw(
         "lora-no-match",
-        f"{name} {' '.join(words)} lets {len(kept)} of the adapter's {len(modules)} kinds of modules through: "
+        f"{name} {' '.join(words)} lets {len(kept)} of the adapter's {many(len(modules), 'kind')} of modules through: "
         f"{listed(sorted(modules))}.",
         severity=Severity.BLOCK if not kept else Severity.WARN,
         file=part.path("adapter_config.json"),
         pointer=name,
         found={"matched": len(kept), "of": len(modules), "flag": words, "modules": sorted(modules)},
+        expected={"matched": len(modules), "flag": sorted(modules)},
     )
 
 
@@ -270,10 +288,12 @@ def _tokens(c: Composition, part: Part) -> Iterator[Flaw]:
     if odd and c.rules.get("lora_modules_to_save") is not True:
         yield flaw(
             "unsupported-lora-tensor",
-            f"{len(odd)} tensors replace or add rows of the embedding, which engines do not swap: {listed(odd)}.",
+            f"{many(len(odd), 'tensor', 'replaces or adds', 'replace or add')} rows of the "
+            f"embedding, which engines do not swap: {listed(odd)}.",
             file=part.weights.effective[odd[0]].entry.path,
             pointer=odd[0],
             found=odd[:MAX_ITEMS],
+            expected=[],
         )
     ours, rows = c.model.tokenizer, embedding_rows(c.model)
     theirs = part.tokenizer or _beside(part)
@@ -300,7 +320,8 @@ def _tokens(c: Composition, part: Part) -> Iterator[Flaw]:
         also = f"; its template uses {listed(used)}" if used else ""
         yield flaw(
             "lora-new-tokens",
-            f"The adapter's tokenizer has {len(beyond)} tokens that the base does not: {listed(texts)}{also}.",
+            f"The adapter's tokenizer has {many(len(beyond), 'token')} that the base does not have: "
+            f"{listed(texts)}{also}.",
             file=part.path(next((name for name in _TOKEN_FILES if part.has(name)), "tokenizer.json")),
             found={"ids": sorted(beyond.values())[:MAX_ITEMS], "tokens": texts[:MAX_ITEMS], "in_template": used},
             expected={"rows": rows},

@@ -375,6 +375,11 @@ CODES: Final[Mapping[str, Code]] = {
             "The launch arguments name another method than the files.",
             "Leave the argument out, so that the files decide.",
         ),
+        quant_patterns_slow=(
+            (BLOCK,),
+            "The patterns of modules in the configuration take too long to be tried.",
+            "Name the modules, or write patterns with fewer open repetitions such as .* in a row.",
+        ),
         quant_lib_rejects=(
             (BLOCK,),
             "A library in the engine's image refuses the configuration.",

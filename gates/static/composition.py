@@ -19,7 +19,7 @@ from gates.static import gguf_words, word_files
 from gates.static.chosen import choose
 from gates.static.declared import Adapter, Declared, declared_by
 from gates.static.flaw import Flaw, flaw
-from gates.static.listing import Entry, Listing, list_directory, list_named
+from gates.static.listing import Entry, Listing, list_directory, list_named, sentence
 from gates.static.names import InLayer, embedding, in_layers
 from gates.static.probes import Renderings, render
 from gates.static.quantized import QUANTIZATION_FILES, Quantization, quantization_of
@@ -94,7 +94,8 @@ class Part:
                     file=entry.path,
                     pointer=where,
                     found={"reason": refused.code, "offset": refused.offset, "value": refused.found},
-                    expected=refused.expected,
+                    expected=refused.expected or "an object in JSON",
+                    advice=sentence(refused.advice),
                 )
             )
         return {}
@@ -116,7 +117,15 @@ class Part:
             reason = str(error)
         except OSError as error:
             reason = f"cannot be read: {error.strerror}"
-        self.flaws.append(flaw("config-unparseable", f"{self.path(name)} {reason}.", file=self.path(name)))
+        self.flaws.append(
+            flaw(
+                "config-unparseable",
+                f"{self.path(name)} {reason}.",
+                file=self.path(name),
+                found=reason,
+                expected=f"a text in UTF-8 of at most {MAX_TEXT_BYTES} bytes",
+            )
+        )
         return None
 
     def read_all(self) -> None:

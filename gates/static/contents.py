@@ -15,11 +15,11 @@ from gates.files.refusal import FileRefused
 from gates.files.strict_json import load_json
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
-from gates.static.listing import Entry
+from gates.static.listing import Entry, sentence
 from gates.static.rules import implemented
 from schemas.bundle import Role
 from schemas.result import Severity
-from schemas.short import many
+from schemas.short import agreeing, many
 
 JUDGED = frozenset({"archive", "program", "remote-code", "launch-refused", "role-hides", "weights-foreign"})
 """Codes of refusals that are codes of the catalogue too."""
@@ -76,9 +76,9 @@ def check(c: Composition) -> Iterator[Flaw]:
     launch = refuse_launch(c.engine, c.declared.arguments.words, c.declared.variables, c.listing.entries)
     yield from (_as_flaw(one, "") for one in launch)
     if code and not refused and not ran:
-        lie = "lies" if len(code) == 1 else "lie"
+        lie = agreeing(len(code), "lies", "lie")
         message = f"{many(len(code), 'file')} of code such as {code[0]} {lie} here; no engine runs code."
-        yield flaw("code-left-out", message, file=code[0], found=sorted(code))
+        yield flaw("code-left-out", message, file=code[0], found=sorted(code), expected=[])
 
 
 def _folders(c: Composition) -> Iterator[_Folder]:
@@ -104,7 +104,15 @@ def _configuration(entry: Entry, path: str, *, is_told: bool) -> Generator[Flaw,
     except FileRefused as refused:
         if not is_told:
             where = refused.pointer or (None if refused.offset is None else f"byte {refused.offset}")
-            yield flaw("config-unparseable", f"{path} {refused}.", file=path, pointer=where, found=refused.found)
+            yield flaw(
+                "config-unparseable",
+                f"{path} {refused}.",
+                file=path,
+                pointer=where,
+                found={"reason": refused.code, "offset": refused.offset, "value": refused.found},
+                expected=refused.expected or "JSON",
+                advice=sentence(refused.advice),
+            )
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -116,20 +124,41 @@ def _pickles(c: Composition, folder: _Folder, selection: Selection) -> Iterator[
     names = sorted(folder.path(path) for path in aside if "/" not in path or selection.refused)
     asked = c.declared.arguments.get("--load-format")
     has_others = any(name.endswith((".safetensors", ".gguf")) for name in folder.entries)
+    readable = ["*.gguf"] if c.engine == "llamacpp" else ["*.safetensors"]
     for one in refused:
         if one.file:
             yield _as_flaw(one, folder.path(one.file))
         elif one.expected == "--load-format safetensors":
             message = f"Pickled weights would be loaded: the launch arguments ask for them (--load-format {asked})."
-            yield flaw("pickle-weights", message, file=next(iter(names), None), pointer="--load-format", found=names)
+            yield flaw(
+                "pickle-weights",
+                message,
+                file=next(iter(names), None),
+                pointer="--load-format",
+                found={"files": names, "load_format": asked},
+                expected={"files": readable, "load_format": "safetensors"},
+                advice="Leave --load-format out, and convert the weights to safetensors where there are no others.",
+            )
             return
         elif not has_others:
-            message = f"{len(names)} pickled files such as {names[0]} would be loaded as weights: there are no others."
-            yield flaw("pickle-weights", message, file=names[0], found=names)
+            said = agreeing(
+                len(names), f"The pickled file {names[0]}", f"{len(names)} pickled files such as {names[0]}"
+            )
+            message = f"{said} would be loaded as weights: there are no others."
+            yield flaw("pickle-weights", message, file=names[0], found=names, expected=readable)
             return
     if names and not refused:
-        message = f"{len(names)} pickled files such as {names[0]} lie beside the weights; a bundle leaves them out."
-        yield flaw("pickle-weights", message, severity=Severity.INFO, file=names[0], found=names)
+        several = f"{len(names)} pickled files such as {names[0]} lie beside the weights; a bundle leaves them out."
+        one_file = f"The pickled file {names[0]} lies beside the weights; a bundle leaves it out."
+        yield flaw(
+            "pickle-weights",
+            agreeing(len(names), one_file, several),
+            severity=Severity.INFO,
+            file=names[0],
+            found=names,
+            expected=[],
+            advice="Nothing; delete what no engine needs, if you like.",
+        )
 
 
 def _as_flaw(one: FileRefused, path: str) -> Flaw:

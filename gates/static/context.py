@@ -10,6 +10,7 @@ from gates.static.flaw import Flaw, flaw
 from gates.static.shape import Shape, rope_of
 from gates.static.tensors import CONSOLIDATED
 from schemas.result import Severity
+from schemas.short import many
 
 MISTRAL_DEFAULT = 128_000
 """Positions that a params.json without a length means. Source: vllm-project/vllm#17747."""
@@ -211,7 +212,7 @@ def _slots(c: Composition) -> Iterator[Flaw]:
     if each < promised:
         yield flaw(
             "context-per-slot",
-            f"{total} tokens over {slots} slots are {each} each, and {promised} are promised.",
+            f"{total} tokens over {many(slots, 'slot', 'are', 'are')} {each} each, and {promised} are promised.",
             pointer="--ctx-size",
             found={"per_slot": each, "total": total, "slots": slots},
             expected={"per_slot": promised},

@@ -8,6 +8,8 @@ from math import isfinite
 from typing import Any
 
 from schemas.bundle import Bundle, Feature
+from schemas.common import MAX_INTEGER
+from schemas.faults import shown
 
 ENGINE_NAMES = {
     **dict.fromkeys(("llama.cpp", "llama-cpp", "llama_cpp", "llama-server"), "llamacpp"),
@@ -29,15 +31,18 @@ _PARALLEL_ARGUMENTS = {
     "data": ("--data-parallel-size", "-dp", "--dp-size", "--dp"),
 }
 _DEPTH = 16
+MOST_SECONDS = 10**9
+_LONG = re.compile(r"[0-9]{19,}")
+"""Digits of a whole number that a file of YAML keeps as a text."""
 _SIZES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
 
 class DeclaredError(ValueError):
-    """What was declared cannot be read. `pointer` says where."""
+    """What was declared cannot be read. `errors` has each place, as a JSON Pointer, with what is wrong there."""
 
-    def __init__(self, pointer: str, detail: str) -> None:
-        super().__init__(f"{pointer}: {detail}")
-        self.pointer, self.detail = pointer, detail
+    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{pointer}: {detail}" for pointer, detail in errors))
+        self.errors = tuple(errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +234,16 @@ def read_declared(document: Mapping[str, Any]) -> Declared:
     """Return what a file of `-f` declares: a part of a bundle document, in which short names are understood too.
 
     Raises:
-        DeclaredError: a value is of another kind than its place asks for.
+        DeclaredError: values are of another kind than their places ask for, or out of range; each of them is told.
     """
     read = _Reader(document)
+    found = _declared(read)
+    if read.wrong:
+        raise DeclaredError(list(dict.fromkeys(read.wrong)))  # some places are read twice
+    return found
+
+
+def _declared(read: "_Reader") -> Declared:
     engine = read.section("engine")
     topology, hardware = read.section("topology"), read.section("hardware")
     runtime, serving, template = read.section("runtime"), read.section("serving"), read.section("template")
@@ -279,21 +291,23 @@ def read_declared(document: Mapping[str, Any]) -> Declared:
 class _Section:
     """One object of the document; every getter takes all the names a value may have there."""
 
-    def __init__(self, pointer: str, values: Mapping[str, Any]) -> None:
-        self.pointer, self.values = pointer, values
+    def __init__(self, pointer: str, values: Mapping[str, Any], wrong: list[tuple[str, str]]) -> None:
+        self.pointer, self.values, self._wrong = pointer, values, wrong
 
     def _find(self, names: Sequence[str]) -> tuple[str, Any]:
         return next(((name, self.values[name]) for name in names if self.values.get(name) is not None), ("", None))
 
-    def _refuse(self, name: str, wanted: str) -> DeclaredError:
-        return DeclaredError(f"{self.pointer}/{name}", f"must be {wanted}")
+    def _refuse(self, name: str, wanted: str, *, too_large: bool = False) -> None:
+        value, joint = self.values[name], ", which is too large: it" if too_large else ", and"
+        self._wrong.append((f"{self.pointer}/{name}", f"is {shown(value)}{joint} has to be {wanted}"))
 
     def text(self, *names: str) -> str | None:
         name, value = self._find(names)
         if value is None:
             return None
         if isinstance(value, bool | list | dict):
-            raise self._refuse(name, "a text")
+            self._refuse(name, "a text")
+            return None
         return str(value)
 
     def number(self, *names: str) -> float | None:
@@ -302,16 +316,21 @@ class _Section:
             return None
         if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?s?", value):
             return float(value.rstrip("s"))
-        if type(value) not in (int, float):
-            raise self._refuse(name, "a number")
+        if type(value) not in (int, float) or not 0 <= value <= MOST_SECONDS:
+            self._refuse(name, f"a number from 0 to {MOST_SECONDS}")
+            return None
         return float(value)
 
     def count(self, *names: str, allow_zero: bool = False) -> int | None:
         name, value = self._find(names)
         if value is None:
             return None
-        if type(value) is not int or value < (0 if allow_zero else 1):
-            raise self._refuse(name, f"a whole number of {0 if allow_zero else 1} or more")
+        least = 0 if allow_zero else 1
+        if type(value) is not int or not least <= value <= MAX_INTEGER:
+            is_long = isinstance(value, str) and _LONG.fullmatch(value) is not None
+            too_large = is_long or (type(value) is int and value > MAX_INTEGER)
+            self._refuse(name, f"a whole number from {least} to {MAX_INTEGER}", too_large=too_large)
+            return None
         return value
 
     def words(self, *names: str) -> list[str]:
@@ -324,7 +343,8 @@ class _Section:
         if isinstance(value, dict):  # {"tools": true, "reasoning": false}
             return [str(key) for key, is_on in value.items() if is_on]
         if not isinstance(value, list) or any(isinstance(item, dict | list) or item is None for item in value):
-            raise self._refuse(name, "a list of texts")
+            self._refuse(name, "a list of texts")
+            return None
         return [json.dumps(item) if isinstance(item, bool) else str(item) for item in value]
 
     def texts(self, *names: str) -> dict[str, str]:
@@ -334,7 +354,8 @@ class _Section:
             if value is None:
                 continue
             if not isinstance(value, dict):
-                raise self._refuse(name, "an object of texts")
+                self._refuse(name, "an object of texts")
+                continue
             found |= {
                 str(key): str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()
             }
@@ -353,39 +374,42 @@ class _Section:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise self._refuse(name, "an object")
+            self._refuse(name, "an object")
+            return {}
         return dict(value)
 
 
 class _Reader:
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
-        self.top = _Section("", document)
+        self.wrong: list[tuple[str, str]] = []
+        self.top = self._section("", document)
+
+    def _section(self, pointer: str, values: Mapping[str, Any]) -> _Section:
+        return _Section(pointer, values, self.wrong)
 
     def section(self, name: str) -> _Section:
         value = self.document.get(name)
-        if value is None:
-            return _Section(f"/{name}", {})
         if name == "engine" and isinstance(value, str):
-            return _Section("/engine", {"name": value})
-        if not isinstance(value, dict):
-            raise DeclaredError(f"/{name}", "must be an object")
-        return _Section(f"/{name}", value)
+            return self._section("/engine", {"name": value})
+        if value is not None and not isinstance(value, dict):
+            self.wrong.append((f"/{name}", f"is {shown(value)}, and has to be an object"))
+        return self._section(f"/{name}", value if isinstance(value, dict) else {})
 
     def code(self) -> list[str]:
         told = self.section("engine").mapping("remote_code")
-        return _Section("/engine/remote_code", told).words("files")
+        return self._section("/engine/remote_code", told).words("files")
 
     def draft(self) -> _Section:
         for name in ("draft", "draft_model"):
             value = self.document.get(name)
             if isinstance(value, str):
-                return _Section(f"/{name}", {"directory": value})
+                return self._section(f"/{name}", {"directory": value})
             if isinstance(value, dict):
-                return _Section(f"/{name}", value)
+                return self._section(f"/{name}", value)
             if value is not None:
-                raise DeclaredError(f"/{name}", "must be a directory, or an object with one")
-        return _Section("/draft", {})
+                self.wrong.append((f"/{name}", f"is {shown(value)}, and has to be a directory, or an object with one"))
+        return self._section("/draft", {})
 
     def adapters(self) -> tuple[Adapter, ...]:
         value = self.document.get("adapters")
@@ -396,11 +420,13 @@ class _Reader:
         elif isinstance(value, list) and all(isinstance(one, dict) for one in value):
             items = [(one.get("name"), _folder(one)) for one in value]
         else:
-            raise DeclaredError("/adapters", "must map names to directories")
+            self.wrong.append(("/adapters", f"is {shown(value)}, and has to map names to directories"))
+            return ()
+        whole = [(name, folder) for name, folder in items if isinstance(name, str) and isinstance(folder, str)]
         for name, folder in items:
-            if not isinstance(name, str) or not isinstance(folder, str):
-                raise DeclaredError(f"/adapters/{name}", "must be a directory")
-        return tuple(Adapter(str(name), str(folder)) for name, folder in sorted(items))
+            if (name, folder) not in whole:
+                self.wrong.append((f"/adapters/{name}", f"is {shown(folder)}, and has to be a directory"))
+        return tuple(Adapter(name, folder) for name, folder in sorted(whole))
 
 
 def _folder(adapter: Mapping[str, Any]) -> object:

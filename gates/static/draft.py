@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 from gates.files.contents import is_pickled
-from gates.static.composition import Composition
+from gates.static.composition import Composition, Part
 from gates.static.flaw import Flaw, flaw
 from gates.static.vocabulary import embedding_rows
 from gates.static.words import first_difference
 from schemas.result import Severity
+from schemas.short import many
 
 
 def check(c: Composition) -> Iterator[Flaw]:
@@ -16,11 +17,11 @@ def check(c: Composition) -> Iterator[Flaw]:
     if part is None:
         return
     if not part.config and part.gguf is None:
-        yield flaw("draft-incomplete", "The draft has no config.json.", file=part.path("config.json"))
+        yield _absent(part, "config.json")
         return
     has_none = not part.weights.shards and part.gguf is None and not any(map(is_pickled, part.entries))
     if has_none and (c.model.weights.shards or c.model.gguf is not None):
-        yield flaw("draft-incomplete", "The draft has no weights.", file=part.path("model.safetensors"))
+        yield _absent(part, "model.safetensors")
         return
     if c.is_head(part):
         return  # heads of this kind read the target's own states and tokens
@@ -41,8 +42,8 @@ def check(c: Composition) -> Iterator[Flaw]:
             differing = True
             yield flaw(
                 "draft-vocab",
-                f"{len(only)} tokens are in one vocabulary only, from id {only[0]} on: the target has "
-                f"{len(target.texts)}, the draft {len(draft.texts)}.",
+                f"{many(len(only), 'token', 'is', 'are')} in one vocabulary only, from id {only[0]} "
+                f"on: the target has {len(target.texts)}, the draft {len(draft.texts)}.",
                 file=part.tokenizer_file,
                 found={"draft": len(draft.texts), "more": only[:20], "count": len(only)},
                 expected={"target": len(target.texts)},
@@ -69,3 +70,8 @@ def check(c: Composition) -> Iterator[Flaw]:
             expected={"target": rows},
             advice=f"Pad the smaller embedding to {max(rows, other)} rows, or choose an engine that does.",
         )
+
+
+def _absent(part: Part, name: str) -> Flaw:
+    what = "weights" if name.endswith(".safetensors") else name
+    return flaw("draft-incomplete", f"The draft has no {what}.", file=part.path(name), found=None, expected=name)

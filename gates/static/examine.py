@@ -178,11 +178,6 @@ def _of_gguf(c: Composition, part: Part) -> dict[str, Any]:
     }
     has_head = any(tensor.name == "output.weight" for tensor in tensors)
     quantized = gguf_quantization(header)
-    sampling_told = {
-        key: told[f"general.sampling.{end}"]
-        for key, end in sampling.GGUF_SAMPLING.items()
-        if f"general.sampling.{end}" in told
-    }
     return {
         "architecture": name,
         "model_type": name,
@@ -202,5 +197,4 @@ def _of_gguf(c: Composition, part: Part) -> dict[str, Any]:
         if quantized is None
         else {"method": quantized["method"], "bits": quantized.get("bits"), "group_size": None},
         "embedding_rows": rows,
-        "sampling": {**sampling.NEUTRAL, **sampling_told},
     }

@@ -3,17 +3,17 @@
 import re
 from collections.abc import Iterator
 
-from gates.files import gguf_adapter, magic
+from gates.files import gguf_adapter
 from gates.files.contents import is_pickled
 from gates.static import contents
 from gates.static.composition import Composition, Part
-from gates.static.flaw import Flaw, flaw, listed
-from gates.static.listing import Entry
+from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
+from gates.static.foreign import foreign
 from schemas.result import Severity
 
 _READS_SAFETENSORS = frozenset({"vllm", "sglang", "trtllm", "tgi", "transformers"})
 """Engines that are started with a folder of safetensors, whatever else they could read."""
-_TEXTS = re.compile(r"(?i).*\.(json|jinja|txt)")
+_TEXTS = re.compile(r"(?i).*\.(json|jinja|txt)|tokenizer\.model")
 
 
 def check(c: Composition) -> Iterator[Flaw]:
@@ -28,16 +28,11 @@ def check(c: Composition) -> Iterator[Flaw]:
     told = {one.file for one in c.listing.flaws} | {one.file for part in c.parts for one in part.flaws}
     for entry in c.listing.entries.values():
         if entry.path not in told and entry.size and _TEXTS.fullmatch(entry.name):
-            yield from _foreign(entry)
+            found = foreign(entry)
+            if found is not None:
+                yield found
     yield from _presence(c)
     yield from contents.check(c)
-
-
-def _foreign(entry: Entry) -> Iterator[Flaw]:
-    with entry.place.open("rb") as file:
-        found = magic.nature(file.read(magic.HEAD_BYTES))
-    if found is not None:
-        yield flaw("file-foreign", f"{entry.path} is {found.said}.", file=entry.path, found=found.said)
 
 
 def _adapter_alone(part: Part) -> Iterator[Flaw]:
@@ -69,6 +64,8 @@ def _presence(c: Composition) -> Iterator[Flaw]:
             if only_config
             else "There are no weights: no file ends in .safetensors or .gguf.",
             severity=Severity.INFO if only_config else Severity.BLOCK,
+            found=sorted(part.entries)[:MAX_ITEMS],
+            expected=["*.gguf"] if c.engine == "llamacpp" else ["*.safetensors"],
         )
     yield from _adapter_alone(part)
     is_gguf = any(name.endswith(".gguf") for name in part.entries)
@@ -80,6 +77,8 @@ def _presence(c: Composition) -> Iterator[Flaw]:
             if is_adapter
             else "There is no config.json.",
             file=part.path("config.json"),
+            found=None,
+            expected="config.json",
             advice="Check the base, and name this directory under adapters in the file of -f." if is_adapter else None,
         )
     if c.several:
@@ -88,11 +87,30 @@ def _presence(c: Composition) -> Iterator[Flaw]:
             f"There are {len(c.several)} models, such as {listed(c.several)}; {c.several[0]} was looked at.",
             file=c.several[0],
             found=list(c.several),
+            expected="one model",
         )
+    yield from _formats(c, has_weights=has_weights and not has_stub)
+
+
+def _formats(c: Composition, *, has_weights: bool) -> Iterator[Flaw]:
+    """Check that the weights are in one format, and in one that the engine is given.
+
+    Args:
+        c: the composition.
+        has_weights: whether there are weights that can be read.
+    """
+    part = c.model
+    is_gguf = any(name.endswith(".gguf") for name in part.entries)
     is_mixed = is_gguf and any(name.endswith(".safetensors") for name in part.entries)
     if is_mixed:
         names = sorted(name for name in part.entries if name.endswith((".gguf", ".safetensors")))
-        yield flaw("formats-mixed", "There are weights in GGUF and in safetensors.", found=names)
+        yield flaw(
+            "formats-mixed",
+            "There are weights in GGUF and in safetensors.",
+            file=part.path(names[0]),
+            found=names,
+            expected="*.safetensors or *.gguf, and not both",
+        )
     if is_gguf and not is_mixed and c.engine in _READS_SAFETENSORS:
         yield flaw(
             "format-unsupported",
@@ -100,7 +118,7 @@ def _presence(c: Composition) -> Iterator[Flaw]:
             found="gguf",
             expected="safetensors",
         )
-    if c.engine == "llamacpp" and has_weights and not is_gguf and not has_stub:
+    if c.engine == "llamacpp" and has_weights and not is_gguf:
         yield flaw(
             "format-unsupported",
             "llama.cpp reads GGUF, and the weights are in safetensors.",

@@ -52,8 +52,8 @@ def flaw(
     severity: Severity | None = None,
     file: str | None = None,
     pointer: str | None = None,
-    found: Any = None,
-    expected: Any = None,
+    found: Any,
+    expected: Any,
     advice: str | None = None,
 ) -> Flaw:
     """Make a flaw of the catalogue.
@@ -64,8 +64,8 @@ def flaw(
         severity: one of the code's severities; by default its first.
         file: path in the bundle.
         pointer: JSON Pointer, tensor or launch argument.
-        found: what there is.
-        expected: what there should be.
+        found: what there is; None where nothing is.
+        expected: what there should be; None only where nobody can say it.
         advice: what to do, when it is another thing than the catalogue's.
 
     Raises:

@@ -16,6 +16,7 @@ from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.tensors import Placed, is_zero
 from schemas.result import Severity
+from schemas.short import agreeing, many
 
 CONVERTER: Final = "convert_lora_to_gguf.py"
 """llama.cpp's own program that writes such a file."""
@@ -123,15 +124,19 @@ def _strength(part: Part, header: Header, held: Packed, path: str) -> Iterator[F
             severity=Severity.WARN if is_read else Severity.BLOCK,
             file=path,
             pointer=INVOCATION,
+            found={"tokens": tokens.count if isinstance(tokens, Array) else _plain(tokens)},
+            expected={"tokens": 0},
         )
     entry = part.entries[next(iter(part.gguf_files))]
     pairs = [[Placed(sides[side], entry) for side in ("b", "a") if side in sides] for sides in held.pairs.values()]
     if pairs and all(any(is_zero(one) for one in pair) for pair in pairs):
         yield flaw(
             "adapter-no-effect",
-            f"All {len(pairs)} products are zero: the adapter was not trained.",
+            f"The product of {agreeing(len(pairs), 'its one pair', f'each of {len(pairs)} pairs')} is zero: the "
+            "adapter was not trained.",
             file=path,
             found={"zero": len(pairs), "of": len(pairs)},
+            expected={"zero": 0},
         )
 
 
@@ -139,12 +144,12 @@ def _tensors(header: Header, held: Packed, path: str) -> Iterator[Flaw]:
     """Find tensors that are no pair, pairs that are not whole, and numbers that no engine multiplies with."""
     odd = sorted(one.name for one in held.others if not one.name.endswith(_NORM))
     norms = sorted(one.name for one in held.others if one.name.endswith(_NORM))
-    for names, severity, does in ((odd, Severity.BLOCK, "does not load them"), (norms, Severity.WARN, "ignores them")):
+    for names, severity, does in ((odd, Severity.BLOCK, "refuses the adapter"), (norms, Severity.WARN, "ignores that")):
         if names:
             yield flaw(
                 "lora-kind-unsupported",
-                f"{len(names)} tensors are no matrices of an adapter by their names, and llama.cpp {does}: "
-                f"{listed(names)}.",
+                f"{many(len(names), 'tensor', 'is no matrix', 'are no matrices')} of an adapter by "
+                f"{agreeing(len(names), 'its name', 'their names')}, and llama.cpp {does}: {listed(names)}.",
                 severity=severity,
                 file=path,
                 pointer=names[0],
@@ -152,23 +157,33 @@ def _tensors(header: Header, held: Packed, path: str) -> Iterator[Flaw]:
                 expected="names that end in .lora_a and .lora_b",
             )
     if not held.pairs and not odd:
-        yield flaw("lora-no-match", f"{path} has no pair of matrices.", file=path, found={"matched": 0, "of": 0})
+        yield flaw(
+            "lora-no-match",
+            f"{path} has no pair of matrices.",
+            file=path,
+            found={"matched": 0, "of": 0},
+            expected="names that end in .lora_a and .lora_b",
+        )
     alone = sorted(name for name, sides in held.pairs.items() if len(sides) == 1)
     if alone:
         yield flaw(
             "adapter-incomplete",
-            f"{len(alone)} of {len(held.pairs)} tensors have one of their two matrices: {listed(alone)}.",
+            f"{len(alone)} of {many(len(held.pairs), 'tensor')} {agreeing(len(alone), 'has', 'have')} one of "
+            f"two matrices: {listed(alone)}.",
             file=path,
             found={"count": len(alone), "of": len(held.pairs), "modules": alone[:MAX_ITEMS]},
+            expected={"count": 0, "matrices": ["a", "b"]},
         )
     strange = sorted(one.name for one in header.tensors if one.dtype in _UNREADABLE)
     if strange:
         yield flaw(
             "lora-kind-unsupported",
-            f"{len(strange)} matrices are of a type that llama.cpp does not multiply with: {listed(strange)}.",
+            f"{agreeing(len(strange), '1 matrix is', f'{len(strange)} matrices are')} of a type that llama.cpp does "
+            f"not multiply with: {listed(strange)}.",
             file=path,
             pointer=strange[0],
             found={"tensors": strange[:MAX_ITEMS], "count": len(strange)},
+            expected={"count": 0},
         )
 
 
@@ -180,7 +195,8 @@ def _fit(c: Composition, held: Packed, path: str) -> Iterator[Flaw]:
         matched = len(held.pairs) - len(missing)
         yield flaw(
             "lora-no-match",
-            f"{matched} of {len(held.pairs)} tensors that the adapter changes are in the base; not {listed(missing)}.",
+            f"{matched} of {many(len(held.pairs), 'tensor')} that the adapter changes {agreeing(matched, 'is', 'are')} "
+            f"in the base; not {listed(missing)}.",
             file=path,
             pointer=missing[0],
             found={"matched": matched, "of": len(held.pairs), "missing": missing[:MAX_ITEMS]},

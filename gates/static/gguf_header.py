@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gates.files.header import Array, Header, Tensor
-from gates.static import gguf_tensors
+from gates.static import gguf_tensors, misshapen
 from gates.static.composition import Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
+from gates.static.misshapen import Misshapen
 from gates.static.shape import MOST, MOST_OF_ALL
+from schemas.short import agreeing, many
 
 _SIZES: Final = {"block_count": MOST["layers"], "context_length": MOST_OF_ALL, "embedding_length": MOST_OF_ALL}
 """Keys of an architecture that llama.cpp asks of every model, and more than which none has."""
@@ -46,15 +48,18 @@ def _odd_blocks(architecture: str, tensors: Mapping[str, Tensor], path: str) -> 
     counts = Counter(frozenset(rests) for rests in blocks.values())
     if len(counts) > _MOST_FORMS:
         return
-    for whole, many in counts.items():
+    for whole, others in counts.items():
         for number, rests in sorted(blocks.items()):
-            if rests < whole and many >= 2 * counts[frozenset(rests)]:
+            if rests < whole and others >= 2 * counts[frozenset(rests)]:
                 lost = sorted(f"blk.{number}.{one}" for one in whole - rests)
                 yield flaw(
                     "tensor-missing",
-                    f"Block {number} lacks {len(lost)} tensors that {many} other blocks have: {listed(lost)}.",
+                    f"Block {number} lacks {many(len(lost), 'tensor')} that "
+                    f"{many(others, 'other block', 'has', 'have')}: {listed(lost)}.",
                     file=path,
                     found={"layer": number, "missing": lost[:MAX_ITEMS], "count": len(lost)},
+                    expected={"missing": [], "count": 0},
+                    advice=gguf_tensors.ADVICE,
                 )
 
 
@@ -86,20 +91,11 @@ def _wrong(path: str, key: str, said: str, found: object, expected: str) -> Flaw
 
 
 def _shapes(architecture: str, header: Header, tensors: Mapping[str, Tensor], path: str) -> Iterator[Flaw]:
-    wrong = list(gguf_tensors.misshapen(architecture, header.metadata, tensors))
-    for name, found, expected in wrong[:MAX_ITEMS]:
-        rows = name in {"token_embd.weight", "output.weight"} and found[1:] == expected[1:]
-        if rows and found < expected:
-            continue  # told as tokens without a row
-        yield flaw(
-            "embedding-rows" if rows else "shape-mismatch",
-            f"{name} has the shape {list(found)}, and the header makes it {list(expected)}.",
-            file=path,
-            pointer=name,
-            found=list(found),
-            expected=list(expected),
-            advice="Convert the model again, from a directory that is whole." if rows else None,
-        )
+    told = gguf_tensors.misshapen(architecture, header.metadata, tensors)
+    wrong = [Misshapen(name, path, found, expected) for name, found, expected in told]
+    # Fewer rows than tokens are told as tokens without a row.
+    wrong = [one for one in wrong if not (one.lacks_rows and one.found < one.expected)]
+    yield from misshapen.flaws(wrong, "the header", advice=gguf_tensors.ADVICE)
 
 
 def _lists(header: Header, path: str) -> Iterator[Flaw]:
@@ -110,7 +106,7 @@ def _lists(header: Header, path: str) -> Iterator[Flaw]:
         if isinstance(tokens, Array) and isinstance(told, Array) and told.count != tokens.count:
             yield flaw(
                 "header-invalid",
-                f"{path} has {tokens.count} tokens, and {name} has {told.count} entries.",
+                f"{path} has {many(tokens.count, 'token')}, and {name} has {many(told.count, 'entry')}.",
                 file=path,
                 pointer=f"tokenizer.ggml.{name}",
                 found=told.count,
@@ -128,7 +124,7 @@ def _split(part: Part, header: Header, path: str) -> Iterator[Flaw]:
     if len(there) < count:
         yield flaw(
             "shard-missing",
-            f"{path} says that it is one of {count} files, and {len(there)} are there.",
+            f"{path} says that it is one of {count} files, and {len(there)} {agreeing(len(there), 'is', 'are')} there.",
             file=path,
             pointer="split.count",
             found=there[:MAX_ITEMS],

@@ -11,6 +11,9 @@ from typing import Any, Final
 
 from gates.files.header import Array, Tensor
 
+ADVICE: Final = "Fetch the file again; if it stays so, convert the model again from a directory that is whole."
+"""What to do about a file whose tensors are not those that its header needs."""
+
 Ways = tuple[tuple[str, ...], ...]
 """Sets of tensors of which one has to be there whole."""
 

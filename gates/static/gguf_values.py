@@ -16,6 +16,7 @@ from gates.files.header import Tensor
 from gates.static.composition import Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw
 from gates.static.listing import Entry
+from schemas.short import many
 
 _HALF, _BRAIN, _SINGLE, _DOUBLE = ("<u2", 0x7C00), ("<u2", 0x7F80), ("<u4", 0x7F80_0000), ("<u8", 0x7FF0 << 48)
 _POWER = ("u1", 0xFF)
@@ -107,13 +108,14 @@ def _slices(size: int, allowed: int | None, width: int) -> Iterator[tuple[int, i
 def _not_finite(entry: Entry, tensor: Tensor, seen: _Seen) -> Flaw:
     values, width = _SIZES[tensor.dtype]
     first = (seen.first or 0) * values
-    is_plain = values == 1
-    what = "values that are no number" if is_plain else "blocks whose scale is no number"
+    odd = many(seen.bad, "value", "that is no number", "that are no numbers")
+    if values > 1:
+        odd = f"{many(seen.bad, 'block')} whose scale is no number"
     whole = seen.blocks * width >= tensor.size
     extent = "" if whole else f" among the {seen.blocks} of {tensor.size // width} looked at"
     return flaw(
         "non-finite-weight",
-        f"{tensor.name} ({tensor.dtype}) has {seen.bad} {what}{extent}, the first at flat index {first}.",
+        f"{tensor.name} ({tensor.dtype}) has {odd}{extent}, the first at flat index {first}.",
         file=entry.path,
         pointer=tensor.name,
         found={

@@ -9,6 +9,7 @@ from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.tensors import CONSOLIDATED
 from schemas.common import check_path
 from schemas.result import Severity
+from schemas.short import agreeing, many
 
 
 def check(c: Composition) -> Iterator[Flaw]:
@@ -25,7 +26,14 @@ def _index(part: Part) -> Iterator[Flaw]:
         return
     told = weights.index.get("weight_map")
     if not isinstance(told, dict) or not told or len(weights.weight_map) != len(told):
-        yield flaw("index-invalid", f"{path} has no map from tensors to files.", file=path, pointer="/weight_map")
+        yield flaw(
+            "index-invalid",
+            f"{path} has no map from tensors to files.",
+            file=path,
+            pointer="/weight_map",
+            found=type(told).__name__ if not isinstance(told, dict) else {"entries": len(told)},
+            expected="an object of tensor names, each with the name of a file",
+        )
         return
     for shard in sorted(set(weights.weight_map.values())):
         if "/" in shard or "\\" in shard or not shard.endswith(".safetensors") or not _is_name(shard):
@@ -35,6 +43,7 @@ def _index(part: Part) -> Iterator[Flaw]:
                 file=path,
                 pointer="/weight_map",
                 found=shard,
+                expected="the name of a .safetensors file beside the index",
             )
     yield from _places(part, path, weights.weight_map)
     yield from _total(part, path)
@@ -58,7 +67,7 @@ def _places(part: Part, path: str, weight_map: dict[str, str]) -> Iterator[Flaw]
     for shard, missing in sorted(absent.items()):
         yield flaw(
             "shard-missing",
-            f"{path} reads {len(missing)} tensors from {shard}, which is not there.",
+            f"{path} reads {many(len(missing), 'tensor')} from {shard}, which is not there.",
             file=part.path(shard),
             pointer="/weight_map",
             found={"tensors": sorted(missing)[:MAX_ITEMS], "count": len(missing)},
@@ -92,7 +101,7 @@ def _total(part: Part, path: str) -> Iterator[Flaw]:
     if type(declared) not in (int, float) or declared != summed:
         yield flaw(
             "total-size-wrong",
-            f"{path} says {declared} bytes in all, and its tensors have {summed}.",
+            f"{path} says total_size {declared!r}, and its tensors have {many(summed, 'byte')}.",
             file=path,
             pointer="/metadata/total_size",
             found={"declared": declared, "summed": summed},
@@ -121,10 +130,11 @@ def _unreachable(part: Part, path: str) -> Iterator[Flaw]:
     if lost:
         count = len(lost)
         architecture = part.shape.architecture or "the architecture"
-        also = f"; {listed(orphans)} is in no entry" if orphans else ""
+        also = f"; no entry names {listed(orphans)}" if orphans else ""
         yield flaw(
             "tensors-unreachable",
-            f"{count} tensors required by {architecture} are in files but not in {path}: {listed(sorted(lost))}{also}.",
+            f"{many(count, 'tensor')} required by {architecture} {agreeing(count, 'is', 'are')} in files but not in "
+            f"{path}: {listed(sorted(lost))}{also}.",
             file=path,
             pointer="/weight_map",
             found={"count": count, "tensors": sorted(lost)[:MAX_ITEMS], "orphans": orphans},
@@ -136,6 +146,7 @@ def _unreachable(part: Part, path: str) -> Iterator[Flaw]:
             f"{path} reads nothing from {listed(orphans)}.",
             file=part.path(orphans[0]),
             found=orphans,
+            expected=[],
         )
 
 
@@ -168,7 +179,7 @@ def _numbering(part: Part) -> Iterator[Flaw]:
             wanted = [f"{stem}-{number:05}-of-{count:05}{rest}.{ending}" for number in missing]
             yield flaw(
                 "shard-missing",
-                f"{lost} of {count} files are not there, such as {wanted[0]}.",
+                f"{lost} of {many(count, 'file')} {agreeing(lost, 'is', 'are')} not there: {listed(wanted)}.",
                 file=part.path(wanted[0]),
                 found=sorted(there)[:MAX_ITEMS],
                 expected=wanted,
@@ -190,7 +201,7 @@ def _sets(c: Composition, part: Part) -> Iterator[Flaw]:
         said = f"; the load format {asked} takes every file" if unfiltered else ""
         yield flaw(
             "duplicate-weight-sets",
-            f"{listed(doubled)} holds the weights a second time: {weights.effective_bytes} bytes count, "
+            f"The weights are there a second time, in {listed(doubled)}: {weights.effective_bytes} bytes count, "
             f"not {total}{said}.",
             severity=Severity.BLOCK if unfiltered else Severity.WARN,
             file=part.path(doubled[0]),
@@ -207,9 +218,11 @@ def _sets(c: Composition, part: Part) -> Iterator[Flaw]:
         lost = sorted(weights.superseded)
         yield flaw(
             "index-decides",
-            f"The index reads {len(lost)} tensors from another file than one that also holds them: {listed(lost)}.",
+            f"The index reads {many(len(lost), 'tensor')} from another file than one that also holds "
+            f"{agreeing(len(lost), 'it', 'them')}: {listed(lost)}.",
             file=weights.index_path,
             found={"superseded": len(lost), "tensors": lost[:MAX_ITEMS]},
+            expected={"superseded": 0},
         )
 
 

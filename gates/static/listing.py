@@ -100,10 +100,12 @@ def list_named(places: Mapping[str, Path]) -> Listing:
         try:
             state = place.lstat()
         except OSError as error:
-            flaws.append(flaw("file-missing", f"{path} is not there: {error.strerror}.", file=path))
+            said = f"{path} is not there: {error.strerror}."
+            flaws.append(flaw("file-missing", said, file=path, found=error.strerror, expected="a regular file"))
             continue
         if not stat.S_ISREG(state.st_mode):
-            flaws.append(flaw("file-irregular", f"{path} is no regular file.", file=path))
+            said, kind = f"{path} is no regular file.", stat.filemode(state.st_mode)
+            flaws.append(flaw("file-irregular", said, file=path, found=kind, expected="a regular file"))
             continue
         entries[path] = _entry(path, place, state)
     flaws += [*_collisions(entries), *_stubs(entries.values())]
@@ -162,15 +164,16 @@ def _refusals(refused: Iterable[FileRefused]) -> Iterator[Flaw]:
             file=path,
             found=one.found,
             expected=one.expected,
-            advice=_sentence(one.advice),
+            advice=sentence(one.advice),
         )
     if dangling:
         names = sorted(dangling)
         message = f"{many(len(names), 'link')} to what is not there, such as {names[0]}."
-        yield flaw("dangling-link", message, file=names[0], found=names)
+        yield flaw("dangling-link", message, file=names[0], found=names, expected=[])
 
 
-def _sentence(text: str | None) -> str | None:
+def sentence(text: str | None) -> str | None:
+    """Return advice that goes on after a semicolon as a sentence of its own."""
     return None if text is None else f"{text[:1].upper()}{text[1:]}."
 
 
@@ -186,6 +189,7 @@ def _collisions(entries: Mapping[str, Entry]) -> Iterator[Flaw]:
                 f"{other} and {path} differ only in case or Unicode form; some file systems keep one of them.",
                 file=path,
                 found=[other, path],
+                expected="one of the two",
             )
     for path in sorted(entries):
         name = path.rsplit("/", 1)[-1]
@@ -225,7 +229,8 @@ def _stubs(entries: Iterable[Entry]) -> Iterator[Flaw]:
     for entry in entries:
         if entry.size == 0:
             if _is_read(entry.name):
-                yield flaw("empty-file", f"{entry.path} has 0 bytes.", file=entry.path, found=0)
+                said = f"{entry.path} has 0 bytes."
+                yield flaw("empty-file", said, file=entry.path, found=0, expected="1 byte or more")
         elif entry.pointer is not None:
             size, oid = entry.pointer
             said = "" if size is None else f" of {size} bytes"

@@ -5,7 +5,7 @@ from typing import Any
 
 from gates.static.composition import Composition, Part
 from gates.static.names import embedding
-from gates.static.sampling import GGUF_SAMPLING
+from gates.static.sampling import GGUF_SAMPLING, of_arguments
 from gates.static.shape import KEYS, Shape, place_of
 
 GGUF_SHAPE = {
@@ -149,9 +149,11 @@ def _of_header(c: Composition) -> Iterator[tuple[str, Origin]]:
         yield from _of_rope(part, part.path("config.json"))
     else:
         yield "/rope/type", {"by": "default"}
+    stated = of_arguments(c)
     for name, key in GGUF_SAMPLING.items():
         told = f"general.sampling.{key}"
-        yield f"/sampling/{name}", file(path, told) if told in metadata else {"by": "default"}
+        origin = file(path, told) if told in metadata else {"by": "default"}
+        yield f"/sampling/{name}", {"by": "argument", "pointer": stated[name][1]} if name in stated else origin
 
 
 def _of_words(c: Composition, inferred: Mapping[str, Any]) -> Iterator[tuple[str, Origin]]:
@@ -177,11 +179,11 @@ def _of_words(c: Composition, inferred: Mapping[str, Any]) -> Iterator[tuple[str
     yield "/stops/effective", {"by": "derived", "pointer": "/stops"}
     if part.gguf is None:
         told, place = part.object("generation_config.json"), part.path("generation_config.json")
-        override = c.declared.arguments.json("--override-generation-config") or {}
+        stated = of_arguments(c)
         for name in GGUF_SAMPLING:
             origin = file(place, f"/{name}") if name in told else {"by": "default"}
             if _value(inferred, f"/sampling/{name}") != told.get(name):  # the engine does not take it
                 origin = {"by": "default"}
-            if name in override:
-                origin = {"by": "argument", "pointer": "--override-generation-config"}
+            if name in stated:
+                origin = {"by": "argument", "pointer": stated[name][1]}
             yield f"/sampling/{name}", origin

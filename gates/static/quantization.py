@@ -11,6 +11,7 @@ from gates.static.flaw import MAX_ITEMS, Flaw, Where, flaw, listed
 from gates.static.quantized import Quantization, weight_schemes
 from gates.static.rules import is_within, table
 from gates.static.tensors import Placed, read_bytes
+from schemas.short import agreeing, many
 
 _PACKED = (
     *("qweight", "qzeros", "weight_packed", "weight.absmax", "weight.quant_state.bitsandbytes__nf4", "SCB"),
@@ -91,7 +92,8 @@ def _asked_for(c: Composition, tensors: Mapping[str, Placed]) -> Iterator[Flaw]:
             f"The launch arguments say {asked}, and config.json says nothing of quantization.",
             pointer="--quantization",
             found=asked,
-            expected=None,
+            expected="no method, as the files declare none",
+            advice="Leave the argument out, or fetch the quantization_config that belongs to these weights.",
         )
 
 
@@ -121,10 +123,14 @@ def _undeclared(c: Composition, tensors: Mapping[str, Placed]) -> Iterator[Flaw]
     if found:
         yield flaw(
             "quant-config-mismatch",
-            f"{len(found)} modules hold packed weights, and no file declares a method: {listed(sorted(found))}.",
+            f"{many(len(found), 'module', 'holds', 'hold')} packed weights, and no file declares "
+            f"a method: {listed(sorted(found))}.",
             file=c.model.path("config.json"),
             pointer="/quantization_config",
             found={"packed": len(found), "modules": sorted(found)[:MAX_ITEMS], "method": None},
+            expected={"method": "the quantization that these weights have"},
+            advice="Fetch config.json with its quantization_config, or quantize_config.json, from where the weights "
+            "came from.",
         )
 
 
@@ -140,6 +146,7 @@ def _carried(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) 
                 "config.json declares mxfp4, and no expert is stored in blocks.",
                 **_where(c, told),
                 found={"carried": 0, "of": len(experts), "method": "mxfp4"},
+                expected={"carried": len(experts), "suffix": ["_blocks"]},
             )
         return
     if shown is None or not modules:
@@ -177,9 +184,11 @@ def _scales(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) -
     if bare:
         yield flaw(
             "quant-config-mismatch",
-            f"{len(bare)} modules hold packed weights without their scales: {listed(bare)}.",
+            f"{many(len(bare), 'module', 'holds', 'hold')} packed weights without scales: {listed(bare)}.",
             **_where(c, told),
             found={"unscaled": len(bare), "modules": bare[:MAX_ITEMS], "method": told.method},
+            expected={"unscaled": 0},
+            advice="Fetch the whole checkpoint: the scales belong to the packed weights.",
         )
 
 
@@ -255,8 +264,8 @@ def _wide(c: Composition, told: Quantization, modules: Mapping[str, Mapping[str,
         kind = _kind(modules[found[0]])
         yield flaw(
             "quant-config-mismatch",
-            f"{told.file} declares {told.method}, and {len(found)} modules hold {kind} weights beside their scales: "
-            f"{listed(found)}.",
+            f"{told.file} declares {told.method}, and {many(len(found), 'module', 'holds', 'hold')} "
+            f"{kind} weights beside their scales: {listed(found)}.",
             **_where(c, told),
             found={"wide": len(found), "modules": found[:MAX_ITEMS], "dtype": kind, "method": told.method},
             expected={"dtype": "F8_E4M3"},
@@ -294,7 +303,7 @@ def _packing(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) 
             "quant-config-mismatch",
             f"{told.file} says {told.method} with {told.bits} bits in groups of {told.group or 'all'}; by {name}, "
             f"which is packed to {list(tensors[name].tensor.shape)}, its scales are {list(wanted)}, and they are "
-            f"{list(stored)}. {len(odd)} modules are like this.",
+            f"{list(stored)}. {many(len(odd), 'module', 'is', 'are')} like this.",
             **_where(c, told),
             found={"module": name.removesuffix(".qweight"), "scales": list(stored), "count": len(odd)},
             expected={"scales": list(wanted), "bits": told.bits, "group_size": told.group},
@@ -319,8 +328,8 @@ def _cache_scales(c: Composition, told: Quantization | None) -> Iterator[Flaw]:
         why = f"--kv-cache-dtype {asked}" if is_asked else "the quantization configuration"
         yield flaw(
             "kv-scales-missing",
-            f"{why} asks for a cache of 8-bit floats, and {len(bare)} of {len(attending)} layers have no scales "
-            "for it: 1 is taken for each.",
+            f"{why} asks for a cache of 8-bit floats, and {len(bare)} of {many(len(attending), 'layer')} "
+            f"{agreeing(len(bare), 'has', 'have')} no scales for it: 1 is taken for each.",
             file=None if is_asked else c.model.path("config.json" if told is None else told.file),
             pointer="--kv-cache-dtype" if is_asked else None,
             found={"layers": bare[:MAX_ITEMS], "count": len(bare)},
@@ -375,10 +384,11 @@ def _order(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) ->
     if missing:
         yield flaw(
             "g-idx-missing",
-            f"Columns are declared to be in an order of their own, and {len(missing)} modules have no {order}: "
-            f"{listed(missing)}.",
+            "Columns are declared to be in an order of their own, and "
+            f"{many(len(missing), 'module', 'has', 'have')} no {order}: {listed(missing)}.",
             **_where(c, told),
             found={"modules": missing[:MAX_ITEMS], "count": len(missing)},
+            expected={"count": 0, "tensor": order},
         )
 
 

@@ -6,19 +6,16 @@ TensorRT Model Optimizer, as published checkpoints hold them.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from gates.static.patterns import Patience, Patterns
+
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "hf_quant_config.json")
-_PATTERN_LETTERS = 400
-_MOST_PATTERNS, _MOST_MATCHES = 8192, 100_000
 _GPTQ = frozenset({"desc_act", "sym", "damp_percent", "true_sequential", "static_groups", "checkpoint_format", "w_bit"})
 _GPTQ |= {"zero_point", "q_group_size", "config_groups", "model_file_base_name", "quant_algo", "dynamic", "lm_head"}
 """Keys of other methods' declarations; without any of them and without a name, bits and a group are MLX's."""
-_LAZY = re.compile(r"([*+?}])[?+]")
-_NUMBER = re.compile(r"(\[0-9\]|\\d)[*+](?=\\\.|\.[A-Za-z_]|\$?\Z)")
-_MOST_REPETITIONS = 3
 _CLASS = re.compile(r"[A-Z][A-Za-z0-9]*")
 
 
@@ -34,14 +31,13 @@ class Scheme:
     group: int | None = None
     block: tuple[int, int] | None = None
 
-    def names(self, module: str) -> bool:
-        """Say whether a module is one of those that this is for by name."""
-        return any(_matches(pattern, module) for pattern in self.targets)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Quantization:
-    """What is declared. `pointer` and `file` say where; `told` is the declaration itself."""
+    """What is declared. `pointer` and `file` say where; `told` is the declaration itself.
+
+    `patience` is what its patterns of modules may take.
+    """
 
     method: str
     file: str
@@ -56,6 +52,7 @@ class Quantization:
     packed: bool = False
     schemes: tuple[Scheme, ...] = ()
     only: tuple[str, ...] = ()
+    patience: Patience = field(default_factory=Patience, compare=False)
 
     @property
     def is_fp8(self) -> bool:
@@ -93,11 +90,23 @@ class Quantization:
 
     def ignores(self, module: str) -> bool:
         """Say whether a module was left as it was."""
-        return any(_matches(pattern, module) for pattern in self.ignored)
+        return self._ignoring.match(module)
 
     def quantizes(self, module: str) -> bool:
         """Say whether a module is one of those that were quantized: `only` names them where not all are."""
-        return not self.ignores(module) and (not self.only or any(_matches(one, module) for one in self.only))
+        return not self.ignores(module) and (not self.only or self._including.match(module))
+
+    @cached_property
+    def _ignoring(self) -> Patterns:
+        return Patterns(self.ignored, self.patience)
+
+    @cached_property
+    def _including(self) -> Patterns:
+        return Patterns(self.only, self.patience)
+
+    @cached_property
+    def _targeting(self) -> list[Patterns]:
+        return [Patterns(one.targets, self.patience) for one in self.schemes]
 
     def schemes_of(self, paths: Sequence[str], layers: Sequence[int]) -> list[Scheme]:
         """Return how a kind of module is quantized in these layers; nothing when it was left as it was in all of them.
@@ -105,14 +114,14 @@ class Quantization:
         `paths` are names that it may have inside a layer, such as `self_attn.o_proj`. Schemes that name it come before
         those for everything else, as compressed-tensors and GPTQModel choose.
         """
-        # What comes from outside may name very many modules: then the first layers stand for all.
-        patterns = len(self.ignored) + sum(len(one.targets) for one in self.schemes)
-        most = _MOST_MATCHES // max(1, patterns) if patterns <= _MOST_PATTERNS else 1
-        layers = layers[: max(1, most)]
         named = [[f"{start}{layer}.{path}" for layer in layers] for start in LAYERED for path in paths]
         if any(all(self.ignores(module) for module in modules) for modules in named):
             return []
-        own = [one for one in self.schemes if any(one.names(module) for modules in named for module in modules)]
+        own = [
+            scheme
+            for scheme, patterns in zip(self.schemes, self._targeting, strict=True)
+            if any(patterns.match(module) for modules in named for module in modules)
+        ]
         return own or [one for one in self.schemes if not one.targets]
 
 
@@ -311,48 +320,6 @@ def _ignored(told: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(dynamic, dict):  # GPTQModel: "-:pattern" leaves modules out
         found += ["re:" + key[2:] for key in dynamic if key.startswith("-:")]
     return tuple(found)
-
-
-def _matches(pattern: str, module: str) -> bool:
-    if pattern.startswith("re:"):
-        compiled = _compiled(pattern[3:])
-        return compiled is not None and compiled.match(module) is not None
-    if "*" in pattern:
-        return _is_like(pattern, module)
-    return module == pattern or f".{module}.".find(f".{pattern}.") >= 0
-
-
-def _is_like(pattern: str, module: str) -> bool:
-    """Tell whether a name is like a pattern of stars; the first place of each part will do, so it takes no time."""
-    first, *middle, last = pattern.split("*")
-    if len(first) + len(last) > len(module) or not (module.startswith(first) and module.endswith(last)):
-        return False
-    place, end = len(first), len(module) - len(last)
-    for part in middle:
-        found = module.find(part, place, end)
-        if found < 0:
-            return False
-        place = found + len(part)
-    return True
-
-
-@lru_cache(maxsize=_MOST_PATTERNS)
-def _compiled(text: str) -> re.Pattern[str] | None:
-    """Return a regular expression; None for one that could run for long: no group is repeated, and little else is.
-
-    Each repetition may end anywhere and is tried anew for each end of those before it. One at the end is not, nor is
-    a number that a dot ends.
-    """
-    if len(text) > _PATTERN_LETTERS or re.search(r"\)[*+{?]", text):
-        return None
-    counted = _NUMBER.sub("0", _LAZY.sub(r"\1", text.replace("(?:", "(")))
-    ways = [counted] if "(" in counted else counted.split("|")
-    if any(sum(map(one.removesuffix("$").removesuffix(".*").count, "*+?{")) > _MOST_REPETITIONS for one in ways):
-        return None
-    try:
-        return re.compile(text)
-    except (re.error, OverflowError):
-        return None
 
 
 def _bits(value: object) -> int | None:

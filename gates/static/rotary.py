@@ -12,6 +12,7 @@ from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
 from gates.static.rules import is_within, table
 from gates.static.shape import Shape, rope_of
+from schemas.short import many
 
 _OLD_THETA = 10_000
 _LISTS = ("short_factor", "long_factor")
@@ -120,7 +121,8 @@ def _lists(shape: Shape, told: Mapping[str, Any], pointer: str, file: str) -> It
             says = f"{name} of the rotary scaling is no list of numbers above zero."
             yield _wrong(shape, file, f"{pointer}/{name}", says, factors, "a list of numbers above 0")
         elif turned is not None and len(factors) != turned // 2:
-            says = f"{name} of the rotary scaling has {len(factors)} factors for {turned // 2} frequencies."
+            given, wanted = many(len(factors), "factor"), many(turned // 2, "frequency")
+            says = f"{name} of the rotary scaling has {given} for {wanted}."
             yield _wrong(shape, file, f"{pointer}/{name}", says, len(factors), turned // 2)
 
 

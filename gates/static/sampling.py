@@ -1,5 +1,6 @@
 """Checks of sampling defaults: what the model asks for, and what the engine will do when a request says nothing."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,19 +39,30 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "frequency_penalty": (-2, 2),
 }
 _WHOLE = frozenset({"top_k", "max_new_tokens"})
-_FILE, _OVERRIDE = "generation_config.json", "--override-generation-config"
+_OVERRIDE = "--override-generation-config"
+_FILE = "generation_config.json"
+_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "temperature": ("--temp", "--temperature"),
+    "top_p": ("--top-p",),
+    "top_k": ("--top-k",),
+    "min_p": ("--min-p",),
+    "repetition_penalty": ("--repeat-penalty",),
+}
+"""Value → llama.cpp's arguments for it, which come before what a GGUF header says."""
+_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
 def check(c: Composition) -> Iterator[Flaw]:
     """Check generation_config.json against the engine."""
     told, file = _told(c)
-    asked = model_defaults(told)
+    asked = asked_by(told)
     yield from _range(c, told, file)
     yield from _range(c, c.declared.arguments.json(_OVERRIDE) or {}, None)
-    if c.model.gguf is not None:  # what the header asks for is done; what lies beside it is not read
-        asked, file = model_defaults(c.model.object(_FILE)), c.model.path(_FILE)
-    if asked:
+    if c.model.gguf is None:
         yield from _ignored(c, asked, file)
+    elif c.model.has(_FILE):
+        # llama.cpp reads the header; what else the publisher says is lost, unless the conversion put it there.
+        yield from _ignored(c, asked_by(c.model.object(_FILE)), c.model.path(_FILE))
 
 
 def _told(c: Composition) -> tuple[Mapping[str, Any], str]:
@@ -61,25 +73,39 @@ def _told(c: Composition) -> tuple[Mapping[str, Any], str]:
     if c.model.gguf is not None:
         keys = {f"general.sampling.{key}": name for name, key in GGUF_SAMPLING.items()}
         told = c.model.gguf.metadata
-        inside = {name: told[key] for key, name in keys.items() if key in told}
+        # A header holds single precision, of which seven digits are what was written.
+        inside = {
+            name: float(f"{told[key]:.7g}") if isinstance(told[key], float) else told[key]
+            for key, name in keys.items()
+            if key in told
+        }
         return inside, c.model.path(next(iter(c.model.gguf_files)))
-    if c.model.has("generation_config.json"):
-        return c.model.object("generation_config.json"), c.model.path("generation_config.json")
+    if c.model.has(_FILE):
+        return c.model.object(_FILE), c.model.path(_FILE)
     return {name: c.model.config[name] for name in (*NEUTRAL, "do_sample") if name in c.model.config}, c.model.path(
         "config.json"
     )
 
 
-def model_defaults(told: Mapping[str, Any]) -> dict[str, float]:
-    """Return the sampling values of a generation config that change anything."""
+def asked_by(told: Mapping[str, Any]) -> dict[str, float]:
+    """Return the sampling values that a generation config states; none where it samples nothing."""
     if told.get("do_sample") is False:
         return {}
-    found = {name: told[name] for name in NEUTRAL if type(told.get(name)) in (int, float)}
-    return {name: value for name, value in found.items() if not _is_neutral(name, value)}
+    return {name: told[name] for name in NEUTRAL if type(told.get(name)) in (int, float)}
 
 
-def _is_neutral(name: str, value: float) -> bool:
-    return value <= 0 if name == "top_k" else value == NEUTRAL[name]
+def of_arguments(c: Composition) -> dict[str, tuple[float, str]]:
+    """Return the sampling values that launch arguments state, each with the argument's name."""
+    arguments = c.declared.arguments
+    override = arguments.json(_OVERRIDE) or {}
+    found: dict[str, tuple[float, str]] = {
+        name: (override[name], _OVERRIDE) for name in NEUTRAL if type(override.get(name)) in (int, float)
+    }
+    for name, flags in _FLAGS.items() if c.engine == "llamacpp" else ():
+        text = arguments.get(*flags)
+        if text is not None and _NUMBER.fullmatch(text):
+            found[name] = (float(text), flags[0])
+    return found
 
 
 def effective_defaults(c: Composition) -> dict[str, float] | None:
@@ -93,19 +119,22 @@ def effective_defaults(c: Composition) -> dict[str, float] | None:
         rule = "all"  # before it was the default, it was asked for
     if rule == "sampled" and told.get("do_sample") is not True:
         defaults["temperature"] = 0.0  # without do_sample the likeliest token is taken, whatever else is said
-    elif rule in {"all", "sampled"} and asked not in {"vllm", "openai"}:
-        defaults |= model_defaults(told)
-    override = c.declared.arguments.json(_OVERRIDE) or {}
-    defaults |= {name: override[name] for name in NEUTRAL if type(override.get(name)) in (int, float)}
-    return defaults
+    elif (rule in {"all", "sampled"} and asked not in {"vllm", "openai"}) or c.model.gguf is not None:
+        defaults |= asked_by(told)
+    return defaults | {name: value for name, (value, _) in of_arguments(c).items()}
 
 
 def _ignored(c: Composition, asked: Mapping[str, float], file: str) -> Iterator[Flaw]:
     effective = effective_defaults(c)
     if effective is None:
         return
-    override = c.declared.arguments.json(_OVERRIDE) or {}
-    differing = {name: value for name, value in asked.items() if effective[name] != value and name not in override}
+    # What changes nothing is no wish of its own, unless the engine would change it.
+    plain, stated = {} if c.engine in _OWN else NEUTRAL, of_arguments(c)
+    differing = {
+        name: value
+        for name, value in asked.items()
+        if name not in stated and _shown(name, value) not in {_shown(name, effective[name]), plain.get(name)}
+    }
     if not differing:
         return
     pairs = ", ".join(

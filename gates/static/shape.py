@@ -109,6 +109,15 @@ class Shape:
         return f"{self.pointer}/{name}"
 
 
+def bounds_of(shape: Shape, key: str) -> tuple[int, int]:
+    """Return the least and the most that a key of sizes can say; 0 and −1 say of some that there is none."""
+    name = next(name for name, keys in KEYS.items() if key in keys)
+    most = MOST.get(name, MOST_OF_ALL)
+    if name == "experts" and shape.layers:
+        most = min(most, MOST_EXPERTS // shape.layers)
+    return 1 if name in _NEVER_NONE else -1, most
+
+
 @cache
 def families() -> dict[str, Any]:
     """Return the table of families: model type → defaults, tied head, and names of tensors."""

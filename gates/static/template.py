@@ -29,8 +29,12 @@ Gemma 4, LongCat, MedGemma and gpt-oss.
 """
 
 
-_BROKEN = frozenset({"template-syntax", "template-time", "template-memory", "template-too-large", "template-crashed"})
+_BOUNDED = frozenset({"template-time", "template-memory", "template-too-large", "template-crashed"})
+"""What a template takes more of than its process is given."""
+_BROKEN = frozenset({"template-syntax", *_BOUNDED})
 """What is wrong with a template whatever it is given."""
+_SHOWN = 60
+"""Characters of a rendering's end that a finding holds."""
 
 
 _DAYS = (
@@ -101,7 +105,18 @@ def _fails(seen: Renderings, refused: TemplateRefused) -> Flaw:
         file=seen.file,
         pointer=None if refused.line is None else f"line {refused.line}",
         found={"reason": refused.code, "detail": refused.detail},
+        expected="a rendered question",
+        advice=_advice(seen.file, refused),
     )
+
+
+def _advice(file: str, refused: TemplateRefused) -> str | None:
+    """Return what to do about a template that fails: at its place, where one is known."""
+    if refused.code in _BOUNDED:
+        return f"Use the template that the model's publisher gives: no sound one takes so much ({refused.code})."
+    if refused.line is None:
+        return f"Mend {file}, or use the template that came with the weights: it fails on one user message alone."
+    return f"Mend line {refused.line} of {file}, or use the template that came with the weights."
 
 
 def _absent(c: Composition) -> Iterator[Flaw]:
@@ -129,6 +144,7 @@ def _absent(c: Composition) -> Iterator[Flaw]:
         f"{lead}, and {reason}{silent}.",
         severity=Severity.WARN if is_undeclared else Severity.BLOCK,
         pointer="/serving/features",
+        found=sorted(c.others),
         expected="tokenizer.chat_template in the GGUF, or chat_template.jinja"
         if c.model.gguf is not None
         else "chat_template.jinja, or chat_template in tokenizer_config.json",
@@ -152,6 +168,7 @@ def _sources(c: Composition) -> Iterator[Flaw]:
                     f"{file} and {other} hold different templates; newer engines read the first.",
                     file=other,
                     found=[file, other],
+                    expected=[file],
                 )
 
 
@@ -171,16 +188,17 @@ def _clock(seen: Renderings) -> Iterator[Flaw]:
                 "now": now[max(0, place - 20) : place + 20],
                 "later": later[max(0, place - 20) : place + 20],
             },
+            expected={"later": now[max(0, place - 20) : place + 20]},
         )
         return
 
 
 def _content(c: Composition, seen: Renderings) -> Iterator[Flaw]:
     if QUESTION not in (seen.text("plain") or ""):
-        yield flaw("template-drops-message", f"{seen.file} does not write what the user says.", file=seen.file)
+        yield _drops(seen, "the user says", "plain", QUESTION)
     answered = seen.by_name["answered"]
     if answered.text is not None and ANSWER not in answered.text:
-        yield flaw("template-drops-message", f"{seen.file} does not write what the assistant said.", file=seen.file)
+        yield _drops(seen, "the assistant said", "answered", ANSWER)
     if not c.declared.has(Feature.SYSTEM_ROLE):
         return
     system = seen.by_name["system"]
@@ -191,8 +209,14 @@ def _content(c: Composition, seen: Renderings) -> Iterator[Flaw]:
             f"The bundle declares system_role, and {seen.file} {reason}.",
             file=seen.file,
             pointer="/serving/features",
-            found=None if system.refused is None else system.refused.detail,
+            found=(system.text or "")[-_SHOWN:] if system.refused is None else system.refused.detail,
+            expected=SYSTEM,
         )
+
+
+def _drops(seen: Renderings, what: str, probe: str, text: str) -> Flaw:
+    said = f"{seen.file} does not write what {what}."
+    return flaw("template-drops-message", said, file=seen.file, found=(seen.text(probe) or "")[-_SHOWN:], expected=text)
 
 
 def _generation(seen: Renderings) -> Iterator[Flaw]:
@@ -231,6 +255,7 @@ def _tools(c: Composition, seen: Renderings) -> Iterator[Flaw]:
                 f"{seen.file} cannot render a tool: {flat.refused}.",
                 file=seen.file,
                 found=flat.refused.detail,
+                expected="a tool with plain parameters renders",
             )
         return
     for name, (what, _) in FURTHER.items():
@@ -271,6 +296,7 @@ def _no_tools(c: Composition, seen: Renderings) -> Iterator[Flaw]:
         file=seen.file,
         pointer="/serving/features",
         found={"tools": False},
+        expected={"tools": True},
     )
 
 

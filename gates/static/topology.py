@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gates.files.refusal import shown
 from gates.static.composition import Composition
 from gates.static.experts import even_experts, expert_degree
-from gates.static.flaw import Flaw, Where, flaw
+from gates.static.flaw import MAX_ITEMS, Flaw, Where, flaw
 from gates.static.quantized import Quantization
 from gates.static.rules import capability, lacks
 from gates.static.shape import MOST, Shape, moe_layers
 from schemas.result import Severity
+from schemas.short import agreeing, many
 
 _KEY_HEADS: Final = (
     *("num_global_key_value_heads", "swa_num_key_value_heads", "num_key_value_heads_per_layer"),
@@ -34,6 +36,8 @@ _SIZES_OF: Final = {
 }
 """What a size is called that is no number of a configuration, by the key that it comes from."""
 _MOST_DEGREES: Final = 16
+LEAST_REFINED: Final = 32
+"""Smallest block that vLLM makes of larger ones. Source: its fused_moe/oracle/fp8.py."""
 
 
 def check(c: Composition) -> Iterator[Flaw]:
@@ -49,6 +53,22 @@ def check(c: Composition) -> Iterator[Flaw]:
         found = [_with_degrees(one, fitting) if _names_degrees(one) else one for one in found]
     yield from found
     yield from list(_arch(c, told)) or _brain(c, shape)
+    if told is not None and told.patience.is_spent:
+        yield _slow(c, told)
+
+
+def _slow(c: Composition, told: Quantization) -> Flaw:
+    """Say that patterns were left untried, by which this check and that of quantization would have gone."""
+    patterns = [*told.ignored, *told.only, *(target for scheme in told.schemes for target in scheme.targets)]
+    return flaw(
+        "quant-patterns-slow",
+        f"{many(len(patterns), 'pattern', 'takes', 'take')} longer than {told.patience.seconds:g} s to be held against "
+        "the modules, so that not all were.",
+        file=c.model.path(told.file),
+        pointer=told.pointer,
+        found={"patterns": [shown(one) for one in patterns[:MAX_ITEMS]], "count": len(patterns)},
+        expected={"at_most_seconds": told.patience.seconds},
+    )
 
 
 def _tensor(c: Composition, shape: Shape, told: Quantization | None) -> Iterator[Flaw]:
@@ -103,7 +123,7 @@ def _degrees(c: Composition) -> Iterator[Flaw]:
     if devices and product > devices:
         yield flaw(
             "devices-short",
-            f"The layout takes {product} devices, and the hardware has {devices}.",
+            f"The layout takes {many(product, 'device')}, and the hardware has {devices}.",
             pointer="/hardware/count",
             found=devices,
             expected=product,
@@ -117,7 +137,7 @@ def _heads(c: Composition, shape: Shape) -> Iterator[Flaw]:
     if heads and heads % degree and c.rules.get("heads_divide"):
         yield flaw(
             "heads-tp",
-            f"{heads} attention heads cannot be divided over {degree} devices.",
+            f"{many(heads, 'attention head')} cannot be divided over {degree} devices.",
             file=c.model.path("config.json"),
             pointer=shape.at("num_attention_heads"),
             found={"heads": heads, "tp": degree},
@@ -154,18 +174,20 @@ def _key_heads(c: Composition, shape: Shape, key: str, keys: int) -> Flaw:
     where: Where = {"file": c.model.path("config.json"), "pointer": shape.at(key)}
     found = {"kv_heads": keys, "tp": degree}
     if degree % keys:
-        message = f"{keys} key-value heads can be neither divided nor copied over {degree} devices."
+        message = f"{many(keys, 'key-value head')} can be neither divided nor copied over {degree} devices."
         expected: dict[str, object] = {"kv_heads": f"a divisor or multiple of {degree}"}
         return flaw("kv-heads-lt-tp", message, **where, found=found, expected=expected)
     if c.rules.get("kv_replication") is True:
         return flaw(
             "kv-replicated",
-            f"{keys} key-value heads are copied over {degree} devices: the KV cache per GPU is not reduced below "
-            f"tp {keys}.",
+            f"{many(keys, 'key-value head', 'is', 'are')} copied over {degree} devices: the KV cache per GPU is not "
+            f"reduced below tp {keys}.",
             **where,
             found=found,
+            expected={"kv_heads": f"a multiple of {degree}"},
         )
-    message = f"{c.engine or 'The engine'} does not copy key-value heads, and {keys} are fewer than {degree} devices."
+    engine, fewer = c.engine or "The engine", agreeing(keys, "is", "are")
+    message = f"{engine} does not copy key-value heads, and {keys} {fewer} fewer than {degree} devices."
     return flaw("kv-heads-lt-tp", message, **where, found=found, expected={"tp": keys})
 
 
@@ -194,7 +216,7 @@ def _layers(c: Composition, shape: Shape) -> Iterator[Flaw]:
     if shape.layers and degree > shape.layers:
         yield flaw(
             "layers-pp",
-            f"{shape.layers} layers cannot be divided over {degree} stages.",
+            f"{many(shape.layers, 'layer')} cannot be divided over {degree} stages.",
             file=c.model.path("config.json"),
             pointer=shape.at("num_hidden_layers"),
             found={"layers": shape.layers, "pp": degree},
@@ -213,12 +235,13 @@ def _experts(c: Composition, shape: Shape) -> Iterator[Flaw]:
             f"The model has no experts to divide over {degree} devices.",
             pointer=pointer,
             found={"ep": degree},
+            expected={"ep": [1]},
         )
     elif degree > shape.experts or (even is not None and even % degree):
         fitting = [one for one in range(1, shape.experts + 1) if even is None or even % one == 0]
         yield flaw(
             "experts-ep",
-            f"{even or shape.experts} experts cannot be divided over {degree} devices.",
+            f"{many(even or shape.experts, 'expert')} cannot be divided over {degree} devices.",
             pointer=pointer,
             found={"experts": even or shape.experts, "ep": degree},
             expected={"ep": fitting[:16]},
@@ -259,12 +282,11 @@ def _divided(c: Composition, shape: Shape) -> Iterator[_Part]:
         yield _Part(
             "intermediate_size", "the MLP's inner size", shape.intermediate, paths, dense or layers, inner_degree
         )
-    spread = sends or c.declared.degree("expert") > 1 or arguments.has("--enable-expert-parallel", "--enable-ep-moe")
+    spread = _is_spread(c)
     moe = tuple(layer for layer in layers if layer in sparse) or layers
-    if shape.experts and shape.moe_intermediate and not spread:
-        key = "intermediate_size" if "moe_intermediate_size" not in shape.text else "moe_intermediate_size"
-        inner = ("mlp.experts.0.down_proj", "block_sparse_moe.experts.0.w2", "feed_forward.experts.down_proj")
-        yield _Part(key, "an expert's inner size", shape.moe_intermediate, inner, moe, degree)
+    experts = _expert_part(c, shape)
+    if experts is not None and not spread:
+        yield experts
     shared = ("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj", "feed_forward.shared_expert.down_proj")
     if sends:
         return
@@ -275,6 +297,25 @@ def _divided(c: Composition, shape: Shape) -> Iterator[_Part]:
     if shape.moe_intermediate and type(several) is int and 0 < several <= MOST["experts"]:
         size = shape.moe_intermediate * several
         yield _Part("n_shared_experts", "the shared experts' inner size", size, shared, moe, degree)
+
+
+def _is_spread(c: Composition) -> bool:
+    """Say whether experts lie whole on their devices."""
+    arguments = c.declared.arguments
+    sends = arguments.get("--moe-a2a-backend") not in (None, "none") or arguments.has("--enable-deepep-moe")
+    return sends or c.declared.degree("expert") > 1 or arguments.has("--enable-expert-parallel", "--enable-ep-moe")
+
+
+def _expert_part(c: Composition, shape: Shape) -> _Part | None:
+    """Return the inner width of one routed expert; divided over no device where experts are spread."""
+    if not shape.experts or not shape.moe_intermediate:
+        return None
+    sparse, layers = moe_layers(shape), tuple(range(min(shape.layers or 1, MOST["layers"])))
+    key = "intermediate_size" if "moe_intermediate_size" not in shape.text else "moe_intermediate_size"
+    inner = ("mlp.experts.0.down_proj", "block_sparse_moe.experts.0.w2", "feed_forward.experts.down_proj")
+    moe = tuple(layer for layer in layers if layer in sparse) or layers
+    degree = 1 if _is_spread(c) else c.declared.degree("tensor")
+    return _Part(key, "an expert's inner size", shape.moe_intermediate, inner, moe, degree)
 
 
 def _attention(c: Composition, shape: Shape) -> Iterator[_Part]:
@@ -315,10 +356,10 @@ def _groups(c: Composition, shape: Shape, told: Quantization) -> Iterator[Flaw]:
 
 def _cut_groups(c: Composition, shape: Shape, one: _Part, group: int) -> Flaw:
     share = one.size // one.degree
+    over = "" if one.degree == 1 else f"over {one.degree} devices is {share}, "
     return flaw(
         "quant-group-tp",
-        f"{_first_upper(one.what)} {one.size} over {one.degree} devices is {share}, {share / group:g} groups of "
-        f"{group}.",
+        f"{_first_upper(one.what)} {one.size} {over or 'is '}{share / group:g} groups of {group}.",
         file=c.model.path("config.json"),
         pointer=shape.at(one.key),
         found={one.name: one.size, "tp": one.degree, "per_device": share, "groups": share / group},
@@ -329,12 +370,38 @@ def _cut_groups(c: Composition, shape: Shape, one: _Part, group: int) -> Flaw:
 def _blocks(c: Composition, shape: Shape, told: Quantization) -> Iterator[Flaw]:
     if c.rules.get("fp8_sub_blocks") is True:
         return
+    rule, experts = c.rules.get("fp8_expert_blocks"), _expert_part(c, shape)
     for one in (*_divided(c, shape), *_attention(c, shape)):
-        blocks = {scheme.block for scheme in told.schemes_of(one.paths, one.layers) if scheme.block}
-        for block in sorted(blocks):
+        if rule is not None and one == experts:
+            continue
+        for block in _blocks_of(told, one):
             if one.degree > 1 and one.size % one.degree == 0 and one.size // one.degree % max(block):
                 yield _cut_block(c, shape, one, block, max(block))
+    if rule is not None and experts is not None:
+        yield from _expert_blocks(c, shape, told, experts)
     yield from _merged_blocks(c, shape, told)
+
+
+def _blocks_of(told: Quantization, one: _Part) -> list[tuple[int, int]]:
+    return sorted({scheme.block for scheme in told.schemes_of(one.paths, one.layers) if scheme.block})
+
+
+def _expert_blocks(c: Composition, shape: Shape, told: Quantization, experts: _Part) -> Iterator[Flaw]:
+    """Find experts whose share is no whole number of blocks: gate and up are merged, so that one device counts too.
+
+    Rows of gate and up have to be whole blocks, and the columns of down where there are several devices. With the rule
+    `refined` scales are repeated for smaller blocks, down to LEAST_REFINED, which divide everything.
+    """
+    refined = c.rules.get("fp8_expert_blocks") == "refined" and told.method == "fp8"
+    if experts.size % experts.degree or (refined and c.declared.arguments.get("--moe-backend") not in (None, "auto")):
+        return  # told by itself; and of kernels that were chosen some pad
+    share = experts.size // experts.degree
+    for rows, columns in _blocks_of(told, experts):
+        steps = (rows, columns) if c.declared.degree("tensor") > 1 else (rows,)
+        cut = [step for step in steps if share % step]
+        smaller = math.gcd(rows, columns, share, shape.hidden or 1)
+        if cut and not (refined and smaller >= LEAST_REFINED):
+            yield _cut_block(c, shape, experts, (rows, columns), cut[0])
 
 
 def _merged_blocks(c: Composition, shape: Shape, told: Quantization) -> Iterator[Flaw]:
@@ -351,8 +418,7 @@ def _merged_blocks(c: Composition, shape: Shape, told: Quantization) -> Iterator
     layers = tuple(range(min(shape.layers or 1, MOST["layers"])))
     one = _Part("num_key_value_heads", "the keys' width", keys * width, ("self_attn.k_proj",), layers, degree)
     share = max(1, keys // degree) * width
-    blocks = {scheme.block for scheme in told.schemes_of(one.paths, one.layers) if scheme.block}
-    for block in sorted(blocks):
+    for block in _blocks_of(told, one):
         if (keys % degree == 0 or degree % keys == 0) and share % block[0]:
             yield _cut_block(c, shape, one, block, block[0], share)
 

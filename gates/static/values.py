@@ -16,7 +16,7 @@ from gates.static import gguf_values
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.tensors import Placed
-from schemas.short import many
+from schemas.short import agreeing, many
 
 BUDGET_BYTES = 160 * 1024 * 1024
 LEAST_SLICE = 4096
@@ -190,8 +190,10 @@ def _constant(part: Part, scans: dict[str, Scan], tensors: dict[str, Placed]) ->
         if still and len(still) * 2 < len(group):
             yield flaw(
                 "constant-weight",
-                f"{listed(still)} never varies, and {rest} of {len(group) - len(still)} other layers does.",
+                f"{listed(still)} {agreeing(len(still), 'never varies', 'never vary')}, and {rest} of "
+                f"{many(len(group) - len(still), 'other layer', 'does', 'do')}.",
                 file=tensors[still[0]].entry.path,
                 pointer=still[0],
                 found={"tensors": still[:MAX_ITEMS], "count": len(still)},
+                expected={"tensors": [], "count": 0},
             )

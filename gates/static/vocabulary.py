@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gates.files.refusal import shown
 from gates.static import names
 from gates.static.composition import Composition, Part
 from gates.static.encoder import touches
@@ -12,6 +13,7 @@ from gates.static.gguf_words import ENDINGS, TYPES, stops_of
 from gates.static.words import SPECIAL_KEYS, Tokenizer, special_texts
 from schemas.bundle import Feature
 from schemas.result import Severity
+from schemas.short import agreeing, many
 
 _MEDIA = re.compile(r"(?i)image|audio|video|vision|speech|media")
 _MARK = re.compile(r"[<\[].{1,80}[>\]]|\]~.{1,20}[\]\[]|\[e~\[", re.DOTALL)
@@ -64,7 +66,13 @@ def _presence(c: Composition) -> Iterator[Flaw]:
     if speaks and part.weights.shards and not known & set(part.entries):
         if any(name.startswith(("tokenizer", "tiktoken")) and not name.endswith(".json") for name in part.entries):
             return
-        yield flaw("tokenizer-missing", "There is no tokenizer: no tokenizer.json, tokenizer.model or vocabulary.")
+        yield flaw(
+            "tokenizer-missing",
+            "There is no tokenizer: no tokenizer.json, tokenizer.model or vocabulary.",
+            file=part.path("tokenizer.json"),
+            found=None,
+            expected=sorted(known),
+        )
 
 
 def _id_range(part: Part) -> Iterator[Flaw]:
@@ -87,7 +95,7 @@ def _id_range(part: Part) -> Iterator[Flaw]:
                         f"{part.path(file)} says {key} {value!r}, and there are {size} tokens.",
                         file=part.path(file),
                         pointer=f"{pointer}/{key}",
-                        found=value if isinstance(value, int | float | str) else None,
+                        found=value if isinstance(value, int | float | str) else shown(value),
                         expected={"below": size},
                     )
 
@@ -102,7 +110,8 @@ def _beyond(c: Composition, words: Tokenizer, rows: int) -> Iterator[Flaw]:
     )
     yield flaw(
         "vocabulary-exceeds-embedding",
-        f"{len(beyond)} tokens have ids from {beyond[texts[0]]} on, and there are {rows} rows: {listed(texts)}.",
+        f"{many(len(beyond), 'token', 'has the id', 'have ids from')} {beyond[texts[0]]}"
+        f"{agreeing(len(beyond), '', ' on')}, and there are {rows} rows: {listed(texts)}.",
         severity=Severity.INFO if harmless else Severity.BLOCK,
         file=c.model.tokenizer_file,
         found={"tokens": {text: beyond[text] for text in texts[:MAX_ITEMS]}, "count": len(beyond), "size": words.size},
@@ -272,8 +281,8 @@ def _bos(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
         ),
         severity=Severity.INFO if quiet else Severity.WARN,
         file=seen.file,
-        found=_tokens(twice),
-        expected=_tokens(plain),
+        found=_tokens(twice) or {"start": [*words.prefix, words.prefix[0]][:3]},
+        expected=_tokens(plain) or {"start": words.prefix[:3]},
     )
 
 

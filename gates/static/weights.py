@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gates.files import gguf_adapter
-from gates.static import gguf_header, gguf_tensors, names, required
+from gates.static import gguf_header, gguf_tensors, misshapen, names, required
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
-from gates.static.required import Needed
-from gates.static.shape import MOST
+from gates.static.misshapen import Misshapen
+from gates.static.shape import MOST, bounds_of
 from gates.static.tensors import sample
 from schemas.result import Severity
+from schemas.short import agreeing, many
 
 MANY = 2
 """How many times more layers must have a tensor than lack it, where nothing but the layers tells which are whole."""
@@ -34,6 +35,7 @@ def check(c: Composition) -> Iterator[Flaw]:
                 file=part.path("config.json"),
                 pointer=part.shape.at(key),
                 found=size,
+                expected=dict(zip(("from", "to"), bounds_of(part.shape, key), strict=True)),
             )
         if part.weights.effective and part.config and not c.is_head(part):
             yield from _whole(part)
@@ -54,9 +56,11 @@ def _whole(part: Part) -> Iterator[Flaw]:
         lost = [one.name for one in missing]
         yield flaw(
             "tensor-missing",
-            f"{len(lost)} tensors that {shape.architecture or shape.model_type} needs are in no file: {listed(lost)}.",
+            f"{many(len(lost), 'tensor')} that {shape.architecture or shape.model_type} needs "
+            f"{agreeing(len(lost), 'is', 'are')} in no file: {listed(lost)}.",
             file=weights.index_path or part.path(next(iter(weights.shards))),
             found={"count": len(lost), "missing": lost[:MAX_ITEMS]},
+            expected={"shapes": {one.name: list(one.shape) for one in missing[:MAX_ITEMS]}},
         )
     yield from _head(part, told | held)
     yield from _other_head(part)
@@ -126,7 +130,8 @@ def _layers(part: Part) -> Iterator[Flaw]:
     if absent and not known and not indexed:
         yield flaw(
             "tensor-missing",
-            f"config.json says {shape.layers} layers, and {len(absent)} of them have no tensors: {absent[:8]}.",
+            f"config.json says {many(shape.layers, 'layer')}, and {len(absent)} of them "
+            f"{agreeing(len(absent), 'has', 'have')} no tensors: {listed([str(one) for one in absent])}.",
             file=part.path("config.json"),
             pointer=shape.at("num_hidden_layers"),
             found={"layers": absent[:MAX_ITEMS], "count": len(absent)},
@@ -154,21 +159,23 @@ def _odd_layer(part: Part, by_layer: dict[int, set[str]], layers: int) -> Iterat
         counts = Counter(frozenset(rests) for rests in inner.values())
         if len(counts) > FORMS:
             continue
-        for whole, many in counts.items():
+        for whole, others in counts.items():
             for number, rests in inner.items():
-                if rests < whole and many >= MANY * counts[frozenset(rests)]:
+                if rests < whole and others >= MANY * counts[frozenset(rests)]:
                     lost = sorted(whole - rests)
                     yield flaw(
                         "tensor-missing",
-                        f"Layer {number} lacks {len(lost)} tensors that {many} other layers have: {listed(lost)}.",
-                        file=part.weights.index_path,
+                        f"Layer {number} lacks {many(len(lost), 'tensor')} that "
+                        f"{many(others, 'other layer', 'has', 'have')}: {listed(lost)}.",
+                        file=part.weights.index_path or part.path(next(iter(part.weights.shards))),
                         found={"layer": number, "missing": lost[:MAX_ITEMS], "count": len(lost)},
+                        expected={"missing": [], "count": 0},
                     )
 
 
 def _shapes(part: Part) -> Iterator[Flaw]:
     shape, tensors = part.shape, part.weights.effective
-    wrong: list[tuple[Needed, tuple[int, ...]]] = []
+    wrong: list[Misshapen] = []
     for one in part.needed:
         placed = tensors.get(one.name)
         if placed is None or one.begins or placed.tensor.dtype not in _PLAIN:
@@ -178,38 +185,19 @@ def _shapes(part: Part) -> Iterator[Flaw]:
             dim is None or dim == real for dim, real in zip(one.shape, found, strict=True)
         )
         if not fits:
-            wrong.append((one, found))
+            wrong.append(Misshapen(one.name, placed.entry.path, found, one.shape))
     start = names.embedding(tensors)
     if start is not None and shape.family.get("tensors") is None and shape.vocabulary:
         dims = tensors[start].tensor.shape
         if len(dims) == 2 and tensors[start].tensor.dtype in _PLAIN and dims[0] < shape.vocabulary:
-            wrong.append((Needed(start, (shape.vocabulary, shape.hidden)), dims))
-    yield from _wrong(part, wrong)
+            wrong.append(Misshapen(start, tensors[start].entry.path, dims, (shape.vocabulary, shape.hidden)))
     head = names.head(tensors)
     if head is not None and start is not None and head.endswith(".weight") and tensors[head].tensor.dtype in _PLAIN:
         rows = tensors[head].tensor.shape[:1]
         if shape.vocabulary and shape.family.get("tensors") and rows != (shape.vocabulary,):
-            yield from _wrong(part, [(Needed(head, (shape.vocabulary, shape.hidden)), tensors[head].tensor.shape)])
-
-
-def _wrong(part: Part, wrong: list[tuple[Needed, tuple[int, ...]]]) -> Iterator[Flaw]:
-    for one, found in wrong[:MAX_ITEMS]:
-        rows = one.name.endswith(names.EMBEDDINGS + names.HEADS) and found[1:] == one.shape[1:]
-        yield flaw(
-            "embedding-rows" if rows else "shape-mismatch",
-            f"{one.name} has the shape {list(found)}, and config.json makes it {list(one.shape)}.",
-            file=part.weights.effective[one.name].entry.path,
-            pointer=one.name,
-            found=list(found),
-            expected=list(one.shape),
-        )
-    if len(wrong) > MAX_ITEMS:
-        yield flaw(
-            "shape-mismatch",
-            f"{len(wrong)} tensors in all have other shapes than config.json makes them.",
-            file=part.path("config.json"),
-            found=len(wrong),
-        )
+            found = tensors[head].tensor.shape
+            wrong.append(Misshapen(head, tensors[head].entry.path, found, (shape.vocabulary, shape.hidden)))
+    yield from misshapen.flaws(wrong, "config.json")
 
 
 def _gguf(part: Part) -> Iterator[Flaw]:
@@ -225,19 +213,24 @@ def _gguf(part: Part) -> Iterator[Flaw]:
     if tensors and (absent := [number for number in layers if number not in there]):
         yield flaw(
             "tensor-missing",
-            f"The header says {count} blocks, and {len(absent)} of them have no tensors.",
+            f"The header says {many(len(layers), 'block')}, and {len(absent)} of them "
+            f"{agreeing(len(absent), 'has', 'have')} no tensors: {listed([str(one) for one in absent])}.",
             file=path,
             pointer=f"{architecture}.block_count",
             found={"layers": absent[:MAX_ITEMS], "count": len(absent)},
             expected=count,
+            advice=gguf_tensors.ADVICE,
         )
     lost = list(gguf_tensors.missing(str(architecture), header.metadata, tensors.keys()))
     if tensors and lost:
         yield flaw(
             "tensor-missing",
-            f"{len(lost)} tensors that {architecture} needs are in no file: {listed(lost)}.",
+            f"{many(len(lost), 'tensor')} that {architecture} needs {agreeing(len(lost), 'is', 'are')} in no file: "
+            f"{listed(lost)}.",
             file=path,
             found={"count": len(lost), "missing": lost[:MAX_ITEMS]},
+            expected={"count": 0, "missing": []},
+            advice=gguf_tensors.ADVICE,
         )
     yield from gguf_header.check(part, header, tensors)
     start, tokens = tensors.get("token_embd.weight"), header.metadata.get("tokenizer.ggml.tokens")
@@ -245,7 +238,7 @@ def _gguf(part: Part) -> Iterator[Flaw]:
     if start is not None and isinstance(said, int) and start.shape[0] < said:
         yield flaw(
             "vocabulary-exceeds-embedding",
-            f"The tokenizer has {said} tokens, and token_embd.weight {start.shape[0]} rows.",
+            f"The tokenizer has {many(said, 'token')}, and token_embd.weight {many(start.shape[0], 'row')}.",
             file=path,
             pointer="tokenizer.ggml.tokens",
             found=said,
@@ -258,4 +251,6 @@ def _gguf(part: Part) -> Iterator[Flaw]:
             severity=Severity.BLOCK,
             file=path,
             found={"count": 1, "missing": ["token_embd.weight"]},
+            expected={"count": 0, "missing": []},
+            advice=gguf_tensors.ADVICE,
         )

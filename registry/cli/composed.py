@@ -6,13 +6,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from gates.directory import DirectoryRefused
 from gates.files.contents import Reader
 from gates.files.refusal import FileRefused
 from gates.sources.source import bare
 from registry.cli.failures import Usage
 from registry.cli.output import Output
-from registry.cli.sources import Given, assembled, not_a_bundle
+from registry.cli.sources import Given, assembled
 
 if TYPE_CHECKING:
     from gates.static.composition import Composition
@@ -41,6 +40,7 @@ def composed(
 
     Raises:
         OSError: the base's directory cannot be read.
+        DirectoryRefused: the choice of files of other sources is refused, before any is fetched.
         InvalidDocument, Usage.
         Unavailable: a source cannot be reached.
     """
@@ -60,8 +60,6 @@ def composed(
                     if one.location is not None and one.revision is not None:
                         output.note(f"{part}: {one.asked} is {one.revision}")
                 found = composition.of_places(places, declared, beside=beside)
-        except DirectoryRefused as refused:
-            raise not_a_bundle(asked.base, refused) from None
         except FileRefused as refused:
             raise Usage(f"{bare(asked.base)} {refused.message}; {refused.advice}") from None
         except FileNotFoundError as error:

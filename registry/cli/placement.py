@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gates.directory import DirectoryRefused
 from gates.sources.named import is_directory
 from gates.sources.source import bare
 from registry.cli.composed import composed
@@ -19,11 +20,12 @@ from registry.cli.failures import Exit, Usage
 from registry.cli.options import Json, examples
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
-from registry.cli.sources import AllowHost, CacheFolder, From, WeightsPattern, given
+from registry.cli.sources import AllowHost, CacheFolder, From, WeightsPattern, given, not_a_bundle
 from registry.cli.validation import DeclaredFile, declared_in
 from registry.client import Client
 from schemas.bundle import Bundle
 from schemas.bundle import File as BundleFile
+from schemas.short import many
 
 if TYPE_CHECKING:
     from gates.placement.plan import Plan
@@ -40,8 +42,10 @@ _UNITS = {"": 1, **{f"{letter}b": 1000**n for n, letter in enumerate("kmgt", 1)}
     **{f"{letter}ib": 1024**n for n, letter in enumerate("kmgt", 1)},
     "b": 1,
 }
-_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,6})?) ?([a-z]{0,3})")
+_SIZE = re.compile(r"([0-9]{1,40}(?:\.[0-9]{1,6})?) ?([a-z]{0,3})")
 MOST_TOKENS, MOST_SEQUENCES = 10**12, 10**9
+LEAST_DEVICE, MOST_BYTES = 10**6, 10**15
+"""Smallest memory of a device, and largest of anything, that is taken for one: 1 MB and 1 PB."""
 LEAST_AMOUNT, MOST_AMOUNT = Decimal("1e-12"), 10**12
 """Smallest and largest price, and rate, that is taken for one: a person's exponent may be any, and arithmetic ends."""
 _SMALL_BYTES = 64 * 1024 * 1024
@@ -128,7 +132,7 @@ def plan(
         if memory is None:
             raise Usage("say how much memory a device has: --device-memory 80GB")
         stated = ledger.Reserve(
-            _bytes(memory, "--device-memory", least=1),
+            _bytes(memory, "--device-memory", least=LEAST_DEVICE),
             activation_bytes=_bytes(activations, "--activations"),
             graph_bytes=_bytes(graphs, "--graphs"),
             headroom_bytes=_bytes(headroom, "--headroom"),
@@ -177,6 +181,8 @@ def _composition(asked: _Asked, output: Output) -> "Iterator[tuple[Composition, 
             whole = composed(sources, declared, output, file=asked.file, weights=asked.weights, is_sketch=True)
             try:
                 found = stack.enter_context(whole)
+            except DirectoryRefused as refused:
+                raise not_a_bundle(asked.what, refused) from None
             except OSError as error:
                 raise Usage(f"{bare(asked.what)} cannot be read: {error.strerror or error}") from None
             yield found, None
@@ -223,8 +229,13 @@ def _bytes(text: str, option: str, *, least: int = 0) -> int:
     match = _SIZE.fullmatch(text.strip().lower())
     unit = None if match is None else _UNITS.get(match[2])
     count = None if match is None or unit is None else Decimal(match[1]) * unit
-    if count is None or count != int(count) or count < least:
+    if count is None or count != int(count):
         raise Usage(f"{option} {text} is no size: write bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB")
+    if not least <= count <= MOST_BYTES:
+        said = f"from {size(least)} to 1 PB" if least else "at most 1 PB"
+        raise Usage(
+            f"{option} {text} is {many(int(count), 'byte')}, and has to be {said}: write a unit too, such as 80GB"
+        )
     return int(count)
 
 
@@ -272,8 +283,8 @@ def _say(out: Output, what: str, found: "Plan") -> None:
         smallest = _laid(found.smallest.topology)
     out.fields(
         [
-            ("cache", f"{found.cache.dtype}; layers: {kinds}; {found.cache.token_bytes():,} bytes a token in all"),
-            ("holds", f"{judged.judgement.cached_tokens:,} tokens, at {found.context_tokens:,} a sequence"),
+            ("cache", f"{found.cache.dtype}; layers: {kinds}; {_a_token(found)}"),
+            ("holds", _holds(found)),
             ("smallest", smallest),
             ("a million", None if found.per_million is None else f"{money(found.per_million)} for output tokens"),
         ]
@@ -288,5 +299,27 @@ def _say(out: Output, what: str, found: "Plan") -> None:
         out.say("activations are what --activations says (4GB by default): state what the engine's log shows")
 
 
+def _a_token(found: "Plan") -> str:
+    """Say what a token takes: less once windows are full, and more with a draft."""
+    cache, said = found.cache, f"{found.cache.token_bytes():,} bytes a token in all"
+    if cache.windows:
+        width = " and ".join(f"{one:,}" for one in cache.windows)
+        said += f" until windows of {width} tokens are full, {cache.further_bytes():,} from then on"
+    if found.draft is not None:
+        said += f"; {found.draft.token_bytes():,} more for the draft"
+    return said
+
+
+def _holds(found: "Plan") -> str:
+    """Say how many tokens of context there is room for; of some of them windowed layers keep nothing any more."""
+    tokens, context = found.judged.judgement.cached_tokens, found.context_tokens
+    said = f"{tokens:,} tokens of context, at {context:,} a sequence"
+    width = max(found.cache.windows, default=context)
+    if width < context:
+        kept = "the last " + " or ".join(f"{one:,}" for one in found.cache.windows if one < context)
+        said += f"; windowed layers keep {kept} of each"
+    return said if found.draft is None else f"{said}; the draft's cache of them is counted too"
+
+
 def _laid(topology: "Topology") -> str:
-    return f"{topology} ({topology.devices} {'device' if topology.devices == 1 else 'devices'})"
+    return f"{topology} ({many(topology.devices, 'device')})"

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from gates.static.declared import DeclaredError, read_declared
 from gates.static.rules import names_told
 from registry.cli.declarations import FOLDERS, ONLY_CHECKED, SHORT, TOP, TOPOLOGY_ARCHITECTURE
 from schemas.bundle import Bundle, Feature
@@ -27,6 +28,8 @@ _DRAIN = (
 def refuse_strange(document: Mapping[str, Any], file: str) -> None:
     """Refuse a declaration with keys, or features, that neither a bundle document has nor anything else reads.
 
+    Values of the wrong kind are told with them; where they are all that is wrong, the bundle's document tells them.
+
     Args:
         document: what the file says.
         file: its name.
@@ -36,8 +39,27 @@ def refuse_strange(document: Mapping[str, Any], file: str) -> None:
     """
     found = [*_strange(document, document, (), (), _schema()), *_features(document)]
     if found:
-        said = f"{many(len(found), 'place')} {'is' if len(found) == 1 else 'are'} wrong"
-        raise InvalidDocument(f"{file}: {said}", errors=found)
+        raise _wrong([*found, *_values(document)], file)
+
+
+def refuse_wrong(document: Mapping[str, Any], file: str) -> None:
+    """Refuse a declaration as `refuse_strange` does, and also for its values alone. Raises InvalidDocument."""
+    refuse_strange(document, file)
+    if found := _values(document):
+        raise _wrong(found, file)
+
+
+def _wrong(found: list[dict[str, str]], file: str) -> InvalidDocument:
+    return InvalidDocument(f"{file}: {many(len(found), 'place', 'is', 'are')} wrong", errors=found)
+
+
+def _values(document: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return each place with a value that cannot be read as what it declares."""
+    try:
+        read_declared(document)
+    except DeclaredError as error:
+        return [{"pointer": place, "detail": detail} for place, detail in error.errors]
+    return []
 
 
 def _features(document: Mapping[str, Any]) -> Iterator[dict[str, str]]:

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gates.sources.source import bare
+from gates.directory import DirectoryRefused
+from gates.sources.source import SourceRefused, SourceUnavailable, bare
 from registry.cli.composed import composed
 from registry.cli.documents import read_file
 from registry.cli.failures import Exit, Usage
 from registry.cli.inferred import say
 from registry.cli.options import Json, examples
 from registry.cli.output import Output
-from registry.cli.sources import AllowHost, CacheFolder, From, SourceName, WeightsPattern, given
-from registry.cli.strange import refuse_strange
+from registry.cli.sources import AllowHost, CacheFolder, From, SourceName, WeightsPattern, given, not_a_bundle
+from registry.cli.strange import refuse_wrong
 from schemas.problems import InvalidDocument
+from schemas.short import agreeing
 
 if TYPE_CHECKING:
     from gates.static.declared import Declared
@@ -92,6 +94,8 @@ def validate(
     try:
         with composed(asked, declared, output, file=file, weights=weights) as what:
             found = examine.examine(what, with_digest=digest)
+    except DirectoryRefused as refused:
+        found = _of_choice(asked.base, refused)
     except OSError as error:
         return _unread(output, f"{error.filename or bare(source)} cannot be read: {error.strerror or error}")
     if junit is not None:
@@ -102,12 +106,23 @@ def validate(
     return Exit.FAILED if found.verdict == "failed" else Exit.DONE
 
 
+def _of_choice(source: str, refused: DirectoryRefused) -> "Examined":
+    """Return the findings of a choice of files that was refused. Raises InvalidDocument where it is not about them."""
+    from gates.static import refusals  # as above
+
+    about_source = any(isinstance(one, SourceRefused | SourceUnavailable) for one in refused.refusals)
+    found = None if about_source else refusals.examined(refused.refusals)
+    if found is None:
+        raise not_a_bundle(source, refused) from None
+    return found
+
+
 def declared_in(file: Path | None) -> "tuple[Declared, object]":
     """Return what a file of `-f` declares, nothing without one, and what it has under "from".
 
     Raises Usage, InvalidDocument.
     """
-    from gates.static.declared import DeclaredError, read_declared  # as above
+    from gates.static.declared import read_declared  # as above
 
     if file is None:
         return read_declared({}), None
@@ -116,13 +131,8 @@ def declared_in(file: Path | None) -> "tuple[Declared, object]":
         document = {}
     if not isinstance(document, dict):
         raise InvalidDocument(f"{file} is not an object")
-    refuse_strange(document, str(file))
-    try:
-        return read_declared(document), document.get("from")
-    except DeclaredError as error:
-        raise InvalidDocument(
-            f"{file} cannot be read as a declaration", errors=[{"pointer": error.pointer, "detail": error.detail}]
-        ) from None
+    refuse_wrong(document, str(file))
+    return read_declared(document), document.get("from")
 
 
 def _with_engine(
@@ -171,9 +181,12 @@ def _say(out: Output, source: str, found: "Examined") -> None:
         out.say(f"{one.severity.value:5} {one.code}  {one.file or ''}", _TONES[one.severity.value])
         out.say(f"      {one.message}")
         out.say(f"      → {one.advice}")
-    say(out, found.inferred)
+    if found.inferred:
+        say(out, found.inferred)
     counts = {name: sum(1 for one in found.flaws if one.severity.value == name) for name in _TONES}
-    words = f"{counts['block']} block, {counts['warn']} warn, {counts['info']} to know"
+    verbs = {"block": agreeing(counts["block"], "blocks", "block"), "warn": agreeing(counts["warn"], "warns", "warn")}
+    told = [f"{count} {verbs.get(name, 'to know')}" for name, count in counts.items() if count]
+    words = ", ".join(told) or "nothing to tell"
     if found.verdict == "failed":
         out.say(f"{bare(source)}: failed: {words}", "bad")
     else:

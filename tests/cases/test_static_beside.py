@@ -166,6 +166,37 @@ def test_c049_a_default_of_a_gguf_header_that_is_no_possible_value_blocks(tmp_pa
     assert (flaw.file, flaw.pointer) == ("model.gguf", "general.sampling.top_p")
 
 
+@pytest.mark.parametrize(
+    ("header", "words", "found"),
+    [
+        ({}, [], {"temperature": 0.8, "top_k": 40, "top_p": 0.95}),
+        ({"general.sampling.temp": 0.6, "general.sampling.top_k": 20}, [], {"top_p": 0.95}),
+        ({"general.sampling.temp": 0.6}, ["--top-k", "20", "--top-p", "1.0"], None),
+    ],
+)
+def test_c049_a_generation_config_beside_a_gguf_is_held_to_what_llamacpp_does(tmp_path, header, words, found):
+    chain.write_chain(tmp_path / "model.gguf", metadata=header)
+    write_json(tmp_path / "generation_config.json", {"temperature": 0.6, "top_k": 20, "top_p": 1.0})
+    examined = validate(tmp_path, {"engine": {"name": "llamacpp", "arguments": words}})
+    flaws = [one for one in examined.flaws if one.code == "engine-sampling-diff"]
+    assert [one.found for one in flaws] == ([] if found is None else [found])
+    assert {one.file for one in flaws} <= {"generation_config.json"}
+
+
+def test_c048_the_sampling_of_a_gguf_is_that_of_its_header_over_llamacpps_own(tmp_path):
+    chain.write_chain(tmp_path / "model.gguf", metadata={"general.sampling.temp": 0.5})
+    told = validate(tmp_path, {"engine": {"name": "llamacpp", "arguments": ["--min-p", "0.1"]}}).inferred
+    assert told["sampling"] == {
+        "temperature": 0.5,
+        "top_p": 0.95,
+        "top_k": 40,
+        "min_p": 0.1,
+        "repetition_penalty": 1.0,
+    }
+    origins = {name: told["from"][f"/sampling/{name}"]["by"] for name in told["sampling"]}
+    assert (origins["temperature"], origins["top_p"], origins["min_p"]) == ("file", "default", "argument")
+
+
 @pytest.mark.parametrize("condition", ["tools", "messages[0]['role'] == 'system'"])
 def test_c034_a_date_that_only_some_conversations_get_is_found(tmp_path, condition):
     template = "{% if " + condition + " %}{{ strftime_now('%Y') }}{{ tools | tojson }}{% endif %}" + T0
@@ -255,12 +286,16 @@ def changed(path, monkeypatch, **headers):
     return path.parent
 
 
+def alone(shape, tensor):
+    return {"shape": shape, "count": 1, "tensors": [tensor]}
+
+
 @pytest.mark.parametrize(
     ("call", "change", "code", "found"),
     [
-        ("add_embedding_length", lambda _: 256, "shape-mismatch", [264, 320]),
-        ("add_feed_forward_length", lambda _: 64, "shape-mismatch", [32, 320]),
-        ("add_head_count_kv", lambda _: 5, "shape-mismatch", [64, 320]),
+        ("add_embedding_length", lambda _: 256, "shape-mismatch", alone([264, 320], "token_embd.weight")),
+        ("add_feed_forward_length", lambda _: 64, "shape-mismatch", alone([32, 320], "blk.0.ffn_gate.weight")),
+        ("add_head_count_kv", lambda _: 5, "shape-mismatch", alone([64, 320], "blk.0.attn_k.weight")),
         ("add_token_list", lambda told: told[:-4], "embedding-rows", [264, 320]),
         ("add_token_types", lambda told: told[:-1], "header-invalid", 263),
     ],

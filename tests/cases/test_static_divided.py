@@ -280,3 +280,32 @@ def test_c054_layers_that_no_device_shares_are_cut_by_nothing(tmp_path, words, c
     found = validate(config_only(tmp_path / "m", **DEEPSEEK), {"engine": SGLANG | {"arguments": words}})
     told = {key for one in found.flaws if one.code == "fp8-block-tp" for key in one.found}
     assert told - {"tp", "per_device", "remainder"} == cut
+
+
+BLOCKS = compressed((["Linear"], BLOCK))
+
+
+@pytest.mark.parametrize(
+    ("inner", "degree", "engine", "words", "told", "remainder"),
+    [
+        (768, 8, ("vllm", "0.31.0"), [], FP8, 96),
+        (768, 8, ("sglang", "0.5.23"), [], FP8, 96),
+        (768, 8, ("vllm", "0.32.0"), [], FP8, None),  # its scales are repeated for blocks of 32
+        (768, 8, ("vllm", "0.32.0"), [], BLOCKS, 96),  # and those of compressed-tensors are not
+        (768, 2, ("vllm", "0.31.0"), [], FP8, None),
+        (704, 1, ("vllm", "0.31.0"), [], FP8, 64),  # gate and up are merged on one device too
+        (704, 1, ("vllm", "0.32.0"), [], FP8, None),
+        (720, 1, ("vllm", "0.32.0"), [], FP8, 80),
+        (704, 4, ("vllm", "0.31.0"), ["--enable-expert-parallel"], FP8, 64),  # experts are whole, and cut all the same
+        (768, 4, ("vllm", "0.31.0"), ["--enable-expert-parallel"], FP8, None),
+    ],
+)
+def test_c054_the_blocks_of_experts_are_whole_on_each_device(tmp_path, inner, degree, engine, words, told, remainder):
+    experts = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 128}
+    root = config_only(tmp_path / "m", **experts, moe_intermediate_size=inner, quantization_config=told)
+    name, version = engine
+    found = validate(
+        root, {"engine": {"name": name, "version": version, "arguments": words}, "topology": {"tp": degree}}
+    )
+    flaws = [one for one in found.flaws if one.code == "fp8-block-tp" and "moe_intermediate_size" in one.found]
+    assert [one.found["remainder"] for one in flaws] == ([] if remainder is None else [remainder])

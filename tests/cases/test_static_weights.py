@@ -340,7 +340,12 @@ def test_c021_a_configuration_that_cannot_be_read_is_named(tmp_path, text):
     root = micro(tmp_path / "m")
     (root / "config.json").write_text(text)
     found = validate(root)
-    assert "empty-file" in codes(found) if not text else only(found, "config-unparseable").file == "config.json"
+    if not text:
+        assert "empty-file" in codes(found)
+    else:
+        flaw = only(found, "config-unparseable")
+        assert flaw.file == "config.json"
+        assert ("is what a server answered in place of the file; fetch it again." in flaw.advice) is ("<" in text)
     assert found.verdict == "failed"
 
 

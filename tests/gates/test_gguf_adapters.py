@@ -111,14 +111,22 @@ def test_a_header_that_the_engine_does_not_take_blocks_with_its_key(put, options
     ("pairs", "code", "says"),
     [
         ({}, "lora-no-match", "has no pair of matrices"),
-        (altered(attn_v__lora_b=None), "adapter-incomplete", "1 of 2 tensors have one of their two matrices"),
+        (altered(attn_v__lora_b=None), "adapter-incomplete", "1 of 2 tensors has one of two matrices"),
         (altered(attn_v__lora_a=(4, 320)), "lora-shape", "the rank 8 of matrix B"),
         (altered(attn_v__lora_a=(8, 300)), "lora-shape", "[8, 320] is needed"),
         (altered(attn_v__lora_b=(65, 8)), "lora-shape", "[64, 8] is needed"),
         (altered(attn_v__lora_a=(320,)), "lora-shape", "two dimensions"),
         (altered(attn_w__lora_a=(8, 320), attn_w__lora_b=(64, 8)), "lora-no-match", "2 of 3 tensors"),
-        ({**matrices(LOUD), "blk.0.attn_q.bias": np.zeros(4, np.float32)}, "lora-kind-unsupported", "does not load"),
-        (matrices(LOUD | MUTE | {"attn_v": 0.0, "attn_output": 0.0, "attn_q": 0.0}), "adapter-no-effect", "All 3"),
+        (
+            {**matrices(LOUD), "blk.0.attn_q.bias": np.zeros(4, np.float32)},
+            "lora-kind-unsupported",
+            "refuses the adapter",
+        ),
+        (
+            matrices(LOUD | MUTE | {"attn_v": 0.0, "attn_output": 0.0, "attn_q": 0.0}),
+            "adapter-no-effect",
+            "each of 3 pairs",
+        ),
         (
             {name: one.astype(np.int32) for name, one in matrices({"attn_v": 1}).items()},
             "lora-kind-unsupported",

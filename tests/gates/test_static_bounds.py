@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gates.static import patterns
 from tests.support.checkpoints import (
     SHARDS,
     T0,
@@ -60,6 +61,16 @@ def test_a_pattern_that_could_be_read_in_very_many_ways_takes_no_time(tmp_path, 
     told = GPTQ | {"modules_to_not_convert": [pattern], "group_size": 16}
     root = micro(tmp_path / "m", tensors=tensors, quantization_config=told)
     assert "quant-group-tp" in codes(validate(root, {"topology": {"tp": 2}}), "block")
+
+
+def test_patterns_that_take_long_together_are_ended_and_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(patterns, "MOST_SECONDS", 0.001)
+    slow = [f"re:.*a.*a.*a{number}" for number in range(4000)]
+    long = [T(f"model.layers.{layer}.{'a' * 200}.weight", "BF16", (8, 8)) for layer in range(2)]
+    told = GPTQ | {"modules_to_not_convert": slow, "group_size": 16}
+    root = micro(tmp_path / "m", tensors=[*micro_tensors(), *long], quantization_config=told)
+    found = only(validate(root, {"topology": {"tp": 2}}), "quant-patterns-slow")
+    assert (found.severity, found.found["count"], found.pointer) == ("block", 4000, "/quantization_config")
 
 
 @pytest.mark.parametrize(

@@ -101,10 +101,10 @@ def test_every_code_is_said_somewhere_and_only_codes_are_said():
 
 
 def test_a_flaw_has_a_severity_of_its_code_and_comes_back_from_json():
-    one = flaw("lora-no-match", "No.", severity=Severity.WARN, found={"a": [1]}, file="x")
+    one = flaw("lora-no-match", "No.", severity=Severity.WARN, found={"a": [1]}, expected={"a": []}, file="x")
     assert read_flaw(json.loads(json.dumps(one.as_json()))) == one
     with pytest.raises(ValueError, match="never"):
-        flaw("lora-no-match", "No.", severity=Severity.INFO)
+        flaw("lora-no-match", "No.", severity=Severity.INFO, found=1, expected=0)
 
 
 def test_a_catalogue_entry_is_two_sentences():

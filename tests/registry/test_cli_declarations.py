@@ -8,7 +8,7 @@ from registry.cli.declarations import as_patch
 from registry.cli.strange import refuse_strange
 from registry.cli.yaml_files import read_yaml
 from schemas.bundle import Bundle
-from schemas.common import MAX_DOCUMENT_BYTES
+from schemas.common import MAX_DOCUMENT_BYTES, MAX_INTEGER
 from schemas.problems import InvalidDocument
 from tests.support.checkpoints import adapt, micro, speak
 from tests.support.factories import bundle_body
@@ -204,3 +204,45 @@ def test_a_feature_that_is_none_is_refused_with_the_one_that_was_meant(form):
     assert error["detail"] == "is no feature; did you mean chat?"
     assert error["pointer"].startswith(("/serving/features/1", "/features/chatt"))
     refuse_strange({"serving": {"features": {"chat": True, "tools": False}}, "capabilities": ["json_schema"]}, "x.yaml")
+
+
+WRONG = """\
+topology: {tp: 0, pp: two}
+hardware: {count: -1}
+context_length: 100000000000000000000000
+max_sequences: 3
+drain: {pre_stop: -5}
+adapters: {de: 7}
+serving: lots
+"""
+
+
+@pytest.mark.parametrize("words", [["validate"], ["plan", "--device-memory", "80GB"]])
+def test_every_wrong_value_and_key_is_told_at_once_with_what_it_has_to_be(command, folder, words):
+    (folder / "wrong.yaml").write_text(WRONG)
+    verb, *options = words
+    ran = command("bundle", verb, folder / "m", "-f", folder / "wrong.yaml", *options, "--json")
+    assert (ran.status, ran.json["detail"]) == (2, f"{folder / 'wrong.yaml'}: 8 places are wrong")
+    said = {one["pointer"]: one["detail"] for one in ran.json["errors"]}
+    assert said == {
+        "/max_sequences": said["/max_sequences"],
+        "/topology/tp": f"is 0, and has to be a whole number from 1 to {MAX_INTEGER}",
+        "/topology/pp": f'is "two", and has to be a whole number from 1 to {MAX_INTEGER}',
+        "/hardware/count": f"is -1, and has to be a whole number from 0 to {MAX_INTEGER}",
+        "/context_length": f'is "{10**23}", which is too large: it has to be a whole number from 1 to {MAX_INTEGER}',
+        "/drain/pre_stop": "is -5, and has to be a number from 0 to 1000000000",
+        "/adapters/de": "is 7, and has to be a directory",
+        "/serving": 'is "lots", and has to be an object',
+    }
+    assert said["/max_sequences"].startswith("is no field here")
+
+
+def test_a_number_that_is_too_large_for_a_document_is_told_with_its_range(command, folder):
+    engine = f'{{name: vllm, version: 0.32.0, image: "vllm@sha256:{"1" * 64}"}}'
+    runtime = f"{{context_tokens: {10**23}, max_sequences: 0}}"
+    (folder / "large.yaml").write_text(f"engine: {engine}\nruntime: {runtime}\n")
+    made = create(command, folder, file="large.yaml")
+    said = {one["pointer"]: one["detail"] for one in made.json["errors"]}
+    assert made.status == 2
+    assert said["/runtime/context_tokens"].endswith(f"too large: it has to be a whole number of at most {MAX_INTEGER}")
+    assert "at least 1" in said["/runtime/max_sequences"]

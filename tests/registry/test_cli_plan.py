@@ -43,6 +43,9 @@ def test_a_plan_has_every_line_of_the_ledger_for_programs(capsys, llama):
         "dtype": "bfloat16",
         "layers": {"full": 32},
         "token_bytes": 131_072,
+        "windows": [],
+        "token_bytes_beyond_windows": 131_072,
+        "draft_token_bytes": 0,
         "sequence_bytes": 1_048_576_000,
         "block_tokens": 16,
     }
@@ -97,7 +100,10 @@ def test_what_is_stated_is_taken_from_the_room(capsys, llama):
     [
         ((), "--device-memory"),
         (("--device-memory", "80 apples"), "no size"),
-        (("--device-memory", "0"), "no size"),
+        (("--device-memory", "0"), "is 0 bytes, and has to be from 1.0 MB to 1 PB"),
+        (("--device-memory", "80"), "is 80 bytes, and has to be from 1.0 MB to 1 PB: write a unit too, such as 80GB"),
+        (("--device-memory", str(10**30)), "to 1 PB"),
+        (("--device-memory", "80GB", "--headroom", "2000TB"), "has to be at most 1 PB"),
         (("--device-memory", "1.5B"), "no size"),
         (("--device-memory", "80GB", "--activations", "-1"), "no size"),
         (("--device-memory", "80GB", "--topology", "four"), "no layout"),
@@ -116,6 +122,33 @@ def test_what_is_written_wrongly_is_usage(capsys, llama, words, said):
     status, told = run(capsys, llama, *words)
     assert status == 2
     assert said in told.err
+
+
+def test_tokens_of_windows_and_of_a_draft_are_told_apart(capsys, tmp_path):
+    root = write(tmp_path / "gemma", FAMILIES["gemma-3-4b-it"])
+    write(root / "draft", FAMILIES["llama-3.1-8b-instruct"])
+    (tmp_path / "bundle.json").write_text(json.dumps({"engine": {"name": "vllm"}, "draft": "draft"}))
+    asked = (root, "--device-memory", "80GB", "--context", "8000", "-f", tmp_path / "bundle.json")
+    _, said = run(capsys, *asked, "--json")
+    cache = json.loads(said.out)["cache"]
+    assert (cache["windows"], cache["draft_token_bytes"]) == ([1024], 131_072)
+    assert 0 < cache["token_bytes_beyond_windows"] < cache["token_bytes"]
+    _, said = run(capsys, *asked)
+    assert f"{cache['token_bytes']:,} bytes a token in all until windows of 1,024 tokens are full, " in said.out
+    assert f"{cache['token_bytes_beyond_windows']:,} from then on; 131,072 more for the draft" in said.out
+    assert "tokens of context, at 8,000 a sequence; windowed layers keep the last 1,024 of each" in said.out
+
+
+def test_a_shard_that_is_not_there_is_named(capsys, tmp_path):
+    root = write(tmp_path / "llama", FAMILIES["llama-3.1-8b-instruct"])
+    index = json.loads((root / "model.safetensors.index.json").read_text())
+    lost = sorted(set(index["weight_map"].values()))[1]
+    (root / lost).unlink()
+    status, said = run(capsys, root, *CARD)
+    assert (status, lost in said.err) == (3, True)
+    (root / "model.safetensors.index.json").unlink()
+    status, said = run(capsys, root, *CARD)
+    assert (status, f"{lost} is not there" in said.err) == (3, True)
 
 
 def test_what_decides_and_is_not_known_is_no_verdict(capsys, llama, tmp_path):

@@ -207,6 +207,43 @@ def test_a_base_is_validated_with_the_parts_that_come_from_elsewhere(command, hu
 PLANNED = ("--device-memory", "1GB", "--activations", "0", "--context", "100", "--json")
 
 
+@pytest.mark.parametrize(
+    ("files", "code", "file"),
+    [
+        ({"pytorch_model.bin": b"\x80\x02."}, "pickle-weights", None),
+        ({"mod\u00e8l.safetensors": b"never fetched"}, "name-refused", "mod\u00e8l.safetensors"),
+        ({"model.safetensors": b"never fetched", "setup.exe": b"MZ"}, "program", "setup.exe"),
+        ({"README.md": b"none yet"}, "weights-absent", None),
+    ],
+)
+def test_a_repository_whose_choice_of_files_is_refused_has_findings_as_a_directory_has(
+    command, hub, tmp_path, files, code, file
+):
+    files = {"config.json": b"{}", **files}
+    hub.repositories["org/odd"] = Repository(files, {one for one in files if one.startswith("model")}, name="org/odd")
+    there = command("bundle", "validate", "hf:org/odd", "--json")
+    assert (there.status, there.json["verdict"]) == (1, "failed"), there
+    (found,) = [one for one in there.json["findings"] if one["code"] == code]
+    assert (found["severity"], found["file"]) == ("block", file)
+    assert None not in (found["found"] or "", found["expected"], found["advice"])
+    shown = command("bundle", "validate", "hf:org/odd")
+    assert (shown.status, f"block {code}" in shown.out, "hf:org/odd: failed: 1 blocks" in shown.out) == (1, True, True)
+    for path, body in files.items():
+        (tmp_path / path).write_bytes(body)
+    here = command("bundle", "validate", tmp_path, "--json")
+    assert here.status == 1
+    assert code in {one["code"] for one in here.json["findings"]}
+    assert not any("/resolve/" in request.path for request in hub.asked)
+
+
+def test_a_part_that_is_not_there_is_named_and_so_is_its_place(command, tmp_path):
+    speak(micro(tmp_path / "m"))
+    ran = command("bundle", "validate", tmp_path / "m", "--from", "tokenizer=/nope", "--json")
+    (error,) = ran.json["errors"]
+    assert (ran.status, error["pointer"]) == (2, "tokenizer")
+    assert error["detail"].startswith("there is no directory /nope")
+
+
 def test_a_repository_is_planned_by_its_headers_and_its_weights_are_not_fetched(command, hub, tmp_path):
     root, body = micro(tmp_path / "micro"), bytes(32 << 20)
     names = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight")

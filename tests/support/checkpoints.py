@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -295,9 +296,34 @@ def adapt(
 # -------------------------------------------------------------------------------------------------------- asking
 
 
+FINDS_NOTHING = frozenset(
+    {
+        "config-missing",
+        "tokenizer-missing",
+        "draft-incomplete",
+        "adapter-incomplete",
+        "argument-value",
+        "drain-too-short",
+    }
+)
+"""Codes of what is not there."""
+ASKS_NOTHING = frozenset({"argument-unknown", "argument-value"})
+"""Codes of words of which nobody can say what was meant: their advice is to leave them out."""
+ONE_OF_MANY = re.compile(r"(?<![\w.,-])1 (?!is\b|has\b|was\b|does\b|bias\b|less\b|lacks\b|holds\b)[a-z-]+s\b")
+
+
 def validate(root: Path, declared: Mapping[str, Any] | None = None, **options: Any) -> Examined:
-    """Run the static gate over a folder."""
-    return examine(of_directory(root, read_declared(declared or {})), **options)
+    """Run the static gate over a folder. Whatever it finds must tell a program and a person all that it knows."""
+    examined = examine(of_directory(root, read_declared(declared or {})), **options)
+    for one in examined.flaws:
+        assert one.expected is not None or one.code in ASKS_NOTHING, (
+            f"{one.code} does not say what is expected: {one.message}"
+        )
+        assert one.found is not None or one.code in FINDS_NOTHING, f"{one.code} does not say what was found"
+        assert not ONE_OF_MANY.search(one.message), f"a plural after 1: {one.message}"
+        assert one.message.endswith((".", "?")), one.message
+        assert one.advice.endswith("."), one.advice
+    return examined
 
 
 def only(examined: Examined, code: str) -> Flaw:

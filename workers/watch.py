@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from gates.canary import StepJudgement, StepOutcome, judge_step, judge_stop
-from gates.router import STABLE, Split
+from gates.router import STABLE, WHOLE_BP, Arm, Split
 from gates.tally import Tally
 from registry import evidence, releases
 from schemas.evidence import Kind, Restored, Traffic
@@ -103,7 +103,7 @@ def observe_restore(control: Control, held: Held, facts: Facts, gateway: EnvoyGa
         if "restore:observed" in log or "restore" not in log or split is None or stable is None:
             return
         restore = Traffic.model_validate(evidence.claim_of(log["restore"].envelope)["body"])
-    if str(split.revision) != restore.revision:
+    if not _is_in_force(split, stable, restore):
         return
     began_at = restore.requested_at
     watch = control.watches.get(facts.release)
@@ -127,3 +127,13 @@ def observe_restore(control: Control, held: Held, facts: Facts, gateway: EnvoyGa
         held,
         lambda session, release: control.act(session, release, "restore:observed", Kind.RESTORE_OBSERVED, body),
     )
+
+
+def _is_in_force(split: Split, stable: Arm, restore: Traffic) -> bool:
+    """Tell whether a gateway still gives all traffic to the bundle that a restore gave it to.
+
+    It may have been told again since: once the release that has it all is past its soak, or its replica moved.
+    """
+    whole = [each.bundle for each in restore.desired if each.weight_bp == WHOLE_BP]
+    is_that = any(bundle[7:19] in stable.cluster for bundle in whole)
+    return split.revision >= int(restore.revision) and stable.weight_bp == WHOLE_BP and is_that

@@ -1,6 +1,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
@@ -461,6 +462,11 @@ def test_a_dead_candidate_replica_takes_traffic_back(here: World) -> None:
         here.replica(claim, "failed", two, pid=2000)
         shown = here.until_phase(second, Phase.ROLLED_BACK)
         assert body(shown, Kind.TRAFFIC_RESTORED)["cause"] == "replica_failed"
+        # The same arms are published once more before anybody asks: the way back is observed all the same.
+        split = here.envoy.gateway.desired(here.name)
+        here.envoy.gateway.apply(replace(split, revision=split.revision + 1))
+        ask_many(here.envoy.url(), 3)
+        here.until(lambda: Kind.RESTORE_OBSERVED in kinds(here.show(second)))
 
 
 def test_a_stable_replica_that_moved_is_published_again_and_the_canary_goes_on(here: World) -> None:

@@ -234,11 +234,11 @@ class Agent:
                 leases = list(self._held.values())
             if len(leases) >= self._settings.slots:
                 return
-            if any(lease.is_lost and lease.claim.devices for lease in leases):
-                return  # the service takes their accelerators for free, and an engine of ours still ends on them
             # After an outage our own leases come first: else we would claim our own jobs from ourselves.
             if not all(lease.renew() for lease in leases if lease.is_overdue and not lease.is_lost):
                 return
+            if any(lease.is_lost and lease.claim.devices for lease in leases):
+                return  # the service takes their accelerators for free, and an engine of ours still ends on them
             claim = self._client.runners.claim(runner, boot_id=boot_id())
             if claim is None:
                 return

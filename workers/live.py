@@ -127,11 +127,15 @@ class Shelf:
         """Keep a replica; the file is whole or the old one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=self.folder, prefix=".left-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(left.model_dump_json())
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(self.file(job))
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(left.model_dump_json())
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(self.file(job))
+        except OSError:
+            Path(name).unlink()
+            raise
 
     def read(self, job: object) -> Left | None:
         """Return a replica that was kept; None when there is none, or its file cannot be understood."""
@@ -193,6 +197,11 @@ def serve(site: Site, lease: Lease) -> None:
         if ended.ending is not Ending.STOPPING:
             shelf(site.data_dir).end(lease.job, site.launchers)
         raise
+    except BaseException:
+        if lease.ending is not Ending.STOPPING:
+            # The job is given back and booted anew, maybe elsewhere: an engine that nobody watches must not be left.
+            shelf(site.data_dir).end(lease.job, site.launchers)
+        raise
 
 
 @dataclass(slots=True)
@@ -204,6 +213,8 @@ class _Live:
     transitions: Transitions
     kept: Shelf
     is_adopting: bool = False
+    kept_under: int | None = None
+    """Fencing token in the replica's file."""
     hashed: tuple[Place, Records] | None = None
     """Files that a new engine loads, as they were when they were hashed."""
 
@@ -256,7 +267,10 @@ class _Live:
     def _changed(self, replica: Replica, state: ReplicaState, cause: str) -> None:
         if state is ReplicaState.LOADING:
             # Before anybody hears of the engine: from here on it can be found again.
-            self._keep(replica)
+            if self.is_adopting:
+                self._keep_serving(replica)
+            else:
+                self._keep(replica)
         if self.is_adopting and state in {ReplicaState.LOADING, ReplicaState.WARMING}:
             # It serves all the time: telling that it loads would take live traffic from it.
             return
@@ -283,6 +297,17 @@ class _Live:
             port_file=None if command is None or command.port_file is None else str(command.port_file),
         )
         self.kept.write(self.lease.job, left)
+        self.kept_under = claim.fencing_token
+
+    def _keep_serving(self, replica: Replica) -> None:
+        """Keep a replica that serves already, where that can be written now.
+
+        Where the disk is full its file stays as it was: who finds an older token in it is refused, and ends the engine.
+        """
+        try:
+            self._keep(replica)
+        except OSError as error:
+            self.lease.progress(f"it serves, and what a next runner takes it up by cannot be kept: {error.strerror}")
 
     def _adopt(self) -> Replica | None:
         """Take up the engine that a predecessor left; who does not tell of it now is asked until it does.
@@ -366,11 +391,11 @@ class _Live:
 
     def _watch(self, replica: Replica) -> None:
         """Look until the job ends. Raises EngineFailed when the engine is dead."""
-        held, watcher = self.lease.token, Watcher(replica, dead_seconds=DEAD_SECONDS)
+        watcher = Watcher(replica, dead_seconds=DEAD_SECONDS)
         while not self.lease.ended.wait(LOOK_SECONDS):
-            if self.lease.token != held:
-                held = self.lease.token
-                self._keep(replica)
+            if self.lease.token != self.kept_under:
+                self._keep_serving(replica)
             if (line := watcher.look()) is not None:
                 self.lease.progress(line)
-            trim(replica.log_path)
+            with suppress(OSError):  # a full disk is no reason to serve no more
+                trim(replica.log_path)

@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -399,7 +400,8 @@ class Replica:
         A process that has ended makes the replica failed; an answer that does not come leaves that to the caller,
         who knows how often it failed. No answer in time from an engine that decodes for others is `is_busy`.
         """
-        trim(self.log_path)
+        with suppress(OSError):  # a full disk says nothing of the engine
+            trim(self.log_path)
         started = time.monotonic()
         patience_seconds = min(2.0, timeout_seconds)
         before = self.progress(patience_seconds)

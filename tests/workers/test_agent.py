@@ -218,6 +218,19 @@ def test_a_job_claimed_again_by_its_own_runner_goes_on_under_the_new_token(bench
     assert bench.row(claim.job).state == "done"
 
 
+def test_a_runner_takes_nothing_while_what_it_lost_still_ends_on_its_accelerators(bench, claim):
+    agent = agents.Agent(bench.settings(), bench.client("runner"))
+    site, runner = agent._site(), rows(bench)[0].id
+    lease = Lease(bench.client("runner"), claim.model_copy(update={"devices": [0]}))
+    lease._renewed -= 60.0  # it stood still, and does not know yet that another has the job
+    agent._held[claim.job] = lease
+    bench.steal(claim.job)
+    waiting = bench.evaluate(bench.bundle(), bench.policy())
+    agent._claim_all(site, runner)
+    assert lease.is_lost
+    assert bench.row(waiting).state == "pending"
+
+
 def test_a_word_spoken_while_the_service_is_away_is_heard_when_it_is_back(bench, claim):
     with door(bench.api.url) as way:
         lease = Lease(bench.client("runner", way.url), claim)

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -5,10 +6,12 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from workers.engines.base import Command
+from workers.launchers.logs import Keeping, rotate
 from workers.launchers.process import (
     Condition,
     Launched,
@@ -219,6 +222,23 @@ def test_a_log_below_its_cap_is_left_alone(tmp_path):
     trim(log, cap_bytes=2)
     trim(tmp_path / "absent", cap_bytes=2)
     assert log.read_text() == "a\n"
+
+
+def test_where_there_is_no_room_for_a_copy_a_full_log_is_emptied_all_the_same(tmp_path, monkeypatch):
+    def full(path, _):
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 30)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    trim(log, cap_bytes=20)
+    assert log.stat().st_size == 0
+    assert not log.with_name("log.1").exists()
+    log.write_text("x")
+    with pytest.raises(OSError, match="No space"):
+        rotate(log, Keeping(), age_seconds=86_400)  # what is merely old stays where it is
+    assert log.read_text() == "x"
 
 
 def test_the_tail_of_a_log_has_no_control_characters_and_no_endless_lines(tmp_path):

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -382,6 +383,50 @@ def test_files_that_are_written_to_between_their_hash_and_the_boot_are_not_serve
     assert row.problem.startswith("integrity-failed: model.gguf was replaced or written to after it was hashed")
     assert "ready" not in bench.states(job)
     assert not is_running(bench.replica(job)["pid"])
+
+
+def test_a_full_disk_ends_no_replica_and_what_nobody_watches_any_more_is_ended(bench, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def broken(*_):
+        raise ZeroDivisionError("of the test")
+
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.1)
+    job, agent, first = serving(bench)
+    monkeypatch.setattr(live, "trim", full)
+    monkeypatch.setattr(live.Shelf, "write", full)
+    bench.stop(agent)
+    agent = bench.start()
+    until(lambda: bench.states(job).count("ready") == 2, what="the adoption")
+    until(lambda: "cannot be kept: No space left" in str(bench.run(job).progress), what="that it cannot be kept")
+    assert (bench.row(job).state, bench.row(job).attempt, bench.replica(job)["pid"]) == ("claimed", 1, first["pid"])
+    assert answers(first)
+    monkeypatch.setattr(live.Watcher, "look", broken)
+    row = until(lambda: row if (row := bench.row(job)).problem else None, what="giving the job back")
+    assert row.problem.startswith("internal-error")
+    assert not is_running(first["pid"])
+    assert shelf(bench).jobs() == []
+
+
+def test_a_file_that_could_not_be_written_whole_leaves_nothing_and_the_one_before(tmp_path, monkeypatch):
+    claim = {
+        "job": str(uuid4()), "kind": "serve", "fencing_token": 1, "lease_seconds": 30, "release": None, "target": None,
+        "bundle": "sha256:" + "a" * 64, "policy": None, "suites": [], "references": {}, "gates": [], "attempt": 1,
+        "replica": None,
+    }  # fmt: skip
+    said = {"claim": claim, "bundle": claim["bundle"], "pid": 7, "start_time": "1", "boot_id": "b", "drain_seconds": 1}
+    kept, left = live.shelf(tmp_path), live.Left.model_validate(said)
+    kept.write("one", left)
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        kept.write("one", left.model_copy(update={"pid": 8}))
+    assert [path.name for path in kept.folder.iterdir()] == ["one.json"]
+    assert kept.read("one") == left
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"pid": 1}', "\x00"])

@@ -83,7 +83,13 @@ def rotate(log_path: Path, keeping: Keeping, *, age_seconds: float) -> bool:
     kept = size if size <= keeping.cap_bytes else keeping.cap_bytes // 2
     with log_path.open("r+b") as file:
         file.seek(size - kept)
-        _piece(log_path, 1).write_bytes(file.read(kept))
+        try:
+            _piece(log_path, 1).write_bytes(file.read(kept))
+        except OSError:
+            _piece(log_path, 1).unlink(missing_ok=True)
+            if size <= keeping.cap_bytes:
+                raise
+            # Where there is no room for a copy, its end is better lost than a disk that it goes on to fill.
         file.truncate(0)
     return True
 

@@ -1,9 +1,14 @@
 """What the static gate says of vLLM's launch arguments is what vLLM's parser and configuration would say."""
 
+import json
+import subprocess
+
 import pytest
 
+from gates.environment import engine_prefix
 from gates.static import rules
 from gates.static.flexible import check_words
+from gates.static.spellings import spellings
 from schemas.result import Severity
 from tests.support.checkpoints import micro, validate
 from workers.engines.vllm import TABLE as TAKEN
@@ -142,3 +147,50 @@ def test_later_versions_and_none_warn_and_earlier_ones_are_left_to_themselves(tm
         assert {one.severity for one in flaws} == severities
         assert [one.found for one in flaws] == (["--max-modl-len", "x"] if severities else [])
     assert [one.severity for one in check_words("vllm", ["--max-modl-len", "9"], None)] == [Severity.WARN]
+
+
+READ = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser, taken = make_arg_parser(FlexibleArgumentParser()), []
+options = {one: sorted(map(str, action.choices or ())) for action in parser._actions for one in action.option_strings}
+for line in json.loads(sys.argv[1]):
+    try:
+        parser.parse_args(line)
+        taken.append(True)
+    except (SystemExit, ValueError):
+        taken.append(False)
+print(json.dumps([options, taken]))
+"""
+LINES = [
+    "--max-model-len 32k --max_num_seqs 4 -tp 2 -O3 --served-model-name a b",
+    "--no-enable-prefix-caching --compilation-config.mode 3 --trust-remote",
+    "--max-model-len 1.5K",
+    "--disable-prefix-caching",
+    "--max-num 3",
+    "--quantization FP8 --kv-cache-dtype fp8",
+    "--kv-cache-dtype fp9",
+    "--hf-overrides {a}",
+    "--nonsense 1",
+    "--max-model-len",
+]
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_table_is_what_its_own_parser_takes():
+    python = engine_prefix("vllm") / "bin" / "python"
+    lines = [line.split() for line in LINES]
+    done = subprocess.run([python, "-c", READ, json.dumps(lines)], capture_output=True, check=True, timeout=240)
+    options, taken = json.loads(done.stdout.decode().splitlines()[-1])
+    there = spellings("vllm", "0.32.0")
+    assert set(options) - {"--headless", "--grpc", "--config"} <= set(there.names)
+    assert [name for name in there.names if name not in options and not name.startswith("--no-")] == []
+    for name, choices in options.items():
+        argument = there.arguments[there.names[name]]
+        if choices:
+            assert {*argument["choices"], "None"} == {*choices, "None"}, name
+    blocked = [[one for one in check_words("vllm", line, "0.32.0") if one.severity is Severity.BLOCK] for line in lines]
+    assert [not one for one in blocked] == taken

@@ -57,8 +57,8 @@ def test_an_engine_that_was_booted_as_its_bundle_says_differs_in_nothing(booted)
     assert ready.findings == ()
     assert {row.outcome for row in ready.compared} == {Agreement.EQUAL}
     assert [row.item for row in ready.compared] == [
-        *("version", "environment", "arguments", "model", "model_path", "parameters", "context_tokens", "slots"),
-        *("kv_tokens", "template", "vocabulary", "bos_token", "eos_token"),
+        *("version", "environment", "arguments", "model", "model_path", "adapters", "parameters", "context_tokens"),
+        *("slots", "kv_tokens", "template", "vocabulary", "bos_token", "eos_token"),
         *(f"sampling.{name}" for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")),
     ]
     template = next(row for row in ready.compared if row.item == "template")

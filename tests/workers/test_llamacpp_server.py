@@ -189,7 +189,7 @@ def test_an_idle_engine_ends_with_status_0_and_frees_its_port(tmp_path):
 def test_c126_twenty_streams_that_run_or_wait_when_an_engine_is_asked_to_end_end_whole(tmp_path):
     async def streams(engine):
         async with Endpoint(engine.base_url, "chain", LLAMACPP) as endpoint:
-            asked = [asyncio.create_task(endless(endpoint, 600)) for _ in range(20)]
+            asked = [asyncio.create_task(endless(endpoint, 300)) for _ in range(20)]
             while (await endpoint.metrics())[LLAMACPP.metrics.running] < 10:  # noqa: ASYNC110 - a test waits
                 await asyncio.sleep(0.02)
             os.kill(engine.pid, signal.SIGTERM)
@@ -198,7 +198,7 @@ def test_c126_twenty_streams_that_run_or_wait_when_an_engine_is_asked_to_end_end
     with endless_engine(tmp_path, context_tokens=1024, max_sequences=10) as engine:
         answers = asyncio.run(streams(engine))
         state = engine.launcher.wait(engine.launched, 10)
-    assert [(answer.outcome, answer.usage.completion_tokens) for answer in answers] == [("ok", 600)] * 20
+    assert [(answer.outcome, answer.usage.completion_tokens) for answer in answers] == [("ok", 300)] * 20
     assert (state.condition, state.code) == (Condition.EXITED, llamacpp_server.EXIT_DRAINED)
 
 
@@ -281,7 +281,7 @@ def test_an_engine_tied_to_a_worker_ends_with_it_but_not_with_the_thread_that_st
 def test_health_answers_while_far_more_requests_wait_than_there_are_slots(tmp_path):
     async def crowd(engine):
         async with Endpoint(engine.base_url, "chain", LLAMACPP) as endpoint:
-            asked = [asyncio.create_task(endless(endpoint, 200)) for _ in range(60)]
+            asked = [asyncio.create_task(endless(endpoint, 80)) for _ in range(60)]
             while (await endpoint.metrics())[LLAMACPP.metrics.waiting] < 40:  # noqa: ASYNC110 - a test waits
                 await asyncio.sleep(0.02)
             is_healthy = await endpoint.is_healthy()

@@ -22,6 +22,10 @@ class ClusterUnreachable(NotTold):
     """The cluster's API did not answer as it should: what runs there is not known here."""
 
 
+class ClusterBusy(ClusterUnreachable):
+    """The cluster's API said to come later: what was asked was neither refused nor done."""
+
+
 class ClusterRefused(RuntimeError):
     """The cluster's API said no. `status` is HTTP's, `reason` is the API's word for it, such as AlreadyExists."""
 
@@ -139,6 +143,8 @@ class KubeClient:
             found = None
         if not response.is_success:
             told = found if isinstance(found, dict) else {}
+            if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                raise ClusterBusy(f"{method} {path}: {response.status_code} {response.text[:300]}")
             if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR or not told:
                 raise ClusterUnreachable(f"{method} {path}: {response.status_code} {response.text[:300]}")
             raise ClusterRefused(

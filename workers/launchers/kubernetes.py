@@ -14,7 +14,7 @@ from schemas.runner import LauncherName
 from workers.engines.base import Command, Launch
 from workers.launchers import kube_made, kube_state
 from workers.launchers.base import Condition, Launched, LaunchFailed, Order, ProcessState
-from workers.launchers.kube_client import ClusterRefused, ClusterUnreachable, KubeClient
+from workers.launchers.kube_client import ClusterBusy, ClusterRefused, ClusterUnreachable, KubeClient
 from workers.launchers.kube_network import Policies, policy
 from workers.launchers.kube_objects import (
     BASES,
@@ -178,12 +178,15 @@ class KubernetesLauncher:
         own = f"{path}/{body['metadata']['name']}"
         self._unanswered.settle(own)
         lost: ClusterUnreachable | None = None
+        last = ClusterUnreachable("it was not asked")
         try:
             for _ in range(_TRIES):
                 try:
                     return self._client.create(path, body)
                 except ClusterUnreachable as error:
-                    lost = error
+                    last = error
+                    if not isinstance(error, ClusterBusy):
+                        lost = error
                     time.sleep(POLL_SECONDS)
                 except ClusterRefused as refused:
                     # Ours only when we have just asked for it: else it runs for another boot of the same job.
@@ -193,7 +196,7 @@ class KubernetesLauncher:
                     if found is None or _is_ending(found) or _labels(found) != body["metadata"]["labels"]:
                         raise
                     return found
-            raise lost or ClusterUnreachable("it was not asked")
+            raise last
         except (ClusterRefused, ClusterUnreachable):
             if lost is not None:
                 # Whatever was said later, such as that nothing more is allowed: the order before may be the reason.

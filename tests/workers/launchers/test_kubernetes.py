@@ -347,6 +347,21 @@ def test_a_refusal_after_a_lost_answer_does_not_hide_what_the_first_order_made(k
     assert kube.objects == {}
 
 
+def test_a_cluster_that_says_to_come_later_is_asked_again_and_has_neither_refused_nor_done_it(kube, launcher, start):
+    launched = start()
+    kube.refuses_creates = (429, "TooManyRequests", "the server has received too many requests")
+    with pytest.raises(LaunchFailed, match=r"did not take pods .*too many requests"):
+        start(fencing_token=8)
+    assert len([path for method, path, *_ in kube.asked if method == "POST"]) == 4
+    asked = len(kube.asked)
+    launcher.reap()
+    assert len(kube.asked) == asked
+    kube.refusal = kube.refuses_creates
+    assert launcher.state(launched).condition is Condition.UNKNOWN
+    with pytest.raises(NotTold, match="too many requests"):
+        launcher.adopt(0, launched.start_time, launched.boot_id, launched.handle)
+
+
 def test_another_runner_s_pod_of_the_name_is_left_alone(kube, launcher, start):
     kube.answers_lost = 3
     with pytest.raises(LaunchFailed):

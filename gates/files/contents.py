@@ -341,7 +341,7 @@ class _Choice:
             advice = "choose another with --weights"
         elif there:
             said, code = f"holds weights that {self.reader.engine} does not read", "weights-unreadable"
-            advice = f"convert them to {readable}, or name another engine"
+            advice = f"convert them to {readable}, or name an engine that reads them"
         elif self.pickled:
             said, code = "holds no weights but pickled ones, which can run code when they are loaded", "pickle-weights"
             there, advice = self.pickled, "convert them to safetensors"

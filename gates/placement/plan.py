@@ -184,7 +184,12 @@ def _part_model(c: Composition, part: Part, asked: Asked, *, has_prediction: boo
         except FileRefused as refused:
             raise PlacementUnknown(part.folder or ".", str(refused)) from None
     elif not part.config:
-        raise PlacementUnknown(part.path("config.json"), "is missing or cannot be read")
+        said = "is missing or cannot be read"
+        if part.has("adapter_config.json"):
+            said = (
+                "is missing: this is an adapter, which is planned with its base (adapters in the file of -f, or --from)"
+            )
+        raise PlacementUnknown(part.path("config.json"), said)
     first = embedding(part.weights.effective)
     stored = None if first is None else _FLOATS.get(part.weights.effective[first].tensor.dtype)
     numbers = numbers_of(shape, c.declared, c.engine, said=asked.cache_dtype, stored=stored)

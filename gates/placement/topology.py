@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gates.placement import PlacementUnknown
 from gates.static.shape import Shape
+from schemas.short import many
 
 DEVICES_OF_A_NODE = 8
 """Devices behind one fast link, within which tensor parallelism stays."""
@@ -99,16 +100,16 @@ def obstacles(
         yield "a GGUF file's engine divides it by layers: use pp"
         return
     if heads and heads % tensor:
-        yield f"{heads} attention heads cannot be divided over {tensor} devices"
+        yield f"{many(heads, 'attention head')} cannot be divided over {tensor} devices"
     if keys and not shape.is_mla and keys % tensor and tensor % keys:
-        yield f"{keys} key-value heads can be neither divided nor copied over {tensor} devices"
+        yield f"{many(keys, 'key-value head')} can be neither divided nor copied over {tensor} devices"
     if shape.layers and topology.pipeline > shape.layers:
-        yield f"{shape.layers} layers cannot be divided over {topology.pipeline} stages"
+        yield f"{many(shape.layers, 'layer')} cannot be divided over {topology.pipeline} stages"
     if topology.expert > 1 and not shape.experts:
         yield f"the model has no experts to spread over {topology.expert} devices"
     elif shape.experts and topology.expert > shape.experts:
-        yield f"{shape.experts} experts cannot be spread over {topology.expert} devices"
+        yield f"{many(shape.experts, 'expert')} cannot be spread over {topology.expert} devices"
     elif even_experts is not None and even_experts % topology.expert:
-        yield f"{even_experts} experts cannot be divided evenly over {topology.expert} devices"
+        yield f"{many(even_experts, 'expert')} cannot be divided evenly over {topology.expert} devices"
     if topology.expert % tensor and tensor % topology.expert:
         yield f"ep {topology.expert} and tp {tensor}: one must divide the other"

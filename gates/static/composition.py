@@ -61,7 +61,10 @@ class Part:
 
     def __init__(self, folder: str, entries: Mapping[str, Entry], *, shown: str | None = None) -> None:
         self.folder = folder if shown is None else shown
-        self.entries = {entry.name: entry for entry in entries.values() if entry.folder == folder}
+        here = [entry for entry in entries.values() if entry.folder == folder]
+        if shown is not None:  # a folder beside the others, whose files are told by where they were named
+            here = [replace(entry, path=f"{shown}/{entry.name}") for entry in here]
+        self.entries = {entry.name: entry for entry in here}
         self._objects: dict[str, dict[str, Any]] = {}
         self.flaws: list[Flaw] = []
 
@@ -471,8 +474,9 @@ def _part(listing: Listing, places: list[Path], folder: str) -> Part:
         outside = place / folder
         if outside.is_dir():
             found = list_directory(outside)
-            part = Part("", found.entries, shown=folder.rstrip("/"))
-            part.flaws += found.flaws
+            shown = folder.rstrip("/")
+            part = Part("", found.entries, shown=shown)
+            part.flaws += [replace(one, file=f"{shown}/{one.file}") for one in found.flaws]
             return part
     raise FileNotFoundError(2, "there is no such directory", folder)
 

@@ -36,6 +36,7 @@ _SIZES_OF: Final = {
 }
 """What a size is called that is no number of a configuration, by the key that it comes from."""
 _MOST_DEGREES: Final = 16
+_SHOWN_DEGREES: Final = 8
 LEAST_REFINED: Final = 32
 """Smallest block that vLLM makes of larger ones. Source: its fused_moe/oracle/fp8.py."""
 
@@ -101,7 +102,12 @@ def _names_degrees(one: Flaw) -> bool:
 def _with_degrees(one: Flaw, fitting: list[int]) -> Flaw:
     told = {**(one.expected if isinstance(one.expected, dict) else {}), "tp": fitting}
     if fitting:
-        return replace(one, expected=told)
+        degrees = (
+            f"{', '.join(map(str, fitting[:_SHOWN_DEGREES]))}{' and more' if len(fitting) > _SHOWN_DEGREES else ''}"
+        )
+        return replace(
+            one, expected=told, advice=f"{one.advice.removesuffix('.')}; all of this fits with tp {degrees}."
+        )
     advice = "No degree fits: choose an engine or version that takes these sizes, or weights in another form."
     return replace(one, expected=told, advice=advice)
 

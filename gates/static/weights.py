@@ -29,13 +29,14 @@ def check(c: Composition) -> Iterator[Flaw]:
     """Check the tensors of the model and of its draft."""
     for part in [c.model, *([c.draft] if c.draft is not None else [])]:
         for key, size in part.shape.absurd:
+            bounds = bounds_of(part.shape, key)
             yield flaw(
                 "size-absurd",
-                f"config.json says {key} {size}, which no model has.",
+                f"config.json says {key} {size}, and models have from {bounds[0]} to {bounds[1]}.",
                 file=part.path("config.json"),
                 pointer=part.shape.at(key),
                 found=size,
-                expected=dict(zip(("from", "to"), bounds_of(part.shape, key), strict=True)),
+                expected={"from": bounds[0], "to": bounds[1]},
             )
         if part.weights.effective and part.config and not c.is_head(part):
             yield from _whole(part)

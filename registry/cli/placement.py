@@ -21,7 +21,7 @@ from registry.cli.options import Json, examples
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
 from registry.cli.sources import AllowHost, CacheFolder, From, WeightsPattern, given, not_a_bundle
-from registry.cli.validation import DeclaredFile, declared_in
+from registry.cli.validation import DeclaredFile, declared_in, is_weights
 from registry.client import Client
 from schemas.bundle import Bundle
 from schemas.bundle import File as BundleFile
@@ -54,7 +54,7 @@ What = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE|BUNDLE",
-        help="Directory, hf:owner/name@revision, s3://bucket/prefix, https://host/file, or a registered bundle.",
+        help="Directory or file of weights, hf:owner/name@revision, s3://…, https://host/file, or a registered bundle.",
     ),
 ]
 Memory = Annotated[
@@ -174,7 +174,7 @@ class _Asked:
 @contextmanager
 def _composition(asked: _Asked, output: Output) -> "Iterator[tuple[Composition, Bundle | None]]":
     """Return the composition of a source, or that of a registered bundle with its document."""
-    if Path(asked.what).is_dir() or not is_directory(asked.what):
+    if Path(asked.what).is_dir() or is_weights(Path(asked.what)) or not is_directory(asked.what):
         declared, parts = declared_in(asked.file)
         sources = given(asked.what, asked.parts, parts, asked.allow_host, asked.cache)
         with ExitStack() as stack:
@@ -187,6 +187,8 @@ def _composition(asked: _Asked, output: Output) -> "Iterator[tuple[Composition, 
                 raise Usage(f"{bare(asked.what)} cannot be read: {error.strerror or error}") from None
             yield found, None
         return
+    if asked.what.startswith((".", "/", "~")) and not Path(asked.what).exists():
+        raise Usage(f"there is no directory or file of weights {asked.what}")
     if asked.file is not None or asked.parts or asked.weights:
         raise Usage("-f, --from and --weights go with a directory or another source: a bundle says everything itself")
     # Only where it is asked for, as above.

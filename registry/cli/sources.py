@@ -269,6 +269,8 @@ def refusal(refused: FileRefused) -> InvalidDocument | Unavailable | DirectoryRe
 
 
 def _tell(received: int, clock: Clock, output: Output) -> None:
+    if not received:
+        return  # all of it was here
     rate = received / clock.seconds if clock.seconds > 0 else 0
     output.note(f"fetched {size(received)} in {clock.seconds:.1f} s ({size(int(rate))}/s)")
 

@@ -19,7 +19,7 @@ from registry.cli.output import Output
 from registry.cli.sources import AllowHost, CacheFolder, From, SourceName, WeightsPattern, given, not_a_bundle
 from registry.cli.strange import refuse_wrong
 from schemas.problems import InvalidDocument
-from schemas.short import agreeing
+from schemas.short import agreeing, many
 
 if TYPE_CHECKING:
     from gates.static.declared import Declared
@@ -87,7 +87,7 @@ def validate(
     declared, parts = declared_in(file)
     declared = _with_engine(declared, engine, engine_version, arg)
     asked = given(source, part, parts, allow_host, cache)
-    if asked.directory is not None and not asked.directory.is_dir() and not _is_weights(asked.directory):
+    if asked.directory is not None and not asked.directory.is_dir() and not is_weights(asked.directory):
         raise Usage(f"{source} is neither a directory nor a file of weights (.gguf or .safetensors)")
     if asked.directory is not None:
         _refuse_cache(asked.directory)
@@ -158,7 +158,8 @@ def _refuse_cache(place: Path) -> None:
         raise Usage(f"{place} is a repository in the Hub's cache; its files are in {snapshots[-1]}")
 
 
-def _is_weights(place: Path) -> bool:
+def is_weights(place: Path) -> bool:
+    """Tell whether a place is a file that holds weights, by its name."""
     return place.is_file() and place.suffix in {".gguf", ".safetensors"}
 
 
@@ -185,8 +186,9 @@ def _say(out: Output, source: str, found: "Examined") -> None:
         say(out, found.inferred)
     counts = {name: sum(1 for one in found.flaws if one.severity.value == name) for name in _TONES}
     verbs = {"block": agreeing(counts["block"], "blocks", "block"), "warn": agreeing(counts["warn"], "warns", "warn")}
-    told = [f"{count} {verbs.get(name, 'to know')}" for name, count in counts.items() if count]
-    words = ", ".join(told) or "nothing to tell"
+    told = [(count, verbs.get(name, "to know")) for name, count in counts.items() if count]
+    words = ", ".join(f"{many(n, 'finding') if not place else n} {verb}" for place, (n, verb) in enumerate(told))
+    words = words or "nothing to tell"
     if found.verdict == "failed":
         out.say(f"{bare(source)}: failed: {words}", "bad")
     else:

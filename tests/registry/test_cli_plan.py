@@ -11,6 +11,8 @@ from registry.cli import main
 from registry.client.storage import CHUNK_BYTES
 from schemas.bundle import Bundle
 from schemas.common import sha256_digest
+from tests.support.chain import write_bundle_directory
+from tests.support.checkpoints import adapt
 from tests.support.factories import bundle_body, file_entry
 from tests.support.families import FAMILIES
 from tests.support.headers import safetensors, tensor
@@ -137,6 +139,19 @@ def test_tokens_of_windows_and_of_a_draft_are_told_apart(capsys, tmp_path):
     assert f"{cache['token_bytes']:,} bytes a token in all until windows of 1,024 tokens are full, " in said.out
     assert f"{cache['token_bytes_beyond_windows']:,} from then on; 131,072 more for the draft" in said.out
     assert "tokens of context, at 8,000 a sequence; windowed layers keep the last 1,024 of each" in said.out
+
+
+def test_what_is_planned_may_be_a_file_and_what_is_none_is_told(capsys, tmp_path):
+    write_bundle_directory(tmp_path / "gguf")
+    status, said = run(capsys, tmp_path / "gguf" / "model.gguf", "--device-memory", "8GB", "--json")
+    told = json.loads(said.out)
+    assert (status, told["verdict"]) == (0, "fits")
+    assert "1 layer cannot be divided over 2 stages" in {one["says"] for one in told["tried"]}
+    status, said = run(capsys, tmp_path / "nope", "--device-memory", "8GB")
+    assert (status, f"there is no directory or file of weights {tmp_path / 'nope'}" in said.err) == (2, True)
+    adapt(tmp_path / "lora")
+    status, said = run(capsys, tmp_path / "lora", "--device-memory", "8GB")
+    assert (status, "this is an adapter, which is planned with its base" in said.err) == (3, True)
 
 
 def test_a_shard_that_is_not_there_is_named(capsys, tmp_path):

@@ -227,7 +227,11 @@ def test_a_repository_whose_choice_of_files_is_refused_has_findings_as_a_directo
     assert (found["severity"], found["file"]) == ("block", file)
     assert None not in (found["found"] or "", found["expected"], found["advice"])
     shown = command("bundle", "validate", "hf:org/odd")
-    assert (shown.status, f"block {code}" in shown.out, "hf:org/odd: failed: 1 blocks" in shown.out) == (1, True, True)
+    assert (shown.status, f"block {code}" in shown.out, "hf:org/odd: failed: 1 finding blocks" in shown.out) == (
+        1,
+        True,
+        True,
+    )
     for path, body in files.items():
         (tmp_path / path).write_bytes(body)
     here = command("bundle", "validate", tmp_path, "--json")

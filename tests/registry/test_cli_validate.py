@@ -44,7 +44,7 @@ def test_what_blocks_is_said_with_its_values(capsys, headless):
     status, said = run(capsys, headless)
     assert status == 1
     assert "head-missing" in said.out
-    assert "failed: 1 block" in said.out
+    assert "failed: 1 finding blocks" in said.out
 
 
 def test_a_warning_alone_passes(capsys, tmp_path):
@@ -142,6 +142,17 @@ def test_adapters_are_directories_beside_the_model_or_the_file(capsys, sound, tm
     status, said = run(capsys, sound, "-f", tmp_path / "bundle.yaml", "--json")
     (found,) = json.loads(said.out)["findings"]
     assert (status, found["code"], found["file"]) == (1, "adapter-no-effect", "elsewhere/adapter_config.json")
+
+
+def test_what_is_wrong_with_an_adapter_elsewhere_is_told_by_its_place(capsys, sound, tmp_path):
+    adapt(tmp_path / "lora", size=(8, 16))
+    (tmp_path / "lora" / "adapter_notes.json").write_text("")
+    (tmp_path / "bundle.json").write_text('{"adapters": {"de": "lora"}}')
+    status, said = run(capsys, sound, "-f", tmp_path / "bundle.json", "--json")
+    found = {one["code"]: one["file"] for one in json.loads(said.out)["findings"]}
+    assert status == 1
+    assert found["lora-shape"] == "lora/adapter_model.safetensors"
+    assert found["empty-file"] == "lora/adapter_notes.json"
 
 
 def test_reports_for_other_programs_are_written_beside(capsys, headless, tmp_path):

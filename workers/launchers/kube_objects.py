@@ -27,6 +27,7 @@ USER = 65534
 STARTUP_SECONDS = 3600
 """Weights are read and kernels compiled before anything answers; the runner's own deadline is what decides."""
 GRACE_SECONDS = 60
+"""What a pod gets to end in of which nobody said how long its streams may take."""
 MEBIBYTE = 2**20
 GIBIBYTE = 2**30
 SHARED_BYTES = 2 * GIBIBYTE
@@ -50,6 +51,7 @@ class Pods:
     nothing out. `resolvers` are addresses that answer DNS beside the cluster's own pods, for replicas whose pods look
     each other up; `callers` may reach the engines, each pods as NAMESPACE/LABEL=VALUE or a network, and without any
     nobody may, unless `is_for_anybody`. `hardware` is that of one node, as the runner says that it has it.
+    `grace_seconds` is what a pod gets to end in when somebody else ends it, such as whoever empties its node.
     """
 
     runner: str
@@ -66,6 +68,7 @@ class Pods:
     resolvers: tuple[str, ...] = ()
     callers: tuple[str, ...] = ()
     is_for_anybody: bool = False
+    grace_seconds: int = GRACE_SECONDS
     hardware: Fingerprint | None = None
 
 
@@ -195,7 +198,7 @@ def _pod_spec(pods: Pods, argv: list[str], command: Command, order: Order, *, le
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "terminationGracePeriodSeconds": pods.grace_seconds,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,

@@ -3,6 +3,7 @@
 What runs is asked for, not watched: a watch that broke in silence would go on saying that an engine is well.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -39,6 +40,8 @@ KILL_SECONDS = 1
 """Least that a pod gets to end in. With 0 the cluster forgets it at once and does not wait for its node, so that the
 engine may run on, with the accelerators, beside the next one. Source: the Kubernetes documentation on force deletion.
 """
+_MARGIN_SECONDS = 5
+"""What a pod gets beyond the time in which its streams may end."""
 _TRIES = 3
 KEPT_LINES = 5000
 
@@ -106,6 +109,7 @@ class KubernetesLauncher:
         self._logs: dict[str, Path] = {}
         self._asked: dict[str, dict[str, Any]] = {}
         self._live: set[Path] = set()
+        self._drains: dict[Path, float] = {}
         self._policies = Policies(client, pods)
         self._unanswered = Unanswered()
         self._known = Known()
@@ -116,6 +120,7 @@ class KubernetesLauncher:
         del order
         with self._lock:
             (self._live.discard if parent_pid is not None else self._live.add)(workdir)
+            self._drains[workdir] = drain_seconds
         return Launch(
             root=Path(self.pods.root),
             port_file=Path("/tmp/port.json"),  # noqa: S108 - inside
@@ -128,6 +133,7 @@ class KubernetesLauncher:
         """Forget whether a replica outlives this process: its object says so since it was made."""
         with self._lock:
             self._live.discard(workdir)
+            self._drains.pop(workdir, None)
 
     def start(self, command: Command, *, workdir: Path, log_path: Path, order: Order) -> Launched:
         """Create a replica's object and return at once. One that an earlier, unanswered try made is taken for it.
@@ -139,8 +145,12 @@ class KubernetesLauncher:
         if refused := refused_variables(command.variables):
             raise LaunchFailed(f"no engine is given the variables {', '.join(refused)}")
         with self._lock:
-            is_live = workdir in self._live
-        collection, body = build(self.pods, command, order, workdir.name, is_live=is_live)
+            is_live, drain_seconds = workdir in self._live, self._drains.pop(workdir, None)
+        pods = self.pods
+        if drain_seconds is not None:
+            # Also when its node is emptied; and a group's pods get no other grace from the group.
+            pods = replace(pods, grace_seconds=math.ceil(drain_seconds) + _MARGIN_SECONDS)
+        collection, body = build(pods, command, order, workdir.name, is_live=is_live)
         name = body["metadata"]["name"]
         with self._known.ordering(name):
             try:
@@ -277,7 +287,7 @@ class KubernetesLauncher:
         try:
             body = asked or build(self.pods, command, order, workdir.name, is_live=True)[1]
             found = self._client.get(place.path)
-            pods = [] if found is None or place.collection == "pods" else self._members_of(place, found)
+            pods = [] if found is None or place.collection == "pods" else self._members_of(place.namespace, found)
         except (ClusterRefused, ClusterUnreachable, LaunchFailed):
             return None
         if found is None or found["metadata"].get("uid") != place.uid:
@@ -306,7 +316,7 @@ class KubernetesLauncher:
         last = self._look(place)
         try:
             self._keep_logs(place)
-            self._client.delete(place.path, uid=place.uid, grace_seconds=max(KILL_SECONDS, round(grace_seconds)))
+            self._delete(place.path, place.uid, max(KILL_SECONDS, round(grace_seconds)))
             deadline = time.monotonic() + grace_seconds + GONE_SECONDS
             while not self._is_gone(place):
                 if time.monotonic() >= deadline:
@@ -352,7 +362,7 @@ class KubernetesLauncher:
                     str(place.handle), name, _folder(one), is_wanted
                 ):
                     path = f"{path_of(self._client.namespace, collection)}/{name}"
-                    self._client.delete(path, uid=one["metadata"]["uid"], grace_seconds=KILL_SECONDS)
+                    self._delete(path, one["metadata"]["uid"], KILL_SECONDS)
                     ended.append(name)
             for name in policies:
                 if not self._known.is_ordered(name):
@@ -380,7 +390,7 @@ class KubernetesLauncher:
                 # Whoever orders the name anew settles it first, so one of his is not in there any more.
                 if found is None or not self._is_ours(found) or path not in self._unanswered:
                     continue
-                self._client.delete(path, uid=found["metadata"]["uid"], grace_seconds=KILL_SECONDS)
+                self._delete(path, found["metadata"]["uid"], KILL_SECONDS)
                 self._unanswered.settle(path)
             except (ClusterRefused, ClusterUnreachable):
                 continue
@@ -419,15 +429,27 @@ class KubernetesLauncher:
         except (ClusterRefused, ClusterUnreachable) as error:
             return ProcessState(Condition.UNKNOWN, reason=str(error))
 
-    def _members_of(self, place: _Handle, found: dict[str, Any]) -> list[dict[str, Any]]:
+    def _members_of(self, namespace: str, found: dict[str, Any]) -> list[dict[str, Any]]:
         labels = {key: value for key, value in _labels(found).items() if key.startswith(GROUP)}
-        return self._client.listed(path_of(place.namespace, "pods"), labels)
+        return self._client.listed(path_of(namespace, "pods"), labels)
 
     def _look_at_group(self, place: _Handle, found: dict[str, Any]) -> ProcessState:
-        pods = self._members_of(place, found)
+        pods = self._members_of(place.namespace, found)
         with self._lock:
             members = self._members.setdefault(str(place), {})
             return kube_state.read_group(pods, place.size, members)
+
+    def _delete(self, path: str, uid: str, grace_seconds: int) -> None:
+        """Delete an object of ours, and of a group each pod too, which would get its own grace from the group."""
+        *_, namespace, collection, _ = path.split("/")
+        found = self._client.get(path) if collection != "pods" else None
+        is_it = found is not None and found["metadata"].get("uid") == uid
+        members = self._members_of(namespace, found) if found is not None and is_it else []
+        self._client.delete(path, uid=uid, grace_seconds=grace_seconds)
+        # After the group, which would make them anew.
+        for one in members:
+            pod = f"{path_of(namespace, 'pods')}/{one['metadata']['name']}"
+            self._client.delete(pod, uid=one["metadata"]["uid"], grace_seconds=grace_seconds)
 
     def _is_gone(self, place: _Handle) -> bool:
         found = self._client.get(place.path)

@@ -284,6 +284,8 @@ def test_a_name_leaves_room_for_what_a_group_s_set_adds_to_it_and_stays_apart(or
 def test_a_pod_is_created_reached_stopped_and_deleted_with_its_log_kept(kube, launcher, start, tmp_path):
     launched = start()
     assert (launched.pid, launched.start_time, launched.handle) == (0, "uid-1", f"pods/engines/{NAME}/uid-1/1")
+    # Streams may take 2 s to end, also where the cluster ends the pod by itself.
+    assert kube.objects["pods", NAME]["spec"]["terminationGracePeriodSeconds"] == 7
     assert launcher.state(launched).condition is Condition.RUNNING
     assert launcher.listening(launched, None) == launched
     kube.become(NAME, phase="Running", podIP="10.1.2.3", containerStatuses=[{"state": {"running": {}}}])
@@ -511,8 +513,13 @@ def group(kube, launcher, start):
 def test_a_group_is_reached_by_its_first_pod_and_ended_as_one(kube, launcher, group, tmp_path):
     assert launcher.listening(group, None).host == "10.0.0.1"
     assert launcher.strays(tmp_path / "engines" / JOB) == [group]
-    launcher.kill(group)
-    assert ("leaderworkersets", NAME) not in kube.objects
+    assert launcher.kill(group).condition is Condition.EXITED
+    assert kube.objects == {}
+    # The group first, which would make its pods anew; and each of those, or they got the grace that is for streams.
+    deleted = [(path.rpartition("/")[2], body) for method, path, _, body in kube.asked if method == "DELETE"]
+    assert [(name, body["gracePeriodSeconds"]) for name, body in deleted] == [
+        (NAME, 1), (f"{NAME}-0", 1), (f"{NAME}-0-1", 1),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("loss", ["gone", "replaced", "restarted", "ended", "evicted"])

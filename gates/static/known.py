@@ -31,10 +31,10 @@ def _engine(c: Composition) -> Iterator[Flaw]:
     name = c.declared.engine
     if name is None or name in known:
         return
-    meant = near(name, known)
+    meant, others = near(name, known), f"the engines are {', '.join(known)}."
     yield flaw(
         "engine-unknown",
-        f"No rules are known of the engine {name[:80]}; {meant or 'the engines are ' + ', '.join(known)}",
+        f"No rules are known of the engine {name[:80]}; {meant or others}",
         severity=Severity.BLOCK if meant else Severity.WARN,
         pointer="/engine/name",
         found=name,
@@ -53,7 +53,7 @@ def _accelerator(c: Composition) -> Iterator[Flaw]:
     yield flaw(
         "accelerator-unknown",
         f"The accelerator {name[:80]} is in no table, and no number format is held against what it has; "
-        f"{meant or 'say its SKU, or its compute capability, such as sm_90'}",
+        f"{meant or 'say its SKU, or its compute capability, such as sm_90.'}",
         pointer="/hardware/accelerator",
         found=name,
         expected=known,
@@ -81,7 +81,7 @@ def _method(c: Composition) -> Iterator[Flaw]:
     for pointer, method in _named(c):
         if not known or method.lower() in known:
             continue
-        others = near(method, known) or f"but by {', '.join(known)}"
+        others = near(method, known) or f"but by {', '.join(known)}."
         yield flaw(
             "draft-method-unknown",
             f"{c.engine} is not known to draft by {short(method)}; {others}",

@@ -4,8 +4,9 @@ Of engines that read their command line with Python's argparse, one table each w
 the beginning of an option for all of it, dashes and underscores alike, and vLLM `--option.key` for a key of an option
 that holds JSON: all of these are read here. What is told is exact or refused; an argument in no table is the engine's.
 
-Source: `engine/arg_utils.py`, `entrypoints/openai/cli_args.py` and `envs.py` of vLLM, `server_args.py` and `environ.py`
-of SGLang.
+Source: `engine/arg_utils.py`, `entrypoints/openai/cli_args.py` and `envs.py` of vLLM, and what of its configurations
+leads to `importlib` in 0.33.0; `server_args.py`, `environ.py` and `srt/arg_groups` of SGLang, and what they lead to in
+0.5.23.
 """
 
 import json
@@ -16,8 +17,12 @@ from typing import Any, Final
 from gates.files.refusal import FileRefused, pointer, shown
 
 CODE: Final = "launch-refused"
+_IMPORTED: Final = re.compile(r"(module_path|_plugin|_cls)$")
+"""How keys end by which engines name what they import."""
 _OPTION: Final = re.compile(r"--?[A-Za-z]")
 _ADVICE: Final = "leave it out; what is served comes from the bundle's files"
+_DEEPEST: Final = 32
+"""Keys within keys that are followed."""
 _CODE: Final = "loads code that is not in the bundle"
 _WEIGHTS: Final = "loads weights or words that are not in the bundle"
 _OUT: Final = "takes the engine out of its sandbox"
@@ -37,6 +42,13 @@ def _is_inside(place: str, paths: Collection[str]) -> bool:
 
 def _outside(values: Sequence[str], paths: Collection[str]) -> bool:
     return not values or not all(_is_inside(value, paths) for value in values)
+
+
+def _outside_but(*allowed: str) -> Wrong:
+    def wrong(values: Sequence[str], paths: Collection[str]) -> bool:
+        return not values or not all(value in allowed or _is_inside(value, paths) for value in values)
+
+    return wrong
 
 
 def _adapters_outside(values: Sequence[str], paths: Collection[str]) -> bool:
@@ -64,9 +76,30 @@ def _without_draft(values: Sequence[str], paths: Collection[str]) -> bool:
     return not all(isinstance(one, str) and (one in _NO_MODEL or _is_inside(one, paths)) for one in named)
 
 
-def _connects(values: Sequence[str], paths: Collection[str]) -> bool:  # noqa: ARG001 - others look
+def _imports(values: Sequence[str], paths: Collection[str]) -> bool:  # noqa: ARG001 - others look
+    """Tell whether JSON names, at any depth, a module, a class or a plugin that the engine would import."""
     told = _objects(values)
-    return told is None or any("kv_connector_module_path" in one for one in told)
+    return told is None or any(_IMPORTED.search(key) and value for one in told for key, value in _keys(one))
+
+
+def _compiles(values: Sequence[str], paths: Collection[str]) -> bool:  # noqa: ARG001 - others look
+    """Tell whether a configuration of compilation names a backend or a pass by its module."""
+    told = _objects(values)
+    named = [] if told is None else [one.get("backend") for one in told]
+    return told is None or any(one.get("inductor_passes") for one in told) or any("." in str(one) for one in named)
+
+
+def _keys(told: object, depth: int = _DEEPEST) -> Iterator[tuple[str, object]]:
+    """Yield each key of objects within objects and lists, with its value; what is deeper counts as a module."""
+    if depth == 0:
+        yield "module_path", told
+    elif isinstance(told, dict):
+        for key, value in told.items():
+            yield str(key), value
+            yield from _keys(value, depth - 1)
+    elif isinstance(told, list):
+        for value in told:
+            yield from _keys(value, depth - 1)
 
 
 def _objects(values: Sequence[str]) -> list[dict[str, Any]] | None:
@@ -107,7 +140,11 @@ REFUSED: Final[Mapping[str, Mapping[str, tuple[Wrong, str]]]] = {
         "--reasoning-parser-plugin": (_always, _CODE),
         "--io-processor-plugin": (_always, _CODE),
         "--distributed-executor-backend": (_none_of("mp", "uni", "ray", "external_launcher"), _CODE),
-        "--kv-transfer-config": (_connects, _CODE),
+        "--kv-transfer-config": (_imports, _CODE),
+        "--ec-transfer-config": (_imports, _CODE),
+        "--ec-manager-config": (_imports, _CODE),
+        "--structured-outputs-config": (_imports, _CODE),
+        "--compilation-config": (_compiles, _CODE),
         "--config": (_always, "reads arguments that the bundle does not show"),
         "--model": (_outside, _WEIGHTS),
         "--tokenizer": (_outside, _WEIGHTS),
@@ -117,6 +154,8 @@ REFUSED: Final[Mapping[str, Mapping[str, tuple[Wrong, str]]]] = {
         "--load-format": (_FORMATS, "loads other weights than the bundle's, or none"),
         "--speculative-config": (_without_draft, _WEIGHTS),
         "--speculative-model": (_outside, _WEIGHTS),
+        "--spec-model": (_outside, _WEIGHTS),
+        "--generation-config": (_outside_but("auto", "vllm"), "takes sampling defaults that are not in the bundle"),
         "--allowed-local-media-path": (_always, _OUT),
     },
     "sglang": {
@@ -124,6 +163,10 @@ REFUSED: Final[Mapping[str, Mapping[str, tuple[Wrong, str]]]] = {
         "--forward-hooks": (_always, _CODE),
         "--tool-parser-plugin": (_always, _CODE),
         "--reasoning-parser-plugin": (_always, _CODE),
+        "--custom-sigquit-handler": (_always, _CODE),
+        "--sidecar": (_always, _CODE),
+        "--hicache-storage-backend-extra-config": (_imports, _CODE),
+        "--unified-cache-external-linker-config": (_imports, _CODE),
         "--config": (_always, "reads arguments that the bundle does not show"),
         "--model": (_outside, _WEIGHTS),
         "--model-path": (_outside, _WEIGHTS),
@@ -131,16 +174,21 @@ REFUSED: Final[Mapping[str, Mapping[str, tuple[Wrong, str]]]] = {
         "--download-dir": (_outside, _OUT),
         "--lora-paths": (_adapters_outside, _WEIGHTS),
         "--load-format": (_FORMATS, "loads other weights than the bundle's, or none"),
+        "--speculative-draft-model": (_outside, _WEIGHTS),
         "--speculative-draft-model-path": (_outside, _WEIGHTS),
         "--speculative-token-map": (_outside, _WEIGHTS),
+        "--uno-lora-path": (_outside, _WEIGHTS),
+        "--kt-weight-path": (_outside, _WEIGHTS),
+        "--modelopt-checkpoint-restore-path": (_outside, _WEIGHTS),
+        "--quantization-param-path": (_outside, _WEIGHTS),
         "--decrypted-config-file": (_always, "reads a configuration that the bundle does not show"),
         "--decrypted-draft-config-file": (_always, "reads a configuration that the bundle does not show"),
     },
 }
 """Engine → option → when it is refused, and why. An abbreviation counts as every option that it may stand for."""
-ORDINARY: Final = frozenset({"--reasoning-parser"})
+ORDINARY: Final = frozenset({"--reasoning-parser", "--quantization", "--hicache-storage-backend"})
 """Options that are whole although a refused one begins with them."""
-_SHORT: Final = {"-sc": "--speculative-config"}
+_SHORT: Final = {"-sc": "--speculative-config", "-cc": "--compilation-config"}
 
 _EVERYWHERE: Final = {
     **dict.fromkeys(("PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONUSERBASE"), _CODE),
@@ -210,8 +258,17 @@ def _read(word: str, following: Sequence[str]) -> tuple[str, list[str]]:
     name, _, key = name.partition(".")
     name = _SHORT.get(name, name).replace("_", "-")
     if key:
-        values = [json.dumps({key.rstrip("+").replace("-", "_").partition(".")[0]: one}) for one in values]
+        parts = key.rstrip("+").replace("-", "_").split(".")
+        values = [json.dumps(_within(parts, one)) for one in values]
     return name, values
+
+
+def _within(parts: Sequence[str], value: str) -> dict[str, Any]:
+    """Return the object that a path of keys leads into; of one too deep to be read, a module."""
+    made: Any = value
+    for part in reversed(parts if len(parts) <= _DEEPEST else ["module_path"]):
+        made = {part: made}
+    return dict(made)
 
 
 def _meant(name: str, table: Mapping[str, Any]) -> Iterator[str]:

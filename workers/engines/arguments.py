@@ -136,7 +136,8 @@ class Table:
     def load(cls, engine: str) -> "Table":
         """Read the engine's table."""
         body = tomllib.loads((_FOLDER / f"{engine}.toml").read_text(encoding="utf-8"))
-        leads_out = {name: why for name, (_, why) in REFUSED.get(engine, {}).items()}
+        # What is refused for some values alone, and is in the table, has its values there.
+        leads_out = {name: why for name, (_, why) in REFUSED.get(engine, {}).items() if name not in body["arguments"]}
         return cls(
             engine=engine,
             versions=SpecifierSet(body["versions"]),

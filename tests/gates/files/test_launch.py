@@ -3,7 +3,8 @@
 import pytest
 
 from gates.files.document import refuse_document
-from gates.files.launch import REFUSED, refuse_launch
+from gates.files.launch import ORDINARY, REFUSED, refuse_launch
+from gates.static.spellings import spellings
 from schemas.bundle import Bundle
 from tests.support.factories import bundle_body, file_entry
 
@@ -44,6 +45,21 @@ def refused(engine, *arguments, **variables):
         ("vllm", ["--spec", '{"model": "other/repo"}']),
         ("vllm", ["--speculative-config.model", "other/repo"]),
         ("vllm", ["--speculative-config", "[" * 4000]),
+        ("vllm", ["--kv-transfer-config", '{"kv_connector_extra_config": {"spec_module_path": "a.b"}}']),
+        ("vllm", ["--kv-transfer-config.kv_connector_extra_config.spec-module-path", "a.b"]),
+        ("vllm", ["--ec-transfer-config", '{"ec_connector_module_path": "a.b"}']),
+        ("vllm", ["--ec-manager-config.encoder_cache_manager_cls=a.B"]),
+        ("vllm", ["--structured-outputs-config", '{"reasoning_parser_plugin": "/x.py"}']),
+        ("vllm", ["--structured_outputs_config.reasoning_parser_plugin", "/x.py"]),
+        ("vllm", ["-cc", '{"backend": "a.b"}']),
+        ("vllm", ["--compilation-config", '{"inductor_passes": {"mine": "a.b"}}']),
+        ("vllm", ["--spec-model", "other/repo"]),
+        ("vllm", ["--generation-config", "/etc"]),
+        ("sglang", ["--sidecar", "a.b"]),
+        ("sglang", ["--hicache-storage-backend-extra-config", '{"module_path": "a.b"}']),
+        ("sglang", ["--hicache-storage-backend-extra-config", "@x.toml"]),
+        ("sglang", ["--unified-cache-external-linker-config", '{"linker": "L", "linker_module_path": "a.b"}']),
+        ("sglang", ["--quantization-param-path", "/etc/scales.json"]),
         ("sglang", ["--config", "x.yaml"]),
         ("sglang", ["--model-path", "other/repo"]),
         ("sglang", ["--tokenizer-path=other/repo"]),
@@ -75,11 +91,19 @@ VLLM = [
     *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}', "--chat-template", "x.jinja"),
     *("--distributed-executor-backend", "mp", "--kv-transfer-config", '{"kv_connector": "NixlConnector"}'),
     *("--served-model-name", "other/name", "--generation-config", "vllm", "--hf-overrides", '{"a": 1}'),
+    *(
+        "--structured-outputs-config",
+        '{"backend": "guidance", "reasoning_parser_plugin": ""}',
+        "--spec-method",
+        "ngram",
+    ),
+    *("-cc.mode", "3", "--compilation-config", '{"backend": "inductor"}', "--kv-transfer-config.kv_role", "kv_both"),
 ]
 SGLANG = [
     *("--tp-size", "2", "--tool-call-parser", "qwen25", "--reasoning-parser", "qwen3", "--mem-fraction-static", "0.8"),
     *("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", "draft", "--tokenizer-mode", "auto"),
     *("--lora-paths", "de=lora/de", "lora/de", "--load-format", "safetensors", "--load-balance-method", "round_robin"),
+    *("--quantization", "fp8", "--hicache-storage-backend", "file", "--quantization-param-path", "config.json"),
     *("--context-length", "8192", "--json-model-override-args", "{}", "--model-loader-extra-config", "{}"),
 ]
 
@@ -95,6 +119,16 @@ SGLANG = [
 )
 def test_ordinary_arguments_and_those_of_engines_without_a_table_are_not_refused(engine, arguments):
     assert refused(engine, *arguments, OMP_NUM_THREADS="2", VLLM_USE_V1="1", CUDA_VISIBLE_DEVICES="0") == []
+
+
+@pytest.mark.parametrize("engine", REFUSED)
+def test_no_argument_of_an_engine_is_taken_for_the_beginning_of_a_refused_one(engine):
+    beginnings = [
+        name
+        for name in spellings(engine, None).names
+        if name not in REFUSED[engine] and name not in ORDINARY and any(one.startswith(name) for one in REFUSED[engine])
+    ]
+    assert beginnings == []
 
 
 def test_a_document_is_refused_with_what_was_found_and_what_helps():

@@ -358,7 +358,12 @@ def _assumed(model: _Model, asked: Asked) -> Iterator[str]:
         said = many(left_out, "byte")
         yield f"{said} of layers that predict further tokens are left out: nothing declares that they draft."
     if model.adapters:
-        yield "Adapters are counted whole on every device, one slot of the largest for each that is served at once."
+        how = (
+            "each with its own bytes"
+            if model.engine == "llamacpp"
+            else "one slot of the largest for each served at once"
+        )
+        yield f"Adapters are counted whole on every device, {how}."
 
 
 # ---------------------------------------------------------------------------------------------------- as a document

@@ -128,7 +128,8 @@ def _code(_part: str, paths: list[str], reader: Reader) -> Iterator[tuple[str, R
 def _adapter(_part: str, paths: list[str], reader: Reader) -> Iterator[tuple[str, Role | None]]:
     whole = {"adapter_config.json", "adapter_model.safetensors"} <= set(paths)
     packed = [path for path in paths if "/" not in path and path.endswith(".gguf")]
-    if packed and reader.engine == "llamacpp":
+    # Whoever names no engine may mean the one that reads the files that there are.
+    if packed and (reader.engine == "llamacpp" or (reader.engine == "external" and not whole)):
         if len(packed) > 1:
             said, advice = "is one of several adapters in GGUF", "leave the others out with --exclude"
             raise SourceRefused(

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gates import adapters
+from gates import adapters, catalog
 from gates.answers import Answer, Outcome
 from gates.dialects.llamacpp import LLAMACPP
 from gates.endpoint import Endpoint
-from gates.probes import _exchange
-from schemas.result import Severity
+from gates.gate import GateContext
+from schemas.policy import CompatibilityRule
+from schemas.result import GateResult, Severity, Verdict
 from schemas.runner import Agreement, ReplicaState
 from tests.support.chain import PROMPT, token
 from tests.support.packed_adapter import LOUD, MUTE, with_adapters
@@ -31,8 +32,9 @@ class Told:
     """What one engine with two adapters said and answered."""
 
     engine: Booted
+    result: GateResult
+    """Of the gate `compatibility`."""
     models: list[str]
-    asked: dict[str, list[dict[str, object]]]
     again: Answer
     """The base's answer after those of the adapters."""
     streamed: Answer
@@ -47,19 +49,31 @@ def chat(endpoint: Endpoint, many: int, *, stream: bool = True):
     return endpoint.chat(PROMPT, max_tokens=many, stream=stream, top_logprobs=3)
 
 
-async def ask(engine: Booted) -> Told:
+def gate(engine: Booted) -> GateResult:
+    context = GateContext(
+        bundle=engine.bundle,
+        root=engine.root,
+        rule=CompatibilityRule(gate="compatibility", boot_seconds="400", answer_seconds="20"),
+        endpoint=engine.endpoint(),
+        engine=engine.ready.identity,
+        process_id=engine.replica.process_id,
+        ready_ms=engine.ready.ready_ms,
+    )
+    return catalog.run("compatibility", context)[0]
+
+
+async def ask(engine: Booted, result: GateResult) -> Told:
     def named(name: str) -> Endpoint:
         return Endpoint(engine.replica.base_url, name, LLAMACPP)
 
     async with named("chain") as base, named("loud") as loud, named("no-such") as nobody:
         models = [one.id for one in await base.models()]
-        asked = await adapters.ask(engine.bundle, base, _exchange)
         again, streamed, unknown = [await chat(one, 8) for one in (base, loud, nobody)]
         left = await hung_up(engine, base)
         draining = asyncio.create_task(chat(loud, DRAINED))
         await at_work(base, least=1)
         await asyncio.to_thread(engine.replica.stop, grace_seconds=60)
-        return Told(engine, models, asked, again, streamed, unknown, left, await draining, [engine.replica.state])
+        return Told(engine, result, models, again, streamed, unknown, left, await draining, [engine.replica.state])
 
 
 async def hung_up(engine: Booted, base: Endpoint) -> float:
@@ -90,7 +104,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     bundle = bias_bundle("llamacpp", place / "bundle", RANKING)
     bundle = with_adapters(bundle, place / "bundle", {"loud": LOUD, "mute": MUTE})
     with booted(bundle, place / "bundle", place / "run") as engine:
-        yield asyncio.run(ask(engine))
+        yield asyncio.run(ask(engine, gate(engine)))
 
 
 def test_what_booted_has_the_adapters_of_the_bundle_and_lists_their_names(told):
@@ -102,12 +116,9 @@ def test_what_booted_has_the_adapters_of_the_bundle_and_lists_their_names(told):
     assert row.found == f"0 {files[0]} at 0; 1 {files[1]} at 0"
 
 
-def test_c079_one_that_answers_as_the_base_does_value_by_value_is_the_only_one_found(told):
-    assert adapters.lacking(told.engine.bundle, told.asked) == []
-    found = adapters.judge(told.engine.bundle, told.asked, {"status": 404})
-    assert [(one.code, one.pointer, one.severity) for one in found] == [
-        ("adapter-no-effect", "model mute", Severity.BLOCK)
-    ]
+def test_c079_one_that_answers_as_the_base_does_value_by_value_is_all_that_the_gate_finds(told):
+    found = [(one.code, one.pointer) for one in told.result.findings if one.severity is not Severity.INFO]
+    assert (told.result.verdict, found) == (Verdict.FAILED, [("adapter-no-effect", "model mute")])
 
 
 def test_the_base_answers_after_an_adapter_as_it_did_before_and_a_stream_as_an_answer(told):

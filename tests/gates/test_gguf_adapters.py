@@ -251,9 +251,10 @@ def test_of_both_formats_the_engine_s_own_is_taken(engine, taken):
 
 
 def test_a_source_brings_the_one_file_that_llama_cpp_reads():
-    reader = Reader("llamacpp")
-    found = choose("adapter:de", ["de-lora.gguf", "README.md", "adapter_config.json"], reader)
-    assert [(one.placed, one.role) for one in found.taken] == [("adapters/de/de-lora.gguf", Role.ADAPTER)]
+    reader, files = Reader("llamacpp"), ["de-lora.gguf", "README.md", "adapter_config.json"]
+    for one in (reader, Reader("external")):
+        found = choose("adapter:de", files, one)
+        assert [(one.placed, one.role) for one in found.taken] == [("adapters/de/de-lora.gguf", Role.ADAPTER)]
     with pytest.raises(SourceRefused) as refused:
         choose("adapter:de", ["de-f16.gguf", "de-q8_0.gguf"], reader)
     assert (refused.value.code, refused.value.found) == ("adapter-ambiguous", "de-f16.gguf, de-q8_0.gguf")
@@ -267,6 +268,8 @@ def test_each_adapter_takes_its_own_bytes_beside_the_weights(put):
     root = put()
     declared = read_declared(ENGINE | {"adapters": {"tuned": "tuned", "mute": "mute"}})
     asked = Asked(Reserve(2**20, Decimal(1)), context_tokens=512)
-    ledger = plan(of_directory(root, declared), asked).judged.ledgers[0]
+    planned = plan(of_directory(root, declared), asked)
+    ledger = planned.judged.ledgers[0]
+    assert "Adapters are counted whole on every device, each with its own bytes." in planned.assumed
     wanted = sum(one.nbytes for part in (matrices(LOUD), matrices(MUTE, rank=4)) for one in part.values())
     assert ledger.adapters == wanted

@@ -84,9 +84,10 @@ def _imports(values: Sequence[str], paths: Collection[str]) -> bool:  # noqa: AR
 
 def _compiles(values: Sequence[str], paths: Collection[str]) -> bool:  # noqa: ARG001 - others look
     """Tell whether a configuration of compilation names a backend or a pass by its module."""
+    if values and all(value.isdecimal() for value in values):
+        return False  # a mode, as older versions take it
     told = _objects(values)
-    named = [] if told is None else [one.get("backend") for one in told]
-    return told is None or any(one.get("inductor_passes") for one in told) or any("." in str(one) for one in named)
+    return told is None or any(one.get("inductor_passes") or "." in str(one.get("backend")) for one in told)
 
 
 def _keys(told: object, depth: int = _DEEPEST) -> Iterator[tuple[str, object]]:

@@ -52,6 +52,7 @@ def refused(engine, *arguments, **variables):
         ("vllm", ["--structured-outputs-config", '{"reasoning_parser_plugin": "/x.py"}']),
         ("vllm", ["--structured_outputs_config.reasoning_parser_plugin", "/x.py"]),
         ("vllm", ["-cc", '{"backend": "a.b"}']),
+        ("vllm", ["-cc.backend", "a.b"]),
         ("vllm", ["--compilation-config", '{"inductor_passes": {"mine": "a.b"}}']),
         ("vllm", ["--spec-model", "other/repo"]),
         ("vllm", ["--generation-config", "/etc"]),
@@ -112,7 +113,7 @@ SGLANG = [
     ("engine", "arguments"),
     [
         ("vllm", VLLM),
-        ("vllm", ["--speculative-config", '{"model": "draft"}', "--worker-cls", "auto"]),
+        ("vllm", ["--speculative-config", '{"model": "draft"}', "--worker-cls", "auto", "--compilation-config", "3"]),
         ("sglang", SGLANG),
         ("llamacpp", ["--model", "other", "--middleware", "x"]),
     ],

@@ -23,6 +23,14 @@ from schemas.short import agreeing, many
 
 JUDGED = frozenset({"archive", "program", "remote-code", "launch-refused", "role-hides", "weights-foreign"})
 """Codes of refusals that are codes of the catalogue too."""
+_EXPECTED = {
+    "archive": "no archive",
+    "program": "no program",
+    "remote-code": "no code",
+    "pickle-weights": "safetensors",
+    "launch-refused": "nothing from outside the bundle",
+}
+"""Code → what is expected, where a refusal does not say it."""
 _MAX_JSON_BYTES = 4 * 1024 * 1024
 """More than any configuration has; vocabularies, which may be larger, are read by the checks of tokenizers."""
 
@@ -167,6 +175,6 @@ def _as_flaw(one: FileRefused, path: str) -> Flaw:
         f"{path or 'The launch'} {one.message}.",
         file=path or None,
         pointer=one.pointer or (None if path else "--trust-remote-code"),
-        found=one.found,
-        expected=one.expected,
+        found=one.found or one.message,
+        expected=one.expected or _EXPECTED.get(one.code, "what the engine reads"),
     )

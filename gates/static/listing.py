@@ -162,8 +162,8 @@ def _refusals(refused: Iterable[FileRefused]) -> Iterator[Flaw]:
             code,
             f"{path} {one.message}.",
             file=path,
-            found=one.found,
-            expected=one.expected,
+            found=one.found or path,
+            expected=one.expected or "a regular file inside the directory",
             advice=sentence(one.advice),
         )
     if dangling:

@@ -83,7 +83,7 @@ class Weights:
                     file=entry.path,
                     pointer=refused.pointer or (None if refused.offset is None else f"byte {refused.offset}"),
                     found={"reason": refused.code, "offset": refused.offset, "value": refused.found},
-                    expected=refused.expected,
+                    expected=refused.expected or "a sound header",
                 )
             )
         return Shard(entry, None)
@@ -252,7 +252,7 @@ def gguf_headers(entries: Mapping[str, Entry], flaws: list[Flaw]) -> dict[str, H
                     file=entry.path,
                     pointer=refused.pointer or (None if refused.offset is None else f"byte {refused.offset}"),
                     found={"reason": refused.code, "offset": refused.offset, "value": refused.found},
-                    expected=refused.expected,
+                    expected=refused.expected or "a sound header",
                 )
             )
     return found

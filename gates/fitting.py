@@ -46,6 +46,8 @@ class Needs(Closed):
     """Bytes of the files that an engine keeps in memory: less, no layout and no setting can make it take."""
     planned_bytes: Positive | None = None
     """On a processor: what a plan of its memory adds up to, with the cache of all its sequences, once there is one."""
+    device_bytes: Positive | None = None
+    """On accelerators: the memory that the fullest of them has to have by such a plan, with what no engine may use."""
     beside: "Needs | None" = None
     """What another replica takes that runs at the same time: that of the bundle that a drill goes back to."""
 
@@ -91,7 +93,8 @@ class Needs(Closed):
     def _devices(self) -> str:
         if self.count == 0:
             return "a processor" + (f" with {_size(self.memory_bytes)}" if self.memory_bytes else "")
-        each = f" of {_size(self.memory_bytes)}" if self.memory_bytes else ""
+        least = max(self.memory_bytes or 0, self.device_bytes or 0)
+        each = f" of {_size(least)}" if least else ""
         return f"{self.count} × {self.accelerator}{each}" + (f" as {self.mig}" if self.mig else "")
 
     def served_by(self) -> str:
@@ -130,19 +133,29 @@ def devices_of(bundle: Bundle) -> int:
     return max(group * layout.data_parallel, layout.expert_parallel) * layout.pipeline_parallel
 
 
-def planned_bytes(bundle: Bundle, result: GateResult) -> int | None:
-    """Return the bytes of a machine's memory that a replica takes by a result of the gate `placement` that passed.
+def planned(needs: Needs, bundle: Bundle, result: GateResult) -> Needs:
+    """Return what a bundle takes with what a result of the gate `placement` that passed says of its memory.
 
-    Every line of the fullest device's ledger, and the cache of all sequences that the bundle promises, on each device.
-    None where the result does not say it, or the bundle takes accelerators, whose memory is not the machine's.
+    On a processor every line of the fullest device's ledger, and the cache of all sequences that the bundle promises,
+    on each device; on accelerators what the fullest has to have for its lines and its share of those sequences. As
+    before where the result does not say it.
     """
-    if result.verdict is not Verdict.PASSED or bundle.hardware.accelerator != "cpu":
-        return None
+    if result.verdict is not Verdict.PASSED:
+        return needs
     said = {one.name: one.value for one in result.measurements}
     usable, room, sequence = (said.get(name) for name in ("usable", "cache_room", "sequence"))
     if usable is None or room is None or sequence is None:
-        return None
-    return max(1, math.ceil((usable - room + sequence * bundle.runtime.max_sequences) * devices_of(bundle)))
+        return needs
+    if bundle.hardware.accelerator == "cpu":
+        taken = (usable - room + sequence * bundle.runtime.max_sequences) * devices_of(bundle)
+        return needs.model_copy(update={"planned_bytes": max(1, math.ceil(taken))})
+    device, fitted = said.get("device"), said.get("sequences")
+    if not device or not fitted or usable <= 0 or sequence <= 0:
+        return needs
+    # Groups of devices hold sequences of their own, so that each device has a share of them.
+    share = math.ceil(bundle.runtime.max_sequences * (room // sequence) / fitted)
+    least = math.ceil((usable - room + sequence * share) * device / usable)
+    return needs.model_copy(update={"device_bytes": max(1, least)})
 
 
 def asked(needs: Needs, among: Iterable[Offer]) -> str:
@@ -262,7 +275,7 @@ def _accelerators(needs: Needs, offer: Offer) -> Iterable[str]:
 
 def _is_asked(needs: Needs, one: Accelerator) -> bool:
     """Tell whether an accelerator is of the model, profile and size that is asked for."""
-    if one.mig != needs.mig or (needs.memory_bytes is not None and one.memory_bytes < needs.memory_bytes):
+    if one.mig != needs.mig or one.memory_bytes < max(needs.memory_bytes or 0, needs.device_bytes or 0):
         return False
     if _ARCHITECTURE.fullmatch(needs.accelerator.lower().strip()):
         wanted = capability(needs.accelerator)

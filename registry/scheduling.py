@@ -25,7 +25,7 @@ OPEN = (JobState.PENDING, JobState.CLAIMED)
 DRILL = "rollback"
 """Gate that boots what traffic would go back to beside the candidate."""
 PLACEMENT = "placement"
-"""Gate whose result says what a replica takes of a processor's memory."""
+"""Gate whose result says what a replica takes of memory."""
 MOST_PLANS = 5
 """Runs of a bundle that are looked into for one."""
 AGE_SECONDS = 600.0
@@ -41,12 +41,12 @@ def needed(session: Session, project: UUID, bundle: str, kind: JobKind, gates: C
     if kind is JobKind.EVALUATE and fitting.BEFORE_BOOT.issuperset(gates):
         return None
     document = documents.load_bundle(session, project, bundle, or_deleted=True)
-    needs = Needs.of(document)
-    return needs if needs.count else needs.model_copy(update={"planned_bytes": _planned(session, project, document)})
+    return _planned(session, project, document)
 
 
-def _planned(session: Session, project: UUID, bundle: Bundle) -> int | None:
-    """Return what a bundle takes by its newest placement plan that passed; None where none of the last runs has one."""
+def _planned(session: Session, project: UUID, bundle: Bundle) -> Needs:
+    """Return what a bundle takes, with its newest placement plan that passed where one of the last runs has one."""
+    needs = Needs.of(bundle)
     query = select(JobRow.id, JobRow.release_id).where(
         JobRow.project_id == project,
         JobRow.bundle == bundle.digest,
@@ -58,20 +58,19 @@ def _planned(session: Session, project: UUID, bundle: Bundle) -> int | None:
         entry = evidence.find(session, stream, f"job:{job}:gate:{PLACEMENT}")
         if entry is not None:
             result = GateResult.model_validate(evidence.claim_of(entry.envelope)["body"])
-            if (found := fitting.planned_bytes(bundle, result)) is not None:
+            if (found := fitting.planned(needs, bundle, result)) != needs:
                 return found
-    return None
+    return needs
 
 
 def plan(session: Session, job: JobRow, result: GateResult) -> None:
     """Have a job that runs reserve what its own placement plan says, as soon as that is there."""
     needs = read(job.needs) if job.needs is not None and result.gate == PLACEMENT else None
-    if needs is None or needs.count:
+    if needs is None:
         return
-    found = fitting.planned_bytes(documents.load_bundle(session, job.project_id, job.bundle, or_deleted=True), result)
-    if found is not None:
-        job.needs = needs.model_copy(update={"planned_bytes": found}).model_dump(mode="json", exclude_none=True)
-        session.flush()
+    bundle = documents.load_bundle(session, job.project_id, job.bundle, or_deleted=True)
+    job.needs = fitting.planned(needs, bundle, result).model_dump(mode="json", exclude_none=True)
+    session.flush()
 
 
 def with_way_back(

@@ -53,14 +53,36 @@ def test_a_plan_counts_as_soon_as_it_has_passed_for_the_job_itself_and_for_what_
     assert taken(service, actor, runner).job == serve
 
 
-@pytest.mark.parametrize("why", ["failed", "passed by an accelerator"])
-def test_what_did_not_pass_or_is_about_other_memory_is_not_counted(service: Service, actor: Actor, why: str) -> None:
-    card = {"sku": "NVIDIA H100 80GB HBM3", "memory_bytes": 85 * GB}
-    runner = register(service, actor, "r1", card)
-    one = bundle(service, actor, count=0 if why == "failed" else 1)
+@pytest.mark.parametrize("count", [0, 1])
+def test_what_did_not_pass_is_not_counted(service: Service, actor: Actor, count: int) -> None:
+    runner = register(service, actor, "r1", {"sku": "NVIDIA H100 80GB HBM3", "memory_bytes": 85 * GB})
+    one = bundle(service, actor, count=count)
     ask(service, actor, one, gates=["placement", "compatibility"])
-    planned(service, actor, taken(service, actor, runner), verdict="failed" if why == "failed" else "passed")
-    assert "planned_bytes" not in shown_needs(service, ask(service, actor, one, JobKind.SERVE))
+    planned(service, actor, taken(service, actor, runner), verdict="failed", device=10 * GB, sequences=8)
+    assert (
+        shown_needs(service, ask(service, actor, one, JobKind.SERVE))
+        .keys()
+        .isdisjoint({"planned_bytes", "device_bytes"})
+    )
+
+
+def test_where_accelerators_of_a_class_differ_what_a_plan_takes_goes_to_those_that_have_it(
+    service: Service, actor: Actor
+) -> None:
+    small, large = ({"sku": "NVIDIA H100", "memory_bytes": size * GB} for size in (40, 80))
+    one = bundle(service, actor, count=1)
+    ask(service, actor, one, gates=["placement", "compatibility"])
+    first = register(service, actor, "large", large)
+    held = taken(service, actor, first)
+    # Of its 80 GB the engine may use 72; all but 8 of them are taken, and 8 more by one sequence for each it promises.
+    planned(service, actor, held, device=80 * GB, usable=72 * GB, cache_room=8 * GB, sequence=GB, sequences=8)
+    sequences = factories.bundle_body()["runtime"]["max_sequences"]
+    least = -(-(64 + sequences) * 80 * GB // 72)
+    assert shown_needs(service, held.job)["device_bytes"] == least
+    serve = ask(service, actor, one, JobKind.SERVE)
+    assert claim(service, actor, register(service, actor, "small", small)) is None
+    assert "1 × nvidia-h100 of 7" in str(shown(service, actor, serve).waits)
+    assert taken(service, actor, register(service, actor, "large-too", large)).job == serve
 
 
 def test_a_machine_that_a_plan_does_not_fit_lacks_memory_and_a_drill_takes_both_plans(

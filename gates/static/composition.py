@@ -17,7 +17,7 @@ from gates.files.strict_json import load_object
 from gates.files.weights import header as read_header
 from gates.static import gguf_words, word_files
 from gates.static.chosen import choose
-from gates.static.declared import Adapter, Declared, declared_by
+from gates.static.declared import Adapter, Arguments, Declared, declared_by
 from gates.static.flaw import Flaw, flaw
 from gates.static.listing import Entry, Listing, list_directory, list_named, sentence
 from gates.static.names import InLayer, embedding, in_layers
@@ -26,6 +26,7 @@ from gates.static.quantized import QUANTIZATION_FILES, Quantization, quantizatio
 from gates.static.required import Needed, needed
 from gates.static.rules import Rules
 from gates.static.shape import Shape, shape_of
+from gates.static.spellings import spelled_out
 from gates.static.tensors import Weights, gguf_headers
 from gates.static.words import Tokenizer
 from schemas.bundle import Bundle, Role
@@ -394,6 +395,7 @@ def of_directory(
         OSError: a directory cannot be read.
         FileRefused: `weights` chooses none, or several.
     """
+    declared = _spelled_out(declared)
     listing = list_directory(root) if root.is_dir() else list_named(_with_shards(root))
     places = [root if root.is_dir() else root.parent, *([beside] if beside is not None else [])]
     adapters = tuple((one, _part(listing, places, one.folder)) for one in declared.adapters)
@@ -432,6 +434,7 @@ def of_places(places: Mapping[str, Path], declared: Declared, *, beside: Path | 
     Raises:
         OSError: a directory cannot be read.
     """
+    declared = _spelled_out(declared)
     listing = list_named(places)
     folders = [] if beside is None else [beside]
     adapters = [(one, _part(listing, folders, one.folder)) for one in declared.adapters]
@@ -457,13 +460,18 @@ def of_files(bundle: Bundle, places: Mapping[str, Path]) -> Composition:
         bundle: its document.
         places: path of each of its files → where its bytes are.
     """
-    declared = declared_by(bundle)
+    declared = _spelled_out(declared_by(bundle))
     listing = list_named(places)
     folders = sorted({file.path.rpartition("/")[0] for file in bundle.weights()}, key=lambda one: (one.count("/"), one))
     adapters = tuple((one, Part(one.folder, _named_only(listing, one))) for one in declared.adapters)
     draft = Part(declared.draft_folder, listing.entries) if declared.draft_folder is not None else None
     roles = {file.path: file.role for file in bundle.files}
     return Composition(listing, declared, Part(folders[0], _without_packed(listing, roles)), adapters, draft, roles)
+
+
+def _spelled_out(declared: Declared) -> Declared:
+    words = spelled_out(declared.engine, declared.version, declared.arguments.words)
+    return replace(declared, arguments=Arguments(words))
 
 
 def _part(listing: Listing, places: list[Path], folder: str) -> Part:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -249,7 +250,7 @@ def _declared(read: "_Reader") -> Declared:
     runtime, serving, template = read.section("runtime"), read.section("serving"), read.section("template")
     drain = read.section("drain")
     draft = read.draft()
-    arguments = Arguments(tuple(engine.words("arguments", "args", "launch_args")))
+    arguments = Arguments(tuple(engine.command("arguments", "args", "launch_args")))
     name = (engine.text("name", "family") or "").lower() or None
     features = serving.words_or_none("features") or read.top.words_or_none("features", "capabilities")
     return Declared(
@@ -335,6 +336,17 @@ class _Section:
 
     def words(self, *names: str) -> list[str]:
         return self.words_or_none(*names) or []
+
+    def command(self, *names: str) -> list[str]:
+        """Return the words of a command line, which may also stand in one text as a shell has them."""
+        name, value = self._find(names)
+        if not isinstance(value, str):
+            return self.words(*names)
+        try:
+            return shlex.split(value)
+        except ValueError as error:
+            self._refuse(name, f"words as a shell has them ({error})")
+            return []
 
     def words_or_none(self, *names: str) -> list[str] | None:
         name, value = self._find(names)

@@ -65,9 +65,14 @@ def embedding(tensors: Mapping[str, Any]) -> str | None:
     return min(found, key=lambda name: (len(name), name), default=None)
 
 
-def head(tensors: Mapping[str, Any]) -> str | None:
-    """Return the name of the language-model head in whatever form it is carried, or None."""
-    for ending in HEADS:
+def head(tensors: Mapping[str, Any], ends: Sequence[str] = HEADS) -> str | None:
+    """Return the name of the language-model head in whatever form it is carried, or None.
+
+    Args:
+        tensors: that are there.
+        ends: how it may be called.
+    """
+    for ending in ends:
         stem = ending.removesuffix("weight")
         for carrier in CARRIERS:
             for name in tensors:

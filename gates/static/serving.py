@@ -93,12 +93,14 @@ def _drain(c: Composition) -> Iterator[Flaw]:
     shutdown = told.shutdown_seconds
     if shutdown is None and argument is not None and re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", argument):
         shutdown = float(argument)
-    if shutdown is None and c.engine == "vllm":
+    if not shutdown and c.engine == "vllm":
         yield flaw(
             "drain-too-short",
-            "vLLM without --shutdown-timeout ends running streams at once.",
+            "vLLM without --shutdown-timeout ends running streams at once."
+            if shutdown is None
+            else "vLLM with a --shutdown-timeout of 0 ends running streams at once.",
             pointer="--shutdown-timeout",
-            found=None,
+            found=shutdown,
             expected={"argument": "--shutdown-timeout"},
         )
         return

@@ -4,7 +4,7 @@ Source: the `source` of each engine's data file, and of equivalents.json.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -98,6 +98,21 @@ class Spellings:
 def spellings(engine: str, version: str | None) -> Spellings:
     """Return what an engine's parser takes. Raises KeyError for an engine without a table."""
     return Spellings(engine, version)
+
+
+def spelled_out(engine: str | None, version: str | None, words: Sequence[str]) -> tuple[str, ...]:
+    """Return a command line in which the beginnings of names that the engine's parser takes are the names."""
+    if engine not in TABLES:
+        return tuple(words)
+    known = spellings(engine, version)
+    found = []
+    for word in words:
+        base = re.split(r"[=.]", word, maxsplit=1)[0]
+        plain = known.plain(base)
+        meant = known.meant(plain) if word.startswith("--") and plain not in known.names else []
+        whole = sorted((one for one in known.names if one.startswith(plain)), key=lambda one: one not in meant)
+        found.append(whole[0] + word[len(base) :] if len(meant) == 1 else word)
+    return tuple(found)
 
 
 def _in_version(argument: Mapping[str, Any], version: str | None) -> Mapping[str, Any]:

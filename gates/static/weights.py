@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gates.files import gguf_adapter
 from gates.static import gguf_header, gguf_tensors, misshapen, names, required
@@ -14,6 +14,7 @@ from gates.static.tensors import sample
 from schemas.result import Severity
 from schemas.short import agreeing, many
 
+_USUAL_HEADS = tuple(one for one in names.HEADS if one.startswith("lm_head."))
 MANY = 2
 """How many times more layers must have a tensor than lack it, where nothing but the layers tells which are whole."""
 FORMS = 32
@@ -69,7 +70,7 @@ def _whole(part: Part) -> Iterator[Flaw]:
 
 def _head(part: Part, held: set[str]) -> Iterator[Flaw]:
     shape, tensors = part.shape, part.weights.effective
-    if shape.is_tied is not False or not shape.is_generator or names.head(tensors) or names.head(dict.fromkeys(held)):
+    if shape.is_tied is not False or not shape.is_generator or _holds_head(part, [*tensors, *held]):
         return
     start = names.embedding(tensors)
     if start is None or (shape.family.get("tensors") is None and _has_other_head(part, start)):
@@ -86,6 +87,13 @@ def _head(part: Part, held: set[str]) -> Iterator[Flaw]:
         found={"missing": [name], "tie_word_embeddings": False},
         expected={"repairs": ["set tie_word_embeddings to true", f"write {name}"]},
     )
+
+
+def _holds_head(part: Part, held: Iterable[str]) -> bool:
+    """Say whether a head is there, for families whose names are known under the name that they look for."""
+    table = part.shape.family.get("tensors")
+    ends = names.HEADS if table is None else ("embed_out.weight",) if table == "gpt_neox" else _USUAL_HEADS
+    return names.head(dict.fromkeys(held), ends) is not None
 
 
 def _has_other_head(part: Part, start: str) -> bool:

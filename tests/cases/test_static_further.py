@@ -4,6 +4,7 @@ import struct
 
 import pytest
 
+from gates.static.declared import DeclaredError
 from tests.support import chain
 from tests.support.checkpoints import (
     T0,
@@ -137,6 +138,24 @@ def test_c015_classes_that_generate_have_a_head_whatever_they_are_called(tmp_pat
     assert found == ({"head-missing"} if is_generator else {"head-absent-for-feature"})
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "is_fault"),
+    [
+        ("llama", "output.weight", True),
+        ("qwen3", "embed_out.weight", True),
+        ("gpt_neox", "lm_head.weight", True),
+        ("gpt_neox", "embed_out.weight", False),
+        ("llama", "language_model.lm_head.weight", False),
+    ],
+)
+def test_c015_a_head_has_the_name_that_its_family_looks_for(tmp_path, family, name, is_fault):
+    root = write_layout(tmp_path / "m", family)
+    heads = ("lm_head.weight", "embed_out.weight")
+    tensors = [T(name if one in heads else one, "BF16", shape) for one, shape in tensors_of(family).items()]
+    write_safetensors(root / "model.safetensors", tensors)
+    assert alarms(validate(root, {"engine": VLLM})) == ({"head-missing"} if is_fault else set())
+
+
 def microscaled(root, byte):
     """A layout of gpt-oss whose experts are blocks of 4-bit numbers, and one scale of them."""
     write_layout(root, "gpt_oss", quantization_config={"quant_method": "mxfp4"})
@@ -232,6 +251,44 @@ def test_c047_a_launch_argument_that_changes_the_configuration_may_lose_stop_ids
     found = validate(speak(micro(tmp_path / "m")), {"engine": engine | {"arguments": words}})
     flaws = [one for one in found.flaws if one.code == "stop-set-overridden"]
     assert [(one.severity, one.expected["stops"]) for one in flaws] == ([("block", [2, 4])] if lost else [])
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--override-gen", '{"temperature": 0.2}'], "stop-set-overridden"),
+        (["--override-gen.temperature=0.2"], "stop-set-overridden"),
+        (["--max-model", "512"], "context-too-long"),
+        ("--max-model-len 512", "context-too-long"),
+        ("--override-generation-config '{\"temperature\": 0.2}'", "stop-set-overridden"),
+        (["--no-enable-pref"], None),
+        ("--max-model-len 64", None),
+    ],
+)
+def test_c047_beginnings_of_names_and_words_in_one_text_are_taken_as_engines_take_them(tmp_path, words, code):
+    root = speak(micro(tmp_path / "m"))
+    write_json(root / "generation_config.json", EOS)
+    found = validate(root, {"engine": VLLM | {"args": words}})
+    assert alarms(found) == ({code} if code else set())
+
+
+def test_c047_words_that_no_shell_could_read_are_refused(tmp_path):
+    with pytest.raises(DeclaredError, match="/engine/args"):
+        validate(micro(tmp_path / "m"), {"engine": VLLM | {"args": "--alias 'x"}})
+
+
+@pytest.mark.parametrize(("engine", "words"), [("vllm", ["--tensor-parallel", "4"]), ("sglang", ["--tensor-par=4"])])
+def test_c052_a_degree_under_the_beginning_of_its_name_counts(tmp_path, engine, words):
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 11008, "model_type": "llama"}
+    root = config_only(tmp_path / "m", **sizes, quantization_config=GPTQ)
+    told = {"engine": (VLLM if engine == "vllm" else SGLANG) | {"arguments": words}}
+    assert only(validate(root, told), "quant-group-tp").found["groups"] == 21.5
+
+
+@pytest.mark.parametrize(("seconds", "is_fault"), [("0", True), ("20", False)])
+def test_c126_a_drain_of_no_seconds_is_none(tmp_path, seconds, is_fault):
+    told = {"engine": VLLM | {"arguments": ["--shutdown-timeout", seconds]}, "drain": {"termination_grace": 30}}
+    assert alarms(validate(micro(tmp_path / "m"), told)) == ({"drain-too-short"} if is_fault else set())
 
 
 @pytest.mark.parametrize(("asked", "found"), [({"temperature": 0.6, "top_k": 40}, {"temperature": 0.8}), ({}, None)])

@@ -1,12 +1,12 @@
 """Says which launch arguments and variables let an engine load what is not in its bundle, or leave its sandbox.
 
-Of engines that read their command line with Python's argparse, one table each with the reason. Such an engine takes
-the beginning of an option for all of it, dashes and underscores alike, and vLLM `--option.key` for a key of an option
-that holds JSON: all of these are read here. What is told is exact or refused; an argument in no table is the engine's.
+One table an engine, with the reason. Python's argparse takes the beginning of an option for all of it, vLLM dashes and
+underscores alike, and `--option.key` for a key of an option that holds JSON: all of these are read here, of any engine.
+What is told is exact or refused; an argument in no table is the engine's.
 
 Source: `engine/arg_utils.py`, `entrypoints/openai/cli_args.py` and `envs.py` of vLLM, and what of its configurations
 leads to `importlib` in 0.33.0; `server_args.py`, `environ.py` and `srt/arg_groups` of SGLang, and what they lead to in
-0.5.23.
+0.5.23; of the others those of their data files in gates/static.
 """
 
 import json
@@ -53,6 +53,14 @@ def _outside_but(*allowed: str) -> Wrong:
 
 def _adapters_outside(values: Sequence[str], paths: Collection[str]) -> bool:
     return not values or not all(_is_inside(place, paths) for value in values for place in _adapter_places(value))
+
+
+def _listed_outside(values: Sequence[str], paths: Collection[str]) -> bool:
+    return _adapters_outside([one for value in values for one in value.split(",")], paths)
+
+
+def _of_a_repository(values: Sequence[str], paths: Collection[str]) -> bool:  # noqa: ARG001 - others look
+    return not values or any("/" in value for value in values)
 
 
 def _adapter_places(value: str) -> list[str]:
@@ -185,6 +193,29 @@ REFUSED: Final[Mapping[str, Mapping[str, tuple[Wrong, str]]]] = {
         "--decrypted-config-file": (_always, "reads a configuration that the bundle does not show"),
         "--decrypted-draft-config-file": (_always, "reads a configuration that the bundle does not show"),
     },
+    # What these take is written with underscores too, and is compared with dashes.
+    "trtllm": {
+        "--custom-module-dirs": (_always, _CODE),
+        "--custom-tokenizer": (_always, _CODE),
+        "--middleware": (_always, _CODE),
+        "--post-processor-hook": (_always, _CODE),
+        "--config": (_always, "reads options that the bundle does not show"),
+        "--extra-llm-api-options": (_always, "reads options that the bundle does not show"),
+        "--set": (_always, "sets options that no table holds to what they may be"),
+        "--tokenizer": (_outside, _WEIGHTS),
+    },
+    "tgi": {
+        "--model-id": (_outside, _WEIGHTS),
+        "--tokenizer-config-path": (_outside, _WEIGHTS),
+        "--weights-cache-override": (_outside, _WEIGHTS),
+        "--huggingface-hub-cache": (_outside, _WEIGHTS),
+        "--lora-adapters": (_listed_outside, _WEIGHTS),
+        "--ngrok": (_always, _OUT),
+    },
+    "transformers": {
+        "--attn-implementation": (_of_a_repository, _CODE),
+        "--decision-config": (_outside, "reads a configuration that the bundle does not show"),
+    },
 }
 """Engine → option → when it is refused, and why. An abbreviation counts as every option that it may stand for."""
 ORDINARY: Final = frozenset({"--reasoning-parser", "--quantization", "--hicache-storage-backend"})
@@ -212,6 +243,15 @@ VARIABLES: Final[Mapping[str, Mapping[str, str]]] = {
         "SGLANG_EXTERNAL_MODEL_PACKAGE": _CODE,
         "SGLANG_PLUGINS": _CODE,
         "SGLANG_USE_MODELSCOPE": _WEIGHTS,
+    },
+    "trtllm": {**_EVERYWHERE, "TLLM_USE_MODELSCOPE": _WEIGHTS},
+    "transformers": dict(_EVERYWHERE),
+    # It takes each argument from a variable of its name too.
+    "tgi": {
+        **_EVERYWHERE,
+        **dict.fromkeys(("MODEL_ID", "TOKENIZER_CONFIG_PATH", "WEIGHTS_CACHE_OVERRIDE", "LORA_ADAPTERS"), _WEIGHTS),
+        "TRUST_REMOTE_CODE": _CODE,
+        "NGROK": _OUT,
     },
 }
 """Engine → variable, in capital letters → why it is refused."""

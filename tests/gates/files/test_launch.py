@@ -67,6 +67,16 @@ def refused(engine, *arguments, **variables):
         ("sglang", ["--lora-paths", "fr=other/repo"]),
         ("sglang", ["--speculative-draft-model", "other/repo"]),
         ("sglang", ["--load-format", "remote"]),
+        ("trtllm", ["--custom_module_dirs", "/x"]),
+        ("trtllm", ["--config", "more.yaml"]),
+        ("trtllm", ["--tokenizer=other/repo"]),
+        ("trtllm", ["--set", "a.b=c"]),
+        ("tgi", ["--model-id", "other/repo"]),
+        ("tgi", ["--lora-adapters", "de=lora/de,fr=other/repo"]),
+        ("tgi", ["--tokenizer-config-path", "/etc/x.json"]),
+        ("tgi", ["--ngrok"]),
+        ("transformers", ["--attn-implementation", "kernels-community/flash-attn"]),
+        ("transformers", ["--decision-config=/etc/x.json"]),
     ],
 )
 def test_an_argument_that_leads_out_of_the_bundle_is_refused_at_its_place(engine, arguments):
@@ -115,6 +125,9 @@ SGLANG = [
         ("vllm", VLLM),
         ("vllm", ["--speculative-config", '{"model": "draft"}', "--worker-cls", "auto", "--compilation-config", "3"]),
         ("sglang", SGLANG),
+        ("trtllm", ["--tp_size", "2", "--backend", "tensorrt", "--tokenizer", ".", "--server_role", "CONTEXT"]),
+        ("tgi", ["--lora-adapters", "de=lora/de", "--max-total-tokens", "8", "--model-id", "."]),
+        ("transformers", ["--attn-implementation", "sdpa", "--dtype", "auto", "--reasoning", "on"]),
         ("llamacpp", ["--model", "other", "--middleware", "x"]),
     ],
 )
@@ -126,7 +139,7 @@ def test_ordinary_arguments_and_those_of_engines_without_a_table_are_not_refused
 def test_no_argument_of_an_engine_is_taken_for_the_beginning_of_a_refused_one(engine):
     beginnings = [
         name
-        for name in spellings(engine, None).names
+        for name in (one.replace("_", "-") for one in spellings(engine, None).names)
         if name not in REFUSED[engine] and name not in ORDINARY and any(one.startswith(name) for one in REFUSED[engine])
     ]
     assert beginnings == []

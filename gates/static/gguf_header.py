@@ -95,7 +95,13 @@ def _shapes(architecture: str, header: Header, tensors: Mapping[str, Tensor], pa
     wrong = [Misshapen(name, path, found, expected) for name, found, expected in told]
     # Fewer rows than tokens are told as tokens without a row.
     wrong = [one for one in wrong if not (one.lacks_rows and one.found < one.expected)]
-    yield from misshapen.flaws(wrong, "the header", advice=gguf_tensors.ADVICE)
+    start = f"{architecture}."
+    sizes = {
+        key.removeprefix(start): value
+        for key, value in header.metadata.items()
+        if key.startswith(start) and type(value) is int
+    }
+    yield from misshapen.flaws(wrong, "the header", sizes=sizes, advice=gguf_tensors.ADVICE)
 
 
 def _lists(header: Header, path: str) -> Iterator[Flaw]:

@@ -106,7 +106,9 @@ def _with_degrees(one: Flaw, fitting: list[int]) -> Flaw:
             f"{', '.join(map(str, fitting[:_SHOWN_DEGREES]))}{' and more' if len(fitting) > _SHOWN_DEGREES else ''}"
         )
         return replace(
-            one, expected=told, advice=f"{one.advice.removesuffix('.')}; all of this fits with tp {degrees}."
+            one,
+            expected=told,
+            advice=f"{one.advice.removesuffix('.')}; tp {degrees} {agreeing(len(fitting), 'fits', 'fit')}.",
         )
     advice = "No degree fits: choose an engine or version that takes these sizes, or weights in another form."
     return replace(one, expected=told, advice=advice)

@@ -9,7 +9,7 @@ from gates.static import gguf_header, gguf_tensors, misshapen, names, required
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.misshapen import Misshapen
-from gates.static.shape import MOST, bounds_of
+from gates.static.shape import KEYS, MOST, bounds_of
 from gates.static.tensors import sample
 from schemas.result import Severity
 from schemas.short import agreeing, many
@@ -206,7 +206,8 @@ def _shapes(part: Part) -> Iterator[Flaw]:
         if shape.vocabulary and shape.family.get("tensors") and rows != (shape.vocabulary,):
             found = tensors[head].tensor.shape
             wrong.append(Misshapen(head, tensors[head].entry.path, found, (shape.vocabulary, shape.hidden)))
-    yield from misshapen.flaws(wrong, "config.json")
+    sizes = {key: shape.text[key] for keys in KEYS.values() for key in keys if type(shape.text.get(key)) is int}
+    yield from misshapen.flaws(wrong, "config.json", sizes=sizes)
 
 
 def _gguf(part: Part) -> Iterator[Flaw]:

@@ -410,6 +410,16 @@ def test_an_index_names_files_beside_it_only(tmp_path, shard):
     assert "index-invalid" in codes(validate(root), "block")
 
 
+def test_a_size_that_is_wrong_everywhere_is_told_once_with_its_key_and_how_often(tmp_path):
+    flaw = only(validate(micro(tmp_path / "m", hidden_size=16)), "shape-mismatch")
+    assert (flaw.found["shape"], flaw.found["count"], flaw.expected) == ([264, 8], 11, {"shape": [264, 16]})
+    assert flaw.found["tensors"][:2] == ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"]
+    assert flaw.message == (
+        "model.embed_tokens.weight has the shape [264, 8], and config.json makes it [264, 16] (hidden_size 16, "
+        "intermediate_size 16); 10 other tensors differ in the same way."
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [

@@ -30,6 +30,12 @@ REGISTERED_BY = {
     "suite": "register it with `sluicegate suite push {file}`",
 }
 """Noun → how a file with such a document gets to the service."""
+TAKEN_BY = {
+    "bundle": "`sluicegate bundle create` registers one from its files",
+    "policy": REGISTERED_BY["policy"],
+    "suite": REGISTERED_BY["suite"],
+}
+"""Kind of document, as its schema has it → what takes a file with one."""
 MOST_SHOWN = 10
 """Things that a beginning may mean which are listed; the rest is counted."""
 _DIGEST = re.compile(r"(sha256:)?([0-9a-f]{8,64})")
@@ -81,9 +87,19 @@ def _raw(path: Path) -> bytes:
         raise Usage(f"{path}: {error.strerror}") from None
 
 
+def require_kind(path: Path, value: Any, wanted: str) -> None:
+    """Refuse what says by its schema that it is a document of another kind. Raises InvalidDocument."""
+    schema = value.get("schema") if isinstance(value, dict) else None
+    kind = schema.split("/")[1] if isinstance(schema, str) and schema.startswith("sluicegate.dev/") else wanted
+    if kind != wanted and kind in TAKEN_BY:
+        advice = TAKEN_BY[kind].format(file=shlex.quote(str(path)))
+        raise InvalidDocument(f"{path} is a {kind}, not a {wanted}; {advice}")
+
+
 def read_document(path: Path, model: type[ModelT]) -> ModelT:
     """Return a file as a document. Raises Usage, InvalidDocument with each place by JSON Pointer."""
     value = read_file(path)
+    require_kind(path, value, model.__name__.lower())
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -124,7 +140,8 @@ def resolve(text: str, registry: Registry, read: Callable[[Path], Document], wha
             raise ambiguous(text, what, [(digest, _told(registry.get(digest))) for digest in digests]) from None
     if Path(text).is_file():
         return _registered(text, read(Path(text)).digest, registry, what)
-    raise Usage(f"{what} {text!r} is neither a digest, nor 8 or more of its hexadecimal digits, nor a file")
+    named = ", nor @ and an alias" if isinstance(registry, Bundles) else ""
+    raise Usage(f"{what} {text!r} is neither a digest, nor 8 or more of its hexadecimal digits{named}, nor a file")
 
 
 def _told(found: Registered) -> str:

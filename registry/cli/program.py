@@ -150,14 +150,14 @@ def _quoted(text: str) -> list[str]:
 
 def _advice(problem: Problem, arguments: Sequence[str]) -> str | None:
     """Return what a person may look at who cannot reach a service, is not let in, or names what is not there."""
-    group = next(iter(arguments), "")
-    is_login = group == "login"
+    is_login = next(iter(arguments), "") == "login"
     if isinstance(problem, Unavailable) and "cannot be reached" in problem.detail:
         return f"`sluicegate up` starts a service on this machine; {profile.URL_VARIABLE} names another one"
     if isinstance(problem, Unauthenticated) and "request_id" in problem.members and not is_login:
         return f"the token is {profile.token_origin()}; `sluicegate login URL --token T` keeps another one"
-    is_bare = isinstance(problem, NotFound) and f"no {group} " in problem.detail and "`" not in problem.detail
-    # What is not there is of the kind that the command is about, and the refusal does not say what to do.
-    if is_bare and "list" in getattr(command_line().commands.get(group), "commands", {}):
-        return f"`{PROGRAM} {group} list` shows all of them"
-    return None
+    absent = re.search(r"\bno (\w+) ", problem.detail) if isinstance(problem, NotFound) else None
+    if absent is None or "`" in problem.detail:
+        return None
+    # The refusal does not say what to do about what is not there.
+    listed = "list" in getattr(command_line().commands.get(absent[1]), "commands", {})
+    return f"`{PROGRAM} {absent[1]} list` shows all of them" if listed else None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from registry.cli.documents import read_bundle, read_document, read_file, resolve
+from registry.cli.documents import read_bundle, read_document, read_file, require_kind, resolve
 from registry.cli.failures import Exit, invalid, made
 from registry.cli.follow import follow_run, run_result
 from registry.cli.options import Json, Key, Limit, Reason, Timeout, Wait, examples, group
@@ -54,6 +54,7 @@ def push(
 def read_suite(file: Path) -> AnySuite:
     """Return a file's suite, drawn when it is a load spec. Raises Usage, InvalidDocument."""
     value = read_file(file)
+    require_kind(file, value, "suite")
     if isinstance(value, dict) and "schema" not in value:
         if not any(key in value for key in SPEC_KEYS):
             raise InvalidDocument(

@@ -188,7 +188,8 @@ def test_who_cannot_get_in_is_told_what_to_look_at(command, stack):
     [
         ("there is no runner nope", "`sluicegate runner list` shows all of them"),
         ("there is no runner nope; `sluicegate up` starts one", None),
-        ("there is no bundle deadbeef", None),
+        ("there is no bundle deadbeef", "`sluicegate bundle list` shows all of them"),
+        ("there is no page deadbeef", None),
     ],
 )
 def test_what_is_not_there_leads_to_what_is_and_nothing_is_said_twice(command, detail, advice):

@@ -180,6 +180,15 @@ def test_a_document_that_is_neither_suite_nor_spec_is_told_what_makes_one(comman
     assert 'neither a suite, which has "schema", nor a load spec, which has rate_per_second, requests' in ran.err
 
 
+def test_a_document_of_another_kind_is_told_what_takes_it(command, write):
+    policy = write("p.json", {"schema": "sluicegate.dev/policy/v1", "name": "p"})
+    ran = command("suite", "push", policy)
+    assert ran.status == 2
+    assert f"{policy} is a policy, not a suite; register it with `sluicegate policy push {policy}`" in ran.err
+    ran = command("policy", "push", write("s.json", {"schema": "sluicegate.dev/suite/golden/v1", "name": "s"}))
+    assert "is a suite, not a policy; register it with `sluicegate suite push" in ran.err
+
+
 def test_a_spec_is_told_each_key_that_it_lacks(command, write):
     command.use("http://127.0.0.1:1", "token")
     found = errors(command("suite", "push", write("spec.json", {"rate": 10, "requests": 64, "name": "x"}), "--json"))

@@ -19,12 +19,28 @@ TABLES: Final = ("llamacpp",)
 """Engines whose driver takes a list of them, each in a data file of its name; of others their parser's is held."""
 
 
+_TOOL_PARSER: Final = {"vllm": "--tool-call-parser", "sglang": "--tool-call-parser", "trtllm": "--tool_parser"}
+_REASONING_PARSER: Final = {
+    "vllm": "--reasoning-parser",
+    "sglang": "--reasoning-parser",
+    "trtllm": "--reasoning_parser",
+}
+"""Engine → the argument that a section of the document becomes."""
+
+
 def check(c: Composition) -> Iterator[Flaw]:
     """Check that each word is an argument that the engine takes, with a value in its range."""
     if c.engine in TABLES:
         yield from check_words(c.engine, c.declared.arguments.words)
     if c.engine in flexible.TABLES:
         yield from flexible.check_words(c.engine, c.declared.arguments.words, c.declared.version)
+        for pointer, value, names, plugin in (
+            ("/template/tool_parser", c.declared.tool_parser, _TOOL_PARSER, "--tool-parser-plugin"),
+            ("/template/reasoning_parser", c.declared.reasoning_parser, _REASONING_PARSER, "--reasoning-parser-plugin"),
+        ):
+            # A plugin, which is refused elsewhere, would bring names of its own.
+            if value is not None and c.engine in names and not c.declared.arguments.has(plugin):
+                yield from flexible.check_value(c.engine, names[c.engine], value, c.declared.version, pointer)
 
 
 def check_words(engine: str, words: Sequence[str]) -> Iterator[Flaw]:

@@ -36,11 +36,35 @@ def check_words(engine: str, words: Sequence[str], version: str | None) -> Itera
         words: of the command line, without the program.
         version: of the engine.
     """
+    severity = _severity(engine, version)
+    if severity is not None:
+        yield from _Line(engine, words, version, severity).check()
+
+
+def check_value(engine: str, name: str, value: str, version: str | None, pointer: str) -> Iterator[Flaw]:
+    """Check what a section of the document makes the value of an argument.
+
+    Args:
+        engine: one of TABLES.
+        name: of the argument, in the engine's table.
+        value: its value.
+        version: of the engine.
+        pointer: where the document says it.
+    """
+    severity, argument = _severity(engine, version), spellings(engine, version).arguments.get(name)
+    if severity is None or argument is None or fits(value, argument):
+        return
+    said = near(value, argument.get("choices") or []) or f"it may be {in_words(argument)}."
+    message = f"{engine} is given {short(value)} as {name}; {said}"
+    yield flaw("argument-value", message, severity=severity, pointer=pointer, found=value, expected=in_words(argument))
+
+
+def _severity(engine: str, version: str | None) -> Severity | None:
+    """Return how sure a mistake is; None where nothing is known of a version."""
     known = table(engine)
     if is_within(version, known["versions"]):
-        yield from _Line(engine, words, version, Severity.BLOCK).check()
-    elif is_within(version, known["near_versions"]):
-        yield from _Line(engine, words, version, Severity.WARN).check()
+        return Severity.BLOCK
+    return Severity.WARN if is_within(version, known["near_versions"]) else None
 
 
 class _Line:

@@ -86,3 +86,25 @@ def test_a_served_name_that_the_engine_refuses_blocks(root, name, version, serve
     found = validate(root, {"engine": engine} | ({"serving": {"served_name": served}} if served else {}))
     told = [one.pointer for one in found.flaws if (one.code, one.severity) == ("served-name-refused", "block")]
     assert told == ([pointer] if pointer else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "template", "severity"),
+    [
+        ("vllm", "0.32.0", {"tool_parser": "hermess"}, "block"),
+        ("vllm", "0.32.0", {"reasoning_parser": "deepseek"}, "block"),
+        ("vllm", None, {"tool_parser": "hermess"}, "warn"),
+        ("sglang", "0.5.23", {"tool_parser": "hermess"}, "block"),
+        ("trtllm", "1.3.0", {"tool_parser": "qwen9"}, "warn"),
+        ("vllm", "0.32.0", {"tool_parser": "hermes", "reasoning_parser": "qwen3"}, None),
+        ("sglang", "0.5.23", {"tool_parser": "qwen25", "reasoning_parser": "auto"}, None),
+        ("vllm", "0.20.0", {"tool_parser": "hermess"}, None),
+        ("tgi", "3.3.6", {"tool_parser": "hermess"}, None),
+    ],
+)
+def test_a_parser_that_the_document_names_is_one_of_the_engine_s(root, name, version, template, severity):
+    engine = {"name": name} | ({"version": version} if version else {})
+    found = validate(root, {"engine": engine, "template": template})
+    told = [(one.pointer, one.severity, one.found) for one in found.flaws if one.code == "argument-value"]
+    (at,) = [(f"/template/{key}", severity, value) for key, value in template.items()][:1]
+    assert told == ([at] if severity else [])

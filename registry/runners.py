@@ -195,8 +195,13 @@ def is_alive(session: Session, row: RunnerRow) -> bool:
 
 
 def held_count(session: Session, row: RunnerRow) -> int:
-    """Return how many jobs a runner holds."""
-    held = select(func.count()).where(JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED)
+    """Return how many jobs a runner holds under leases that have not run out.
+
+    One that was killed has none any more of what it held, and must be able to take that again.
+    """
+    held = select(func.count()).where(
+        JobRow.runner_id == row.id, JobRow.state == JobState.CLAIMED, JobRow.lease_until >= db.now(session)
+    )
     return session.scalar(held) or 0
 
 

@@ -113,6 +113,17 @@ def test_what_failed_on_a_runner_is_left_to_another_that_fits(
         assert taken(service, actor, second).job == made
 
 
+def test_what_a_killed_runner_held_does_not_keep_it_from_taking_that_again(service: Service, actor: Actor) -> None:
+    made, runner = ask(service, actor, bundle(service, actor)), register(service, actor, "a", slots=2)
+    waiting = ask(service, actor, bundle(service, actor, "two"))
+    assert taken(service, actor, runner).job == made
+    assert claim(service, actor, runner) is None  # the other slot is kept
+    assert "hold 1 job in 2 slots; 1 is kept" in str(shown(service, actor, waiting).waits)
+    change(service, made, lease_until=before(service, 1))
+    again = taken(service, actor, runner)
+    assert (again.job, again.attempt) == (made, 2)
+
+
 # ----------------------------------------------------------------------------------------------- one name, one machine
 
 

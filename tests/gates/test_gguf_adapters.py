@@ -87,6 +87,26 @@ def test_an_embedding_s_matrices_lie_the_other_way_round(put):
 
 
 @pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ((4, 8, 16), (4, 32, 8), None),
+        ((2, 8, 16), (4, 32, 8), "a matrix for each of the 4 experts"),
+        ((4, 8, 16), (2, 32, 8), "a matrix for each of the 4 experts"),
+        ((8, 16), (32, 8), "a matrix for each of the 4 experts"),
+        ((4, 8, 16), (4, 31, 8), "[32, 8]"),
+        ((4, 6, 16), (4, 32, 8), "the rank 8 of matrix B"),
+    ],
+)
+def test_experts_have_a_pair_each(tmp_path, a, b, expected):
+    stem = "blk.0.ffn_up_exps.weight"
+    base = {stem: np.zeros((4, 32, 16), np.float32)}
+    write_adapter(tmp_path / "model.gguf", base, kind="model", adapter_type=None, alpha=None)
+    pairs = {f"{stem}.lora_a": np.ones(a, np.float32), f"{stem}.lora_b": np.ones(b, np.float32)}
+    write_adapter(tmp_path / "tuned" / "tuned.gguf", pairs)
+    assert [one.expected for one in checked(tmp_path)] == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
     ("options", "code", "says"),
     [
         ({"kind": "model"}, "lora-kind-unsupported", "says model for general.type"),

@@ -1,3 +1,4 @@
+import re
 import sys
 from pathlib import Path
 
@@ -62,6 +63,12 @@ def test_an_adapter_that_the_engine_cannot_load_is_a_problem(body):
     assert LLAMACPP.check_bundle(bundle(two)) == peft
     unnamed = adapted(body, "adapters/a/x.gguf") | {"adapters": None}
     assert LLAMACPP.check_bundle(bundle(unnamed)) == ["adapters/a/x.gguf has the role adapter, and no adapter names it"]
+
+
+@pytest.mark.parametrize("word", ["load", "apply"])
+def test_a_boot_that_an_adapter_ends_is_told_as_files_that_cannot_be_read(word):
+    line = f"llama_adapter_lora_init: failed to {word} lora adapter 'x'"
+    assert [cause for pattern, cause in LLAMACPP.failure_patterns if re.search(pattern, line)] == ["weights_unreadable"]
 
 
 def test_what_the_document_declares_the_engine_is_told(body):

@@ -14,6 +14,7 @@ from gates.files.launch import refuse_launch
 from gates.files.refusal import FileRefused
 from schemas.bundle import Bundle, Role
 from schemas.common import NAME_PATTERN
+from schemas.short import many
 
 DEFAULT_CONTEXT_TOKENS = 4096
 """Context per request when neither the files nor the launch arguments ask for less or more."""
@@ -173,12 +174,13 @@ def _check_shards(weights: list[Found], names: str) -> list[FileRefused]:
     shards = [file.facts.get("shard") for file in weights]
     expected = [[place, len(weights)] for place in range(len(weights))]
     if None in shards or sorted(shard[:2] for shard in shards if shard) != expected:
-        said = f"holds {len(weights)} shards that are not one complete set"
+        said = f"holds {many(len(weights), 'shard', 'that is', 'that are')} not one complete set"
         advice = "fetch the missing ones, or leave out what does not belong with --exclude"
         return [FileRefused("split", said, file="", found=names, expected=f"{len(weights)} of them", advice=advice)]
     held, totals = sum(shard[2] for shard in shards if shard), {shard[3] for shard in shards if shard}
     if totals != {held}:
-        said = f"holds shards with {held} tensors, and they say that there are {' or '.join(map(str, sorted(totals)))}"
+        told = " or ".join(map(str, sorted(totals)))
+        said = f"holds shards with {many(held, 'tensor')}, and they say that there are {told}"
         return [FileRefused("split", said, file="", found=held, expected=sorted(totals), advice="fetch them again")]
     refused = []
     for file in weights:

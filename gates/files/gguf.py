@@ -15,6 +15,7 @@ from gates.files.gguf_metadata import Cursor, read_metadata
 from gates.files.gguf_types import BLOCKS, REMOVED
 from gates.files.header import Header, Tensor, Value, check_name
 from gates.files.refusal import FileRefused, pointer
+from schemas.short import many
 
 MAGIC: Final = b"GGUF"
 MAX_TENSORS: Final = 65_536
@@ -111,7 +112,7 @@ def _check_split(metadata: dict[str, Value], tensors: int) -> None:
         said = "is a shard that does not say how many tensors all shards have"
         raise FileRefused("split", said, pointer="/split.tensors.count", found=total, expected="a whole number")
     if type(total) is int and (tensors > total or (count == 1 and tensors != total)):
-        said = f"has {tensors} tensors where all shards together have {total}"
+        said = f"has {many(tensors, 'tensor')} where all shards together have {total}"
         raise FileRefused("split", said, pointer="/split.tensors.count", found=tensors, expected=total)
 
 
@@ -132,7 +133,7 @@ def _tensor(cursor: Cursor) -> _Listed:
     at = cursor.position
     dimensions = cursor.number("I")
     if not 1 <= dimensions <= 4:
-        said = f"gives tensor {name} {dimensions} dimensions; 1 to 4 are read"
+        said = f"gives tensor {name} {many(dimensions, 'dimension')}; 1 to 4 are read"
         raise FileRefused("shape", said, offset=at, pointer=where, found=dimensions, expected="1 to 4")
     stored = struct.unpack(f"<{dimensions}Q", cursor.take(8 * dimensions))
     kind_at = cursor.position

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, Final
 from gates.files.gguf_types import ARRAY, ARRAY_KEYS, BOOL, ID_KEYS, SCALARS, STRING, TEXT_KEYS, TRUTH_KEYS, WHOLE_KEYS
 from gates.files.header import Array, Value
 from gates.files.refusal import FileRefused, pointer
+from schemas.short import many
 
 MAX_HEADER_BYTES: Final = 128 * 1024 * 1024
 MAX_STRINGS: Final = 2_000_000
@@ -180,7 +181,7 @@ class _Values:
             raise FileRefused("value-type", said, offset=begun, pointer=where, found=kind, expected="0 to 12")
         least = 8 if kind == STRING else struct.calcsize("<" + SCALARS[kind][1])
         if count * least > cursor.left():
-            said = f"declares an array of {count} items, more than its bytes can hold: it is truncated"
+            said = f"declares an array of {many(count, 'item')}, more than its bytes can hold: it is truncated"
             found = f"{cursor.left()} bytes left"
             need = f"{count * least} bytes for {count} items"
             raise FileRefused("array-length", said, offset=begun + 4, pointer=where, found=found, expected=need)

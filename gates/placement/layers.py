@@ -11,6 +11,7 @@ from gates.placement import PlacementUnknown
 from gates.placement.cache import Cache, Kept
 from gates.placement.dtypes import Numbers
 from gates.static.shape import Shape
+from schemas.short import many
 
 # What `layer_types` may say → kind of layer here.
 _WORDS = {
@@ -91,7 +92,7 @@ def _kinds(shape: Shape) -> tuple[list[str], list[str]]:
         found = [_LETTERS.get(one, "") for one in letters]
         if len(found) != count or "" in found:
             raise PlacementUnknown(
-                shape.at("hybrid_override_pattern"), f"does not name {count} layers by M, *, - and E"
+                shape.at("hybrid_override_pattern"), f"does not name {many(count, 'layer')} by M, *, - and E"
             )
         return found, []
     every = _count(shape, "full_attention_interval")
@@ -139,7 +140,7 @@ def _delta(shape: Shape, told: Mapping[str, Any], count: int) -> list[str]:
 
 def _named(shape: Shape, key: str, told: list[Any], count: int) -> list[str]:
     if len(told) < count:
-        raise PlacementUnknown(shape.at(key), f"names {len(told)} of {count} layers")
+        raise PlacementUnknown(shape.at(key), f"names {len(told)} of {many(count, 'layer')}")
     found = []
     for layer, name in enumerate(told[:count]):
         kind = _WORDS.get(name) if isinstance(name, str) else None

@@ -371,6 +371,7 @@ def _shown(labels: Mapping[str, str] | None) -> str:
 def _show_body(out: Output, bundle: Bundle, named: Sequence[tuple[str, object]] = ()) -> None:
     engine, runtime, model = bundle.engine, bundle.runtime, bundle.model
     parameters = f", {model.parameters:,} parameters" if model.parameters else ""
+    at_once = many(runtime.max_sequences, "request")
     out.fields(
         [
             *named,
@@ -385,7 +386,10 @@ def _show_body(out: Output, bundle: Bundle, named: Sequence[tuple[str, object]] 
             ("environment", engine.environment),
             ("arguments", " ".join(engine.arguments)),
             ("hardware", f"{bundle.hardware.count or ''} {bundle.hardware.accelerator}".strip()),
-            ("context", f"{runtime.context_tokens} tokens for each of {runtime.max_sequences} requests at once"),
+            (
+                "context",
+                f"{many(runtime.context_tokens, 'token')} for each of {at_once} at once",
+            ),
             ("served as", bundle.serving.served_name),
             ("features", ", ".join(bundle.serving.features)),
             ("licence", bundle.licence.identifier),

@@ -9,6 +9,7 @@ from gates.inference import limit_arguments
 from registry.cli.output import Output
 from schemas import VERSION as PRODUCT
 from schemas.bundle import Bundle
+from schemas.short import many
 
 if TYPE_CHECKING:
     from gates.static.origins import Origin
@@ -76,7 +77,8 @@ def warn(output: Output, findings: list[dict[str, Any]]) -> None:
         output.note(f"      → {one['advice']}")
     if blocking:
         codes = ", ".join(sorted({one["code"] for one in blocking}))
-        output.note(f"the gate static will fail: {len(blocking)} block ({codes}); bundle validate tells more", "warn")
+        said = many(len(blocking), "finding", "blocks", "block")
+        output.note(f"the gate static will fail: {said} ({codes}); bundle validate tells more", "warn")
     if others:
         output.note(f"the gate static will warn: {', '.join(others)}; bundle validate tells more")
 

@@ -179,7 +179,8 @@ def _write(place: Path, raw: bytes) -> None:
 
 def _say(out: Output, source: str, found: "Examined") -> None:
     for one in found.flaws:
-        out.say(f"{one.severity.value:5} {one.code}  {one.file or ''}", _TONES[one.severity.value])
+        place = " ".join(part for part in (one.file, one.pointer) if part)
+        out.say(f"{one.severity.value:5} {one.code}  {place}".rstrip(), _TONES[one.severity.value])
         out.say(f"      {one.message}")
         out.say(f"      → {one.advice}")
     if found.inferred:

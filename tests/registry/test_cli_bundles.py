@@ -102,7 +102,7 @@ def test_what_will_block_at_the_gate_static_is_said_and_the_bundle_is_registered
         made = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--json")
         assert made.json["is_new"] == (not again)
         assert [one["code"] for one in made.json["findings"] if one["severity"] == "block"] == ["template-fails"]
-        assert "the gate static will fail: 1 block (template-fails); bundle validate tells more" in made.err
+        assert "the gate static will fail: 1 finding blocks (template-fails); bundle validate tells more" in made.err
     tried = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--dry-run", "--json")
     assert "template-fails: chat_template.jinja cannot render a question" in tried.err
     assert "findings" not in tried.json  # it is the document
@@ -112,7 +112,7 @@ def test_chat_without_a_template_is_said_at_once(command, tmp_path):
     (tmp_path / "m").mkdir()
     write_chain(tmp_path / "m" / "model.gguf", template=None)
     create = ("bundle", "create", tmp_path / "m", *IDENTIFIED, "--dry-run")
-    assert "1 block (template-missing)" in command.ok(*create).err
+    assert "1 finding blocks (template-missing)" in command.ok(*create).err
     told = tmp_path / "bundle.json"
     told.write_text('{"serving": {"features": ["completions"]}}')
     assert "the gate static" not in command.ok(*create, "-f", told).err

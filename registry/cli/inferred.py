@@ -14,7 +14,7 @@ from schemas.short import many
 if TYPE_CHECKING:
     from gates.static.origins import Origin
 
-VERSION = 3
+VERSION = 4
 """Changes whenever more or other things are inferred, so that nothing remembered is taken for it."""
 _LISTED = 10
 _DECLARED = {

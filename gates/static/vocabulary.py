@@ -180,7 +180,8 @@ def _split(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
     named = {text for key in SPECIAL_KEYS if (text := words.named(key)) and _MARK.fullmatch(text)}
     used |= {text for key in SPECIAL_KEYS if (text := words.named(key)) in words.vocabulary and text not in words.added}
     stops = _stop_ids(c.model)
-    used |= {text for text, number in words.vocabulary.items() if number in stops and text not in words.added}
+    used |= {text for text, number in words.vocabulary.items() if number in stops and words.texts.get(number) == text}
+    used -= set(words.added)
     touched = {one.text for one in words.added.values() if one.stands_alone and touches(one.text, rendered)}
     for text in sorted(used | touched):
         pieces = words.encoder.ids(text, without=frozenset(touched))

@@ -21,8 +21,10 @@ MOST_BYTES: Final = 16 * 1024 * 1024
 MOST_PIECES: Final = 600_000
 _ANY: Final = frozenset({"", "PreTrainedTokenizer"})
 _BYTE_LEVEL: Final = _ANY | {"Qwen2Tokenizer", "GPT2Tokenizer", "CodeGenTokenizer"}
-_BOS_FIRST: Final = frozenset({"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer"})
-_OF_PIECES: Final = _ANY | _BOS_FIRST | {"InternLM2Tokenizer", "InternLM3Tokenizer"}
+_BOS_FIRST: Final = frozenset(
+    {"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "InternLM2Tokenizer", "InternLM3Tokenizer"}
+)
+_OF_PIECES: Final = _ANY | _BOS_FIRST
 _NORMAL, _UNUSED, _BYTE = 1, 5, 6
 _PLAIN: Final = frozenset({_NORMAL, _UNUSED, _BYTE})
 _LENGTH, _FIXED32, _FIXED64, _VARINT = 2, 5, 1, 0
@@ -55,10 +57,10 @@ def tokenizer_of(
         config = {"add_bos_token": named in _BOS_FIRST, **config}
     else:
         return None
-    model = {"type": "BPE", "vocab": ids}
-    return Tokenizer(
-        {"model": model, "added_tokens": list(_added(ids, whole, config, *beside))}, config, special_map, added_file
-    )
+    added = list(_added(ids, whole, config, *beside))
+    taken = {one["id"]: one["content"] for one in added}  # pieces that were kept free give their ids to tokens
+    ids = {text: number for text, number in ids.items() if taken.get(number, text) == text}
+    return Tokenizer({"model": {"type": "BPE", "vocab": ids}, "added_tokens": added}, config, special_map, added_file)
 
 
 def _added(

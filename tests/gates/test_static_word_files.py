@@ -103,6 +103,14 @@ def test_c030_a_class_of_pieces_that_puts_bos_first_counts(tmp_path, config, is_
     assert alarms(validate(root)) == ({"double-bos"} if is_told else set())
 
 
+def test_c041_a_piece_that_was_kept_free_gives_its_id_to_a_token(tmp_path):
+    texts = [*TOKENS[:4], "[UNUSED_TOKEN_1]", *TOKENS[5:]]
+    root = of_pieces(tmp_path / "m", *texts, tokenizer_class="InternLM2Tokenizer")
+    found = validate(root, VLLM)
+    assert alarms(found) == set()
+    assert found.inferred["tokenizer"]["size"] == 264
+
+
 def test_c030_the_class_puts_bos_first_where_nobody_says_it(tmp_path):
     root = of_pieces(tmp_path / "m", template="{{ bos_token }}" + T0)
     edit_json(root / "tokenizer_config.json", lambda told: told.pop("add_bos_token"))

@@ -316,6 +316,11 @@ class Verifier:
         """Entries that the checkpoints say they cover."""
         return self._seals[-1].entries if self._seals else 0
 
+    def sealed_of(self, stream: str) -> int:
+        """Return how many entries of one stream the checkpoints say they cover."""
+        heads = self._heads.get(stream)
+        return int(heads[-1][0]) if heads else 0
+
     def fault(self, stream: str, position: int, problem: str) -> None:
         """Add something that is wrong."""
         self.faults.append(Fault(stream=stream, position=position, problem=problem))

@@ -133,7 +133,7 @@ def _same(asked: Asked, body: dict[str, Any], kept: dict[str, Any]) -> None:
     if errors:
         places = ", ".join(error["pointer"] for error in errors)
         raise KeyReused(
-            f"the Idempotency-Key {asked.key} was used with another body: {places} differ; take a new key",
+            f"the Idempotency-Key {asked.key} was used with another body, with another {places}; take a new key",
             errors=errors,
         )
 

@@ -76,7 +76,10 @@ def require_installation(actor: Actor) -> None:
     """Return when the actor administers the whole installation. Raises NotPermitted."""
     auth.require(actor, "administer")
     if actor.project != ADMIN_PROJECT:
-        raise NotPermitted(f"projects are made by administrators of the project {ADMIN_PROJECT}", project=actor.project)
+        raise NotPermitted(
+            f"this concerns the whole installation; administrators of the project {ADMIN_PROJECT} may do it",
+            project=actor.project,
+        )
 
 
 def require_home(actor: Actor) -> None:

@@ -34,7 +34,7 @@ from registry.api.middleware import BodyLimit, Edge
 from registry.api.rates import Rates
 from registry.brokers import Look
 from registry.service import Service
-from registry.web import pages
+from registry.web import pages, rendering
 from schemas import VERSION
 from schemas.bundle import Bundle
 from schemas.lock import BundleRegistration
@@ -112,7 +112,7 @@ def assemble() -> FastAPI:
         redirect_slashes=False,
         lifespan=_lifespan,
     )
-    problems.install(app)
+    problems.install(app, rendering.refused)
     # As they are, since each says all about itself: a router that is included looks for its routes anew each time.
     app.router.routes.extend(_routes(ROUTERS))
     app.mount("/static", pages.static)

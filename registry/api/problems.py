@@ -1,7 +1,7 @@
 """Every refusal and failure leaves in one shape: RFC 9457, `application/problem+json`, with the request's id."""
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -97,12 +97,20 @@ def answer(request: Request, problem: Problem, headers: Mapping[str, str] | None
     return JSONResponse(body, status_code=problem.status, headers=sent, media_type=MEDIA_TYPE)
 
 
-def install(app: FastAPI) -> None:
-    """Let every exception that leaves an endpoint be answered in the one shape."""
+def install(app: FastAPI, page: Callable[[Request, Problem], Response]) -> None:
+    """Let every exception that leaves an endpoint be answered in the one shape.
+
+    `page` makes a page of a problem, for a person whose browser asks for an address that no page has.
+    """
+
+    def told(request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+        if isinstance(problem, problems.NotFound) and _is_a_persons(request):
+            return page(request, problem)
+        return answer(request, problem, headers)
 
     @app.exception_handler(Problem)
     async def refused(request: Request, problem: Problem) -> Response:
-        return answer(request, problem)
+        return told(request, problem)
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -113,7 +121,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def framework(request: Request, error: HTTPException) -> Response:
-        return answer(request, _translated(request, error), error.headers)
+        return told(request, _translated(request, error), error.headers)
 
     @app.exception_handler(DBAPIError)
     async def database(request: Request, error: DBAPIError) -> Response:
@@ -137,6 +145,12 @@ def unexpected(error: Exception) -> Problem:
         return Unavailable("there is no room left to store it; nothing of it was kept")
     log.error("request_failed", exc_info=error)
     return InternalError("the service failed; its log has the details under the request id")
+
+
+def _is_a_persons(request: Request) -> bool:
+    """Tell whether a browser asks, and not for what is below the API."""
+    wants_page = "text/html" in request.headers.get("accept", "")
+    return wants_page and request.method in {"GET", "HEAD"} and not request.url.path.startswith(("/v1/", "/static/"))
 
 
 def _translated(request: Request, error: HTTPException) -> Problem:

@@ -158,14 +158,14 @@ class PageRoute(Route):
             except LoginNeededError:
                 return to_login(request)
             except Problem as problem:
-                return _refused(request, problem)
+                return refused(request, problem)
             except RequestValidationError:
-                return _refused(request, NotFound("The address is not one of a page here."))
+                return refused(request, NotFound("The address is not one of a page here."))
 
         return handled
 
 
-def _refused(request: Request, problem: Problem) -> Response:
+def refused(request: Request, problem: Problem) -> Response:
     """Return a problem as a page, with the way on for whoever is logged in."""
     visitor = getattr(request.state, "visitor", None)
     return render("problem.html", status=problem.status, actor=visitor, problem=problem)

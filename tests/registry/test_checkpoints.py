@@ -85,6 +85,9 @@ def test_a_checkpoint_says_how_far_each_stream_had_grown(story, actor):
     found = verify(story, actor)
     assert found.faults == []
     assert (found.entries, found.checkpoints, found.sealed) == (6, 2, 5)
+    apart = [verify(story, actor, stream=stream) for stream in sorted({entry.stream for entry in entries})]
+    assert sum(one.sealed for one in apart) == 5
+    assert all(one.sealed <= one.entries for one in apart)
 
 
 def test_nothing_new_makes_no_checkpoint_and_an_empty_log_has_none(service, actor):

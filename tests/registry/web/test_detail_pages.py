@@ -87,6 +87,16 @@ def test_the_page_of_a_problem_leads_on(scene, visit, kind):
     assert "Log out" not in page
 
 
+def test_a_browser_gets_a_page_where_there_is_none_and_a_program_a_problem(scene, visit):
+    for path in ("/nope", "/problems/nope"):
+        page = visit.get(path, headers={"Accept": "text/html,*/*;q=0.8"})
+        assert (page.status_code, page.headers["content-type"].partition(";")[0]) == (404, "text/html")
+        assert 'href="/problems/not-found"' in page.text
+    for path, accepted in (("/nope", "*/*"), ("/v1/nope", "text/html")):
+        told = visit.get(path, headers={"Accept": accepted})
+        assert (told.status_code, told.headers["content-type"]) == (404, "application/problem+json")
+
+
 def test_how_long_something_took_is_told_in_the_unit_that_suits_it():
     from datetime import timedelta  # beside its use
 

@@ -100,7 +100,10 @@ class Settings(BaseSettings):
     gateways: dict[str, Gateway] = Field(default_factory=dict, description="Gateways by name.")
     max_blob_bytes: int = Field(2**40, description="Largest blob, in bytes.", ge=1)
     body_silence_seconds: float = Field(
-        20.0, description="Longest wait for the next bytes of a body, in seconds, when none came faster before.", gt=0
+        20.0,
+        description="Longest wait for the next bytes of a body, in seconds, when none came faster before, and for a "
+        "request's first line and headers.",
+        gt=0,
     )
     body_bytes_per_second: int = Field(1024, description="Slowest rate, in bytes, at which a body may come.", ge=1)
     body_places: int = Field(

@@ -83,7 +83,7 @@ class TooLarge(Problem):
 
 
 class TooSlow(Problem):
-    """The body was silent, or came too slowly. An upload goes on where it stopped: ask for its offset."""
+    """The request was silent, or came too slowly. An upload goes on where it stopped: ask for its offset."""
 
     kind, title, status, retryable = "too-slow", "Too slow", 408, True
 

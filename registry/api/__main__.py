@@ -7,9 +7,11 @@ import argparse
 import gc
 import json
 import math
+import resource
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -53,6 +55,7 @@ def main(arguments: list[str]) -> int:
     if chosen.openapi is not None:
         return _openapi(chosen.openapi, is_check=chosen.check)
     logs.configure()
+    _open_more()
     try:
         settings = Settings()
         service = Service.build(settings)
@@ -97,6 +100,16 @@ def _several(settings: Settings, count: int, host: str, port: int) -> int:
         return 0 if server.started else 3
 
     return processes.Parent(listening, count, serve, grace_seconds=GRACE_SECONDS + 2).run()
+
+
+def _open_more() -> None:
+    """Let this process and its children have as many open files as they may: each connection is one.
+
+    What a shell or systemd gives is often 1,024, and whoever connects beyond that is turned away without an answer.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):  # more than the kernel has for one process
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _settle() -> None:

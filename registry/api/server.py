@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+from http import HTTPStatus
 from typing import Any
 
 import structlog
@@ -15,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from registry.api.middleware import SECURITY_HEADERS
 from registry.api.problems import MEDIA_TYPE
-from schemas.problems import MalformedRequest
+from schemas.problems import MalformedRequest, Problem, TooSlow
 
 MOST_HEADER_BYTES = 65_536
 """Of a request's first line and headers together."""
@@ -136,12 +137,52 @@ class Protocol(HttpToolsProtocol):
         self._is_over = False
         self._before: RequestResponseCycle | None = None
         """What came before the newest request."""
+        self._awaiting: asyncio.TimerHandle | None = None
+        """While no request is under way and none is whole: what ends the connection."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as Uvicorn's own
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        """Give the first line and headers of a request as long as a body may be silent, however they come."""
+        app: Any = self.config.app
+        if self._awaiting is None:
+            self._awaiting = self.loop.call_later(app.state.service.settings.body_silence_seconds, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._awaiting is not None:
+            self._awaiting.cancel()
+            self._awaiting = None
+
+    def _give_up(self) -> None:
+        """End a connection on which no request came: whoever holds many of them would keep everybody out."""
+        self._awaiting = None
+        if self._is_over or self.transport.is_closing() or not self._is_idle:
+            return
+        self._is_over = True
+        if self._is_head:
+            self._answer(TooSlow("the first line and the headers of a request came too slowly"))
+        self.transport.close()
+
+    @property
+    def _is_idle(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
         """Read what has come."""
         self._unset_keepalive_if_required()
         if self._is_over:
             return
+        if self._is_idle:
+            self._await_head()
         try:
             for place in range(0, len(data), MOST_HEADER_BYTES):
                 piece = data[place : place + MOST_HEADER_BYTES]
@@ -198,6 +239,7 @@ class Protocol(HttpToolsProtocol):
         """Begin to answer."""
         if self._hosts != 1 and self.parser.get_http_version() not in {"0.9", "1.0"}:
             raise _HostError
+        self._stop_waiting()
         self._is_head, self._unread = False, 0
         self._is_put_off = self.parser.should_upgrade()
         if not self._is_put_off:
@@ -241,7 +283,7 @@ class Protocol(HttpToolsProtocol):
         self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
-    def _answer(self, problem: MalformedRequest) -> None:
+    def _answer(self, problem: Problem) -> None:
         app: Any = self.config.app
         identity = str(uuid7())
         body = problem.body(app.state.service.settings.public_url)
@@ -253,9 +295,11 @@ class Protocol(HttpToolsProtocol):
             "x-request-id": identity,
             **SECURITY_HEADERS,
         }
-        log.warning("request_malformed", request_id=identity, detail=problem.detail)
+        log.warning("request_unread", request_id=identity, problem=problem.kind, detail=problem.detail)
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self.transport.write(f"HTTP/1.1 {problem.status} Bad Request\r\n{head}\r\n".encode() + raw)
+        self.transport.write(
+            f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}\r\n{head}\r\n".encode() + raw
+        )
 
 
 class _TooLongError(Exception):

@@ -3,6 +3,7 @@
 from typing import Annotated
 from urllib.parse import parse_qs
 
+import anyio.to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.exc import DBAPIError
@@ -58,7 +59,8 @@ async def login(request: Request, service: ServiceDep) -> Response:
     fields = parse_qs((await request.body())[:8192].decode("utf-8", "replace"))
     token, onward = fields.get("token", [""])[0].strip(), _local(fields.get("next", ["/"])[0])
     try:
-        auth.require(identify(service, token), "read")
+        # Not in the event loop: while the database does not answer, it would answer nobody.
+        auth.require(await anyio.to_thread.run_sync(identify, service, token), "read")
     except Problem as problem:
         return render("login.html", status=401, section="login", next=onward, problem=problem.detail)
     response = RedirectResponse(onward, status_code=303, headers=HEADERS)

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 from sqlalchemy import text
 
@@ -38,9 +39,10 @@ def environment(service, **changes):
 
 
 def start(environ, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "registry.api", *arguments], env=environ, stderr=subprocess.PIPE, text=True
-    )
+    """Start it from a shell that lets it have few open files."""
+    command = [sys.executable, "-m", "registry.api", *arguments]
+    limited = ["sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh", *command]
+    return subprocess.Popen(limited, env=environ, stderr=subprocess.PIPE, text=True)
 
 
 def free_port():
@@ -70,6 +72,8 @@ def test_the_process_serves_logs_one_object_a_line_and_ends_when_told(committed)
             f"{url}/v1/me", headers={"authorization": f"Bearer {token}"}, trust_env=False, verify=NO_AUTHORITY
         )
         assert answer.json()["role"] == "engineer"
+        soft, hard = psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE)
+        assert soft == hard > 256
     finally:
         process.send_signal(signal.SIGTERM)
         _, logged = process.communicate(timeout=30)

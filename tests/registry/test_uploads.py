@@ -4,9 +4,12 @@ import json
 import os
 import random
 import signal
+import socket
 import threading
 import time
+from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 
 import httpx
 import pytest
@@ -475,12 +478,30 @@ def test_one_token_does_not_take_all_places(impatient):
     assert slow.statuses.count(408) == 20
 
 
-def test_a_document_that_trickles_is_cut_too_and_a_slow_but_steady_blob_is_not(impatient):
-    with request(impatient.url, impatient.tokens["ci"], "POST", "/v1/uploads", 100) as document:
+WHOLE = b"GET /v1/version HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_connections_without_a_request_end_as_does_a_document_that_trickles_and_a_steady_blob_does_not(impatient):
+    """A stranger who opens thousands of them, and sends next to nothing, keeps nobody out."""
+    host, _, port = impatient.url.removeprefix("http://").partition(":")
+    sent = {"silent": b"", "blank": b"\r\n", "half": WHOLE[:-2], "second": WHOLE}
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context(socket.create_connection((host, int(port)), timeout=10)) for name in sent}
+        for name, raw in sent.items():
+            opened[name].sendall(raw)
+        assert status(opened["second"]) == 200
+        opened["second"].sendall(b"\r\n" + WHOLE[:9])
+        document = stack.enter_context(request(impatient.url, impatient.tokens["ci"], "POST", "/v1/uploads", 100))
         document.sendall(b"{")
         began = time.monotonic()
         assert status(document) == 408
         assert 0.8 < time.monotonic() - began < 3
+        heard = {name: b"".join(iter(partial(one.recv, 65536), b"")) for name, one in opened.items()}
+    assert (heard["silent"], heard["blank"]) == (b"", b"")
+    for name in ("half", "second"):
+        head, _, body = heard[name][heard[name].index(b"HTTP/1.1 408 ") :].partition(b"\r\n\r\n")
+        assert b"connection: close" in head
+        assert json.loads(body)["type"].endswith("/too-slow")
 
     def steady():
         for start_ in range(0, 5000, 500):

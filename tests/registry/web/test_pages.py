@@ -1,4 +1,5 @@
 import re
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -6,6 +7,7 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from gates.plain import NO_AUTHORITY
 from registry import releases
@@ -197,10 +199,25 @@ def test_a_login_never_sends_its_visitor_elsewhere(api: Api, onward: str) -> Non
         assert log_in(api, browser, onward).headers["location"] == "/"
 
 
-def test_a_runner_s_token_opens_no_page(api: Api) -> None:
-    with httpx.Client(base_url=api.url, verify=NO_AUTHORITY) as browser:
-        refused = browser.post("/login", data={"token": api.tokens["runner"], "next": "/"})
-    assert refused.status_code == 401
+def test_a_runner_s_token_opens_no_page_and_a_login_that_waits_keeps_nobody_waiting(api: Api) -> None:
+    answers: list[httpx.Response] = []
+
+    def log_in_as_a_runner() -> None:
+        with httpx.Client(base_url=api.url, verify=NO_AUTHORITY, timeout=60) as browser:
+            answers.append(browser.post("/login", data={"token": api.tokens["runner"], "next": "/"}))
+
+    waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    other = threading.Thread(target=log_in_as_a_runner)
+    with api.service.database.transaction() as session, api.service.database.look() as connection:
+        session.execute(text("LOCK TABLE tokens IN ACCESS EXCLUSIVE MODE"))
+        other.start()
+        while not connection.scalar(waiting):
+            assert other.is_alive()
+        with api.client(None) as client:
+            assert client.get("/healthz", timeout=5).status_code == 200
+        assert answers == []
+    other.join()
+    assert [answer.status_code for answer in answers] == [401]
 
 
 def test_a_page_of_a_release_under_way_says_what_it_waits_for(here: World) -> None:

@@ -41,6 +41,7 @@ def delete_bundle(session: Session, service: Service, actor: Actor, named: str, 
         NotPermitted: the actor's token is for some targets only.
     """
     auth.require_whole_project(actor, "delete_bundle")
+    auth.confirm(session, actor)
     digest = documents.resolve(session, actor.project_id, "bundle", named)
     member = session.scalar(
         select(ProjectDocumentRow)

@@ -35,7 +35,7 @@ def drain(session: Session, service: Service, actor: Actor, name: str, body: Run
     Raises:
         NotFound, NotPermitted: the actor's token is for some targets only.
     """
-    was = runners.named(session, actor.project_id, name).drained_at
+    was = runners.to_change(session, actor, name).drained_at
     row = runners.drain(session, actor, name, body.reason)
     if was is not None and body.force_in_seconds is None:
         return row
@@ -52,7 +52,7 @@ def drain(session: Session, service: Service, actor: Actor, name: str, body: Run
 
 def undrain(session: Session, service: Service, actor: Actor, name: str, reason: str | None = None) -> RunnerRow:
     """Let a runner take jobs again; what was ended by a deadline stays so. Raises NotFound, NotPermitted."""
-    was = runners.named(session, actor.project_id, name).drained_at
+    was = runners.to_change(session, actor, name).drained_at
     row = runners.undrain(session, actor, name, reason)
     if was is not None:
         _record(session, service, actor, row, Kind.RUNNER_UNDRAINED, RunnerUndrained(runner=row.name, reason=reason))

@@ -39,6 +39,7 @@ def erase(session: Session, service: Service, actor: Actor, body: Erase) -> tupl
         NotPermitted: the actor's token is for some targets only.
     """
     auth.require_whole_project(actor, "erase_records")
+    auth.confirm(session, actor)
     row = evidence.by_digest(session, actor.project_id, body.entry)
     if row is None:
         raise NotFound(f"there is no entry {body.entry}", digest=body.entry)

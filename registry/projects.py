@@ -105,6 +105,7 @@ def set_limits(session: Session, actor: Actor, name: str, body: LimitsSet) -> Pr
         NotFound, NotPermitted.
     """
     require_installation(actor)
+    auth.confirm(session, actor)
     row = administered(session, actor, name)
     for limit, most in (named := body.model_dump(exclude_unset=True)).items():
         setattr(row, f"max_{limit}", most)

@@ -141,7 +141,7 @@ def drain(session: Session, actor: Actor, name: str, reason: str) -> RunnerRow:
     Raises:
         NotFound, NotPermitted: the actor's token is for some targets only.
     """
-    row = _to_change(session, actor, name)
+    row = to_change(session, actor, name)
     if row.drained_at is None:
         row.drained_at, row.drained_by, row.drain_reason = db.now(session), actor.name, reason
         row.undrained_at = row.undrained_by = row.undrain_reason = None
@@ -151,7 +151,7 @@ def drain(session: Session, actor: Actor, name: str, reason: str) -> RunnerRow:
 
 def undrain(session: Session, actor: Actor, name: str, reason: str | None = None) -> RunnerRow:
     """Let a runner take jobs again. Of one that takes them, it changes nothing. Raises NotFound, NotPermitted."""
-    row = _to_change(session, actor, name)
+    row = to_change(session, actor, name)
     if row.drained_at is not None:
         row.undrained_at, row.undrained_by, row.undrain_reason = db.now(session), actor.name, reason
     row.drained_at = row.drained_by = row.drain_reason = row.empty_at = None
@@ -173,7 +173,8 @@ def _wake(session: Session, row: RunnerRow) -> None:
     )
 
 
-def _to_change(session: Session, actor: Actor, name: str) -> RunnerRow:
+def to_change(session: Session, actor: Actor, name: str) -> RunnerRow:
+    """Return a runner that nobody else changes until the transaction ends. Raises NotFound, NotPermitted."""
     auth.require_whole_project(actor, "drain_runner")
     auth.confirm(session, actor)
     found = named(session, actor.project_id, name)

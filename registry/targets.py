@@ -35,6 +35,7 @@ def create(session: Session, service: Service, actor: Actor, body: TargetCreate)
         NotPermitted: the actor's token is for other targets.
     """
     auth.require_target(actor, body.name)
+    auth.confirm(session, actor)
     if body.gateway not in service.settings.gateways:
         known = ", ".join(sorted(service.settings.gateways)) or "none"
         raise InvalidDocument(

@@ -27,6 +27,7 @@ AdminDep = Annotated[Actor, allow("administer")]
 def create_project(body: ProjectCreate, actor: AdminDep, session: SessionDep) -> Project:
     """Make a project. For administrators of the installation: those of the project `default`."""
     projects.require_installation(actor)
+    auth.confirm(session, actor)
     return projects.wire(projects.create(session, body.name))
 
 

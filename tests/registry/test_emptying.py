@@ -1,8 +1,10 @@
 """A runner that has to be empty at some time: what it holds ends then, and has not failed by that."""
 
+import threading
 from uuid import UUID
 
 import pytest
+from sqlalchemy import text
 
 from registry import draining, emptying, evidence, failures, handover, jobs, releases, runners
 from registry.auth import Actor
@@ -24,6 +26,8 @@ from tests.registry.test_scheduling import (
     shown,
     taken,
 )
+
+WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
 
 
 def drain(service: Service, actor: Actor, seconds: int | None, reason: str = "it burns") -> RunnerRow:
@@ -155,6 +159,24 @@ def test_a_drain_that_is_asked_for_again_says_nothing_new_and_one_that_is_over_h
         entries = evidence.read(session, emptying.stream(runner))
         assert [(one.kind, one.actor) for one in entries] == [("runner_drained", "mia"), ("runner_undrained", "mia")]
         assert draining.wire(session, runners.get(session, actor.project_id, runner)).drain is None
+    drain(service, actor, None, "three")
+
+    def again() -> None:
+        with service.database.transaction() as session:
+            emptying.undrain(session, service, manager, "r1")
+
+    with service.database.transaction() as session:
+        # Whoever asks meanwhile finds it drained, and waits.
+        emptying.undrain(session, service, manager, "r1")
+        other = threading.Thread(target=again)
+        other.start()
+        with service.database.look() as connection:
+            while not connection.scalar(WAITING):
+                assert other.is_alive()
+    other.join()
+    with service.database.transaction() as session:
+        kinds = [one.kind for one in evidence.read(session, emptying.stream(runner))]
+        assert kinds == ["runner_drained", "runner_undrained"] * 2
     limited = Actor(actor.project_id, "default", "mia", "manager", targets=frozenset({"chat@prod"}))
     with pytest.raises(NotPermitted), service.database.transaction() as session:
         emptying.drain(session, service, limited, "r1", RunnerDrain(reason="why not", force_in_seconds=0))

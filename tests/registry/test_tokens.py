@@ -4,9 +4,22 @@ from datetime import timedelta
 
 import pytest
 
-from registry import approvals, auth, db, documents, evidence, projects, releases, runs, targets, tokens
+from registry import (
+    approvals,
+    auth,
+    db,
+    deletion,
+    documents,
+    erasure,
+    evidence,
+    projects,
+    releases,
+    runs,
+    targets,
+    tokens,
+)
 from registry.auth import Actor
-from schemas.api import Act, RecordCreate, ReleaseCreate, RunCreate, TargetCreate
+from schemas.api import Act, Erase, LimitsSet, RecordCreate, ReleaseCreate, RunCreate, TargetCreate
 from schemas.policy import Policy
 from schemas.problems import Conflict, InvalidDocument, NotFound, NotPermitted, TransitionRefused, Unauthenticated
 from schemas.release import Phase
@@ -82,6 +95,27 @@ def test_a_revoked_token_opens_nothing_and_its_end_is_evidence(service, admin):
     assert [(entry.actor, entry.body) for entry in ended] == [
         ("root", {"token": str(token.id), "name": "maria", "reason": "was in a log"})
     ]
+
+
+def test_no_act_is_done_after_the_end_of_its_token_although_it_was_let_in_before(service, admin, actor):
+    """Each looks again in its own transaction: so it is before the token's end in the log, or is not."""
+    bundle = registered_bundle(service, actor).digest
+    second = holder(service, made(service, "kim", "admin").secret)
+    manager = holder(service, made(service).secret)
+    for one in (second, manager):
+        revoked(service, admin, one.token)
+    target = TargetCreate(name="chat@prod", runner_class="cpu", gateway="local")
+    policy = Policy.model_validate(policy_body()).canonical()
+    late = [
+        lambda session: deletion.delete_bundle(session, service, manager, bundle, WHY),
+        lambda session: erasure.erase(session, service, manager, Erase(entry=bundle, reason="x")),
+        lambda session: targets.create(session, service, manager, target),
+        lambda session: documents.register(session, service, manager, "policy", policy),
+        lambda session: projects.set_limits(session, second, "default", LimitsSet(bytes=1)),
+    ]
+    for act in late:
+        with pytest.raises(Unauthenticated), service.database.transaction() as session:
+            act(session)
 
 
 def test_the_last_administrator_of_a_project_stays(service, admin):

@@ -44,6 +44,9 @@ _ENTRY = {
 }
 """Kinds of documents whose registration is evidence by itself. A reference counts once it is set on a target."""
 
+REGISTERED = {entry: kind for kind, entry in _ENTRY.items()}
+"""Kind of an entry that registers a document → kind of the document."""
+
 _SUITES: dict[type[SuiteRule], type[AnySuite]] = {
     GoldenRule: GoldenSuite,
     LoadRule: LoadSuite,
@@ -113,6 +116,7 @@ def store(session: Session, service: Service, actor: Actor, kind: str, raw: byte
     """
     if kind == "policy":
         auth.require_whole_project(actor, "register_policy")
+        auth.confirm(session, actor)
     document, locks = posted(kind, raw)
     canonical = document.canonical()
     digest = sha256_digest(canonical)

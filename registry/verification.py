@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from gates.evidence import Record, Verifier, claim_of
 from registry import alias_patterns, aliases, checkpoints, documents, evidence, keys, lifecycle, quarantine
+from registry.agreement import Agreement
 from registry.tables import (
     AliasRow,
     CheckpointRow,
@@ -22,7 +23,7 @@ from registry.tables import (
     TargetReferenceRow,
     TargetRow,
 )
-from schemas.common import sha256_digest, strict_json
+from schemas.common import format_instant, sha256_digest, strict_json
 from schemas.evidence import (
     AliasChanged,
     AliasPatternChanged,
@@ -51,8 +52,9 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
       4. its statement says the same stream, act, kind and actor as the row, with a body of that kind;
       5. it is the entry that the checkpoint over it sealed, and no sealed entry is missing.
     Then what is cached beside the log must be what the log says: a release's whole state and what it was created
-    with; a target's references; how bundles' sources were resolved, which are quarantined and what aliases name; and
-    every release and document has its entry, and every document its bytes.
+    with; who holds which token and whether it counts; targets, the splits and the references in force on them; how
+    bundles' sources were resolved, what they are made of, which are deleted or quarantined and what aliases name; and
+    every release, target, token and document has its entry, and every document its bytes.
 
     What was cut off at the end of a stream after the last checkpoint shows only where something cached depends on it.
 
@@ -65,15 +67,17 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
     for checkpoint in checkpoints.every(session, project):
         _take_checkpoint(verifier, checkpoint)
     folds: list[Fault] = []
-    logs = _Logs(session, project)
+    logs, agreement = _Logs(session, project), Agreement(project)
     for record in _records(session, project, stream):
         claim = verifier.entry(record)
         folds += logs.take(record, claim)
+        agreement.take(record, claim)
     folds += logs.close(stream)
     if stream is None:
         _take_sequences(session, project, verifier)
+        folds += agreement.close(session)
         folds += _document_faults(session, project)
-        folds += _lock_faults(session, project)
+        folds += _registration_faults(session, project)
         folds += _reference_faults(session, project)
         folds += _quarantine_faults(session, project)
         folds += _alias_faults(session, project)
@@ -155,6 +159,7 @@ class _Log:
     stream: str
     created: Created | None = None
     author: str = ""
+    stated_at: str = ""
     state: lifecycle.State | None = None
     problem: str | None = None
 
@@ -168,6 +173,7 @@ class _Log:
             if self.state is None:
                 self.state = lifecycle.fold([(kind, claim["body"], record.recorded_at)])
                 self.created, self.author = Created.model_validate(claim["body"]), record.actor
+                self.stated_at = claim["stated_at"]
             else:
                 self.state = lifecycle.advance(self.state, kind, claim["body"], record.recorded_at)
         except (ValueError, LookupError, TypeError, TransitionRefused) as error:
@@ -205,13 +211,15 @@ class _Logs:
     def _compare(self) -> Iterator[Fault]:
         names = {log.stream: log for log in self._folded}
         self._folded = []
-        query = select(ReleaseRow).where(
-            ReleaseRow.project_id == self._project, ReleaseRow.id.in_(filter(None, map(_release_of, names)))
+        query = (
+            select(ReleaseRow, TargetRow.name)
+            .join(TargetRow, TargetRow.id == ReleaseRow.target_id, isouter=True)
+            .where(ReleaseRow.project_id == self._project, ReleaseRow.id.in_(filter(None, map(_release_of, names))))
         )
-        rows = {evidence.release_stream(row.id): row for row in self._session.scalars(query)}
+        rows = {evidence.release_stream(row.id): (row, target) for row, target in self._session.execute(query)}
         for name, log in names.items():
-            yield from _release_faults(log, rows.get(name))
-        for row in rows.values():
+            yield from _release_faults(log, *rows.get(name, (None, None)))
+        for row, _ in rows.values():
             self._session.expunge(row)
 
 
@@ -221,7 +229,7 @@ def _release_of(stream: str) -> UUID | None:
     return None
 
 
-def _release_faults(log: _Log, release: ReleaseRow | None) -> Iterator[Fault]:
+def _release_faults(log: _Log, release: ReleaseRow | None, target: str | None) -> Iterator[Fault]:
     name, folded, created = log.stream, log.state, log.created
     if release is None:
         yield Fault(stream=name, position=0, problem="its release is missing")
@@ -243,11 +251,13 @@ def _release_faults(log: _Log, release: ReleaseRow | None) -> Iterator[Fault]:
         if computed != cached:
             yield Fault(stream=name, position=0, problem=f"{field} is {cached!r}, but its log says {computed!r}")
     signed = {
+        "target": (created.target, target),
         "bundle": (created.bundle, release.bundle),
         "policy": (created.policy, release.policy),
         "references": (created.references, release.references),
         "predecessor": (created.predecessor, release.predecessor_id),
         "created_by": (log.author, release.created_by),
+        "created_at": (log.stated_at, format_instant(release.created_at)),
     }
     for field, (claimed, cached) in signed.items():
         if claimed != cached:
@@ -256,9 +266,10 @@ def _release_faults(log: _Log, release: ReleaseRow | None) -> Iterator[Fault]:
 
 def _document_faults(session: Session, project: UUID) -> Iterator[Fault]:
     found = _label_rows(session, project)
+    stored = (DocumentRow.kind.label("stored_kind"), DocumentRow.schema_id, DocumentRow.body, DocumentRow.labels)
     rows = session.execute(
-        select(ProjectDocumentRow.digest, ProjectDocumentRow.kind, DocumentRow.body, DocumentRow.labels, EntryRow.id)
-        .join(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
+        select(ProjectDocumentRow.digest, ProjectDocumentRow.kind, *stored, EntryRow.id.label("entry"))
+        .outerjoin(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
         .outerjoin(
             EntryRow,
             and_(
@@ -270,44 +281,69 @@ def _document_faults(session: Session, project: UUID) -> Iterator[Fault]:
         .order_by(ProjectDocumentRow.digest)
         .execution_options(yield_per=100)
     )
-    for digest, kind, body, labels, entry in rows:
-        stream = f"documents/{project}/{digest}"
-        if sha256_digest(body) != digest:
+    for row in rows:
+        stream, kind = documents.stream(project, row.digest), row.kind
+        if row.body is None:
+            yield Fault(stream=stream, position=0, problem=f"the {kind} is missing")
+        elif sha256_digest(row.body) != row.digest:
             yield Fault(stream=stream, position=0, problem=f"the {kind}'s bytes do not have its digest")
+        elif f'"schema":"{row.schema_id}"'.encode() not in row.body or row.stored_kind != kind:
+            yield Fault(stream=stream, position=0, problem="it is kept as another kind of document than it is")
         elif kind == "bundle":
-            said = strict_json(body).get("labels")
-            if labels != said or found.pop(digest, None) != said:
+            said = strict_json(row.body).get("labels")
+            if row.labels != said or found.pop(row.digest, None) != said:
                 yield Fault(stream=stream, position=0, problem="it is found by other labels than the bundle has")
         # A reference has its entry where it is put in force: on a target.
-        if entry is None and kind != "reference":
+        if row.entry is None and kind != "reference":
             yield Fault(stream=stream, position=0, problem=f"the {kind} has no entry")
+    yield from _lost_documents(session, project)
 
 
-def _lock_faults(session: Session, project: UUID) -> Iterator[Fault]:
-    """A bundle's sources were resolved as its last registration says. One without an entry is told elsewhere."""
-    last = (
-        select(EntryRow.envelope)
-        .where(
-            EntryRow.stream == func.concat(f"documents/{project}/", ProjectDocumentRow.digest),
-            EntryRow.kind == Kind.BUNDLE_REGISTERED,
-        )
-        .order_by(EntryRow.position.desc())
-        .limit(1)
-        .lateral()
-    )
+def _lost_documents(session: Session, project: UUID) -> Iterator[Fault]:
+    """What was registered is the project's for ever, deleted or not."""
+    is_mine = (ProjectDocumentRow.project_id == project, ProjectDocumentRow.digest == func.right(EntryRow.stream, 71))
+    registered = (EntryRow.project_id == project, EntryRow.kind.in_(documents.REGISTERED), EntryRow.position == 1)
+    lost = select(EntryRow.stream).where(*registered, ~exists().where(*is_mine)).order_by(EntryRow.stream)
+    for stream in session.scalars(lost):
+        yield Fault(stream=stream, position=0, problem="what was registered is missing")
+
+
+_KEPT = ("kind", "name", "created_by", "created_at", "serving_digest", "components", "locks")
+"""What is kept of a registration beside its entry, and can be altered there."""
+
+
+def _registration_faults(session: Session, project: UUID) -> Iterator[Fault]:
+    """A document is kept as its last registration says. One without an entry is told elsewhere."""
+    of = EntryRow.stream == func.concat(f"documents/{project}/", ProjectDocumentRow.digest)
+    told = select(EntryRow.kind, EntryRow.actor, EntryRow.position, EntryRow.envelope)
+    last = told.where(of, EntryRow.kind.in_(documents.REGISTERED)).order_by(EntryRow.position.desc()).limit(1).lateral()
+    gone = select(func.max(EntryRow.position)).where(of, EntryRow.kind == Kind.BUNDLE_DELETED).scalar_subquery()
+    kept = (ProjectDocumentRow.kind, ProjectDocumentRow.name, ProjectDocumentRow.created_by)
+    more = (ProjectDocumentRow.created_at, DocumentRow.serving_digest, DocumentRow.components, ProjectDocumentRow.locks)
     rows = session.execute(
-        select(ProjectDocumentRow.digest, ProjectDocumentRow.locks, last.c.envelope)
+        select(ProjectDocumentRow.digest, ProjectDocumentRow.deleted_at, gone.label("gone"), *last.c, *kept, *more)
+        .join(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
         .join(last, true())
-        .where(ProjectDocumentRow.project_id == project, ProjectDocumentRow.kind == "bundle")
+        .where(ProjectDocumentRow.project_id == project)
         .order_by(ProjectDocumentRow.digest)
         .execution_options(yield_per=100)
     )
-    for digest, cached, envelope in rows:
+    for digest, deleted_at, deleted, entered, actor, position, envelope, *is_kept in rows:
+        stream = documents.stream(project, digest)
         with suppress(ValueError):  # an entry that cannot be read is a fault already
-            said = Registered.model_validate(claim_of(envelope)["body"]).model_dump(mode="json")["locks"]
-            if _stated(cached) != _stated(said):
-                problem = "its sources were not resolved as its log says"
-                yield Fault(stream=documents.stream(project, digest), position=0, problem=problem)
+            claim = claim_of(envelope)
+            said = Registered.model_validate(claim["body"]).model_dump(mode="json")
+            meant = said | {"kind": documents.REGISTERED.get(entered), "created_by": actor}
+            meant["created_at"] = claim["stated_at"]
+            for name, value in zip(_KEPT, is_kept, strict=True):
+                is_so = format_instant(value) if name == "created_at" else value
+                if _stated(is_so) != _stated(meant[name]):
+                    yield Fault(stream=stream, position=0, problem=_OTHERWISE.get(name, f"its {name} is not as signed"))
+        if (deleted is not None and deleted > position) != (deleted_at is not None):
+            yield Fault(stream=stream, position=0, problem="it is not deleted as its log says")
+
+
+_OTHERWISE = {"locks": "its sources were not resolved as its log says"}
 
 
 def _stated(locks: Any) -> Any:
@@ -346,7 +382,7 @@ def _quarantine_faults(session: Session, project: UUID) -> Iterator[Fault]:
 
 def _alias_faults(session: Session, project: UUID) -> Iterator[Fault]:
     """An alias is as the last entry of its stream says."""
-    said: dict[str, tuple[str | None, bool, int]] = {}
+    said: dict[str, tuple[object, ...]] = {}
     entries = session.scalars(
         select(EntryRow)
         .where(EntryRow.project_id == project, EntryRow.kind.in_(aliases.KINDS))
@@ -355,9 +391,15 @@ def _alias_faults(session: Session, project: UUID) -> Iterator[Fault]:
     for row in entries:
         with suppress(ValueError):  # an entry that cannot be read is a fault already
             body = AliasChanged.model_validate(claim_of(row.envelope)["body"])
-            said[row.stream] = (body.bundle, body.is_protected, body.generation)
-    cached = {
-        aliases.stream(project, row.name): (row.bundle, row.is_protected, row.generation)
+            said[row.stream] = (body.bundle, body.is_protected, body.generation, row.recorded_at, row.actor)
+    cached: dict[str, tuple[object, ...]] = {
+        aliases.stream(project, row.name): (
+            row.bundle,
+            row.is_protected,
+            row.generation,
+            row.changed_at,
+            row.changed_by,
+        )
         for row in session.scalars(select(AliasRow).where(AliasRow.project_id == project))
     }
     for stream in sorted(said.keys() | cached.keys()):
@@ -367,12 +409,14 @@ def _alias_faults(session: Session, project: UUID) -> Iterator[Fault]:
 
 def _alias_pattern_faults(session: Session, project: UUID) -> Iterator[Fault]:
     """The patterns that protect aliases are as the last entry about each says."""
-    of, said = alias_patterns.stream(project), dict[str, str | None]()
+    of, said = alias_patterns.stream(project), dict[str, tuple[object, ...] | None]()
     for row in evidence.read(session, of):
         with suppress(ValueError):  # an entry that cannot be read is a fault already
             body = AliasPatternChanged.model_validate(claim_of(row.envelope)["body"])
-            said[body.pattern] = body.movers
-    cached: dict[str, str | None] = {row.pattern: row.movers for row in alias_patterns.every(session, project)}
+            said[body.pattern] = (body.movers, row.recorded_at, row.actor) if body.movers else None
+    cached: dict[str, tuple[object, ...]] = {
+        row.pattern: (row.movers, row.set_at, row.set_by) for row in alias_patterns.every(session, project)
+    }
     for pattern in sorted(said.keys() | cached.keys()):
         if said.get(pattern) != cached.get(pattern):
             yield Fault(stream=of, position=0, problem=f"the pattern {pattern} is not as its log says")

@@ -78,7 +78,7 @@ def _record_restore(
         if judgement is not None:
             _record_stop(control, session, release, facts, judgement, breach_at)
         control.act(session, release, "restore", Kind.TRAFFIC_RESTORED, body)
-        remember(session, release, body, target)
+        _remember(session, target, body)
         if facts.phase is Phase.PROMOTED and before is not None and before.phase == Phase.SUPERSEDED:
             control.act(session, before, f"reinstated:{release.id}", Kind.REINSTATED, Replaced(release=release.id))
 
@@ -283,9 +283,18 @@ def traffic(facts: Facts, applied: Applied, *, step: int | None, requested_at: d
     )
 
 
-def remember(session: Session, release: ReleaseRow, body: Traffic, target: TargetRow | None = None) -> None:
-    """Keep beside the log what the gateway acknowledged last for the release's target."""
-    target = target if target is not None else targets.lock(session, release.target_id)
+def record_shift(control: Control, session: Session, release: ReleaseRow, act: str, body: Traffic) -> None:
+    """Record that the traffic of a release's target has moved, and keep beside the log what it is now."""
+    target = targets.lock(session, release.target_id)
+    control.act(session, release, act, Kind.TRAFFIC_SHIFTED, body)
+    _remember(session, target, body)
+
+
+def _remember(session: Session, target: TargetRow, body: Traffic) -> None:
+    """Keep beside the log what the gateway acknowledged last for a target.
+
+    The target is locked before the entry gets its sequence, so that what is kept is what the last entry says.
+    """
     target.applied = [entry.model_dump(mode="json") for entry in body.desired]
     target.generation += 1
     session.flush()

@@ -31,8 +31,8 @@ from workers.restores import (
     is_found,
     is_taken_back,
     next_split,
+    record_shift,
     record_taken_back,
-    remember,
     restore,
     take_back_unrecorded,
     traffic,
@@ -408,8 +408,7 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
         quarantine.require_free(session, release.project_id, release.bundle)
         if release.is_paused and is_more:
             return _refuse_more(control, session, release, step, applied)
-        control.act(session, release, act, Kind.TRAFFIC_SHIFTED, body)
-        remember(session, release, body)
+        record_shift(control, session, release, act, body)
         return TICK_SECONDS
 
     try:
@@ -432,8 +431,7 @@ def _republish(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway
     body = traffic(facts, applied, step=last, requested_at=facts.now, now=control.now())
 
     def record(session: Session, release: ReleaseRow) -> None:
-        control.act(session, release, f"shift:{last}:r{applied.split.revision}", Kind.TRAFFIC_SHIFTED, body)
-        remember(session, release, body)
+        record_shift(control, session, release, f"shift:{last}:r{applied.split.revision}", body)
 
     control.perform(held, record)
     if facts.is_held:
@@ -588,8 +586,7 @@ def _record_settled(control: Control, held: Held, facts: Facts, gateway: EnvoyGa
             requested_at=facts.now,
             applied_at=applied_at,
         )
-        control.act(session, live, f"settled:r{split.revision}", Kind.TRAFFIC_SHIFTED, body)
-        remember(session, live, body, target)
+        record_shift(control, session, live, f"settled:r{split.revision}", body)
 
     control.perform(held, record)
 

@@ -10,9 +10,10 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from gates.evidence import entry_problems
-from registry import documents, evidence, keys, projects, targets, verification
+from registry import auth, db, deletion, documents, evidence, keys, projects, targets, verification
 from registry.keys import Signer
 from registry.tables import EntryRow
+from schemas.api import Act
 from schemas.common import canonical_json
 from schemas.evidence import Kind, Reasoned, Staged
 from tests.support.factories import (
@@ -21,6 +22,7 @@ from tests.support.factories import (
     reference_body,
     registered_bundle,
     registered_golden,
+    registered_policy,
     started_release,
 )
 
@@ -202,6 +204,8 @@ def test_two_entries_that_changed_places_are_found(service, actor, story):
         ('"references" = \'{"a": "b"}\'', 1, "references is not the one that was signed"),
         ("policy = 'sha256:x'", 1, "policy is not the one that was signed"),
         ("bundle = 'sha256:x'", 1, "bundle is not the one that was signed"),
+        ("created_at = created_at - interval '1 day'", 1, "created_at is not the one that was signed"),
+        ("target_id = '00000000-0000-7000-8000-000000000000'", 1, "target is not the one that was signed"),
     ],
 )
 def test_a_release_that_shows_other_than_its_log_is_found(service, actor, story, assignment, position, said):
@@ -211,6 +215,81 @@ def test_a_release_that_shows_other_than_its_log_is_found(service, actor, story,
     ((stream, where, problem),) = found
     assert (stream, where) == (story, position)
     assert problem.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("table", "assignment", "said"),
+    [
+        ("tokens", "role = 'admin'", "another role"),
+        ("tokens", "name = 'nora'", "another name"),
+        ("tokens", "targets = NULL", "another targets"),
+        ("tokens", "expires_at = expires_at + interval '1 day'", "another expires_at"),
+        ("tokens", "revoked_at = clock_timestamp()", "another end"),
+        ("targets", "name = 'chat@staging'", "its name is not the one that was signed"),
+        ("targets", "runner_class = 'other'", "its runner_class is not the one that was signed"),
+        ("targets", "gateway = 'other'", "its gateway is not the one that was signed"),
+        ("targets", "created_at = created_at - interval '1 day'", "its created_at is not the one that was signed"),
+        ("targets", """applied = '[{"bundle": "sha256:x", "weight_bp": 10000}]'""", "its split is not"),
+        ("project_documents", "name = 'x'", "its name is not as signed"),
+        ("project_documents", "created_by = 'x'", "its created_by is not as signed"),
+        ("project_documents", "created_at = created_at - interval '1 day'", "its created_at is not as signed"),
+        ("project_documents", "deleted_at = clock_timestamp()", "it is not deleted as its log says"),
+        ("project_documents", "kind = 'suite'", "another kind of document than it is"),
+        ("documents", "schema_id = 'x'", "another kind of document than it is"),
+        ("documents", "serving_digest = 'x'", "its serving_digest is not as signed"),
+        ("documents", "components = '{}'", "its components is not as signed"),
+    ],
+)
+def test_what_is_kept_beside_the_log_otherwise_than_it_says_is_found(service, actor, story, table, assignment, said):
+    with service.database.transaction() as session:
+        project, ends = projects.named(session, "default"), db.now(session) + timedelta(days=1)
+        options = {"by": "root", "now": db.now(session), "expires_at": ends, "targets": ["chat@prod"]}
+        auth.create_token(session, service, project, "maria", "engineer", **options)
+    assert verify(service, actor).verified
+    where = " WHERE kind = 'bundle'" if table.endswith("documents") else ""
+    alter(service, f"UPDATE {table} SET {assignment}{where}")
+    assert any(said in problem for _, _, problem in faults(service, actor))
+
+
+def test_a_token_or_a_target_without_its_entry_and_an_entry_without_it_are_found(service, actor, story):
+    with service.database.transaction() as session:
+        project = projects.named(session, "default")
+        made = auth.create_token(session, service, project, "maria", "viewer", by="root", now=db.now(session))
+        (target,) = targets.browse(session, actor.project_id, after=None, limit=2)
+    other = "00000000-0000-7000-8000-000000000000"
+    alter(service, f"UPDATE tokens SET id = '{other}'")
+    alter(service, f"UPDATE targets SET id = '{other}'")
+    found = faults(service, actor)
+    of = f"project/{actor.project_id}"
+    assert found >= {
+        (of, 0, f"the token {made.id} is missing"),
+        (of, 0, f"the token {other} (maria) has no entry"),
+        (targets.stream(target.id), 0, "its target is missing"),
+        (f"target/{other}", 0, "the target has no entry"),
+    }
+
+
+def test_a_document_that_is_gone_is_found_and_so_is_one_that_the_project_has_no_more(service, actor, story):
+    digests = [registered_policy(service, actor, name).digest for name in ("one", "two")]
+    alter(service, "DELETE FROM documents WHERE digest = :digest", digest=digests[0])
+    alter(service, "DELETE FROM project_documents WHERE digest = :digest", digest=digests[1])
+    said = ("the policy is missing", "what was registered is missing")
+    of = [f"documents/{actor.project_id}/{digest}" for digest in digests]
+    assert faults(service, actor) == {(stream, 0, problem) for stream, problem in zip(of, said, strict=True)}
+
+
+def test_a_bundle_that_was_deleted_and_comes_back_without_a_word_is_found(service, actor):
+    bundle = registered_bundle(service, actor)
+    with service.database.transaction() as session:
+        deletion.delete_bundle(session, service, actor, bundle.digest, Act(reason="never used"))
+    assert verify(service, actor).verified
+    alter(service, "UPDATE project_documents SET deleted_at = NULL")
+    said = "it is not deleted as its log says"
+    assert faults(service, actor) == {(f"documents/{actor.project_id}/{bundle.digest}", 0, said)}
+    registered_bundle(service, actor)
+    alter(service, "UPDATE project_documents SET deleted_at = clock_timestamp()")
+    registered_bundle(service, actor)
+    assert verify(service, actor).verified
 
 
 def test_a_release_and_its_log_miss_each_other(service, actor, story):

@@ -5,13 +5,16 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+from sqlalchemy.orm import Session
+
 from registry import blobs, documents, evidence, releases, targets
 from registry.auth import Actor
 from registry.service import Service
+from registry.tables import ReleaseRow
 from schemas.api import ReleaseCreate, TargetCreate
 from schemas.bundle import Bundle
 from schemas.common import Closed, sha256_digest
-from schemas.evidence import Kind
+from schemas.evidence import Kind, Traffic
 from schemas.policy import Policy
 from schemas.reference import Reference
 from schemas.suite import GoldenSuite, LoadSuite
@@ -221,7 +224,16 @@ def record_act(service: Service, release: UUID, kind: Kind, body: Closed, act: s
     signed = state_act(service, release, kind, body, act)
     with service.database.transaction() as session:
         row, _ = evidence.record(session, signed)
+        if isinstance(body, Traffic):
+            remember(session, row, body)
         return row.phase
+
+
+def remember(session: Session, release: ReleaseRow, body: Traffic) -> None:
+    """Keep beside the log what it says of a target's traffic, as the controller does."""
+    target = targets.lock(session, release.target_id)
+    target.applied = [arm.model_dump(mode="json") for arm in body.desired]
+    session.flush()
 
 
 def _registered(service: Service, actor: Actor, kind: str, document: documents.DocumentT) -> documents.DocumentT:

@@ -10,7 +10,7 @@ from schemas.api import Complete
 from schemas.evidence import Approved, Decision, EngineBooted, Kind, SplitEntry, Staged, Traffic
 from schemas.result import Finding, GateResult, Severity, Verdict
 from schemas.runner import EngineIdentity, Fingerprint, Report, RunnerRegistration
-from tests.support.factories import registered_bundle, registered_policy
+from tests.support.factories import registered_bundle, registered_policy, remember
 
 FINGERPRINT = Fingerprint(cpu="Test CPU", cpu_flags="avx2", cores=4, memory_bytes=2**33, accelerators=[], kernel="6")
 
@@ -51,7 +51,9 @@ class Scene:
     def act(self, release: str, name: str, kind: Kind, body: Any) -> None:
         with self.service.database.transaction() as session:
             row = releases.get(session, self.api.project_id, UUID(release))
-            releases.act(session, self.service, row, name, "controller", kind, body)
+            row = releases.act(session, self.service, row, name, "controller", kind, body)
+            if isinstance(body, Traffic):
+                remember(session, row, body)
 
     def result(self, gate: str, verdict: Verdict) -> GateResult:
         finding = Finding(

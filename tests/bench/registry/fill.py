@@ -182,11 +182,12 @@ def bundles(place: Place, model: Model, numbers: range) -> int:
         identity, held = uuid7(), labels(number)
         derived = (rf"\\x{canonical.hex()}", serving, json.dumps(mine), json.dumps(held))
         stored.append("\t".join((digest, "bundle", Bundle.SCHEMA_ID, *derived)) + "\n")
-        members.append(f"{pen.project}\t{digest}\t{identity}\tbundle\t{name(number)}\t{now}\tbench\n")
         marked += [f"{pen.project}\t{digest}\t{label}\t{value}\t{identity}\n" for label, value in held.items()]
         stream = f"documents/{pen.project}/{digest}"
         act, kind, actor, payload = model.entries[0]
         predicate = json.loads(payload)
+        stated = predicate["predicate"]["stated_at"]
+        members.append(f"{pen.project}\t{digest}\t{identity}\tbundle\t{name(number)}\t{stated}\t{actor}\n")
         predicate["subject"][0]["digest"]["sha256"] = digest.removeprefix("sha256:")
         predicate["predicate"]["stream"] = stream
         predicate["predicate"]["body"] = {
@@ -236,7 +237,7 @@ def releases(place: Place, model: Model, columns: str, rows: list[tuple[str, str
             # The fold of a log begins and ends with the instants of its own entries.
             cursor.execute(
                 """
-                UPDATE releases SET created_at = first.recorded_at, phase_since = moved.recorded_at,
+                UPDATE releases SET phase_since = moved.recorded_at,
                     step_since = CASE WHEN releases.step_since IS NULL THEN NULL ELSE shifted.recorded_at END
                 FROM entries AS first, entries AS moved, entries AS shifted
                 WHERE releases.id = ANY(%(ids)s)

@@ -23,7 +23,8 @@ from uuid import UUID
 import psutil
 import structlog
 from pydantic import SecretStr
-from sqlalchemy import func, select, text
+from sqlalchemy import Text, cast, func, literal, select, text
+from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates.evidence import Verifier
@@ -31,7 +32,7 @@ from registry import auth, checkpoints, db, evidence, keys, projects, targets, v
 from registry.auth import Actor
 from registry.service import Service
 from registry.settings import Settings
-from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow
+from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, TargetRow
 from schemas.api import TargetCreate
 from tests.bench.registry import fill, models
 from tests.bench.registry.clients import Asked, Told, get, measure, plan, post, rank
@@ -173,6 +174,8 @@ class Stage:
     def check(self, *, is_whole: bool) -> None:
         """Verify what was filled in: all of it, or the entries of a sample of its streams. Raises RuntimeError."""
         began = time.monotonic()
+        with self.service.database.transaction() as session:
+            _remember_splits(session)
         with self.service.database.transaction() as session:
             if is_whole or self._entries() <= 50_000:
                 told = verification.verify(session, self._place.project)
@@ -318,3 +321,16 @@ class Stage:
             took.append((time.monotonic() - began) * 1000)
         took.sort()
         return Told(rank(took, 0.5), rank(took, 0.99), took[-1], 1000 * len(took) / sum(took), len(took))
+
+
+def _remember_splits(session: Session) -> None:
+    """Keep beside each target the split of the last entry that moved its traffic, as the controller would have."""
+    newest = (
+        select(ReleaseRow.target_id, EntryRow.envelope)
+        .join(EntryRow, EntryRow.stream == literal("release/") + cast(ReleaseRow.id, Text))
+        .where(EntryRow.kind.in_(evidence.MOVES_TRAFFIC))
+        .distinct(ReleaseRow.target_id)
+        .order_by(ReleaseRow.target_id, EntryRow.sequence.desc())
+    )
+    for target, envelope in session.execute(newest).all():
+        session.get_one(TargetRow, target).applied = evidence.claim_of(envelope)["body"]["desired"]

@@ -6,6 +6,7 @@ or None when only an entry, a job or a replica can change anything; those make t
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from uuid import UUID
 
 import structlog
@@ -16,7 +17,7 @@ from registry import acts, approvals, db, documents, jobs, releases
 from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.evidence import Attempt, Decision, Kind, Reasoned
 from schemas.policy import Policy
-from schemas.problems import LeaseLost, NotEligible, Problem
+from schemas.problems import LeaseLost, NotEligible, Problem, Unavailable
 from schemas.release import TERMINAL, Phase
 from schemas.result import Verdict
 from schemas.runner import JobKind
@@ -53,6 +54,12 @@ def reconcile(control: Control, release_id: UUID, *, turn_seconds: float = TURN_
     except Problem as problem:
         due_in = RETRY_SECONDS
         _record_attempt(control, held, problem)
+    except OSError as error:
+        # A full disk, or a folder of the gateway's that may not be written: whoever looks at the release sees why.
+        log.exception("release_attempt_failed", release=str(release_id))
+        due_in = RETRY_SECONDS
+        where = f": {Path(error.filename).name}" if isinstance(error.filename, str) else ""
+        _record_attempt(control, held, Unavailable(f"the controller's machine refuses: {error.strerror}{where}"))
     finally:
         control.let_go(held, due_in_seconds=due_in)
 

@@ -203,6 +203,8 @@ def withdraw(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) 
 
 def controller_lost(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> float | None:
     """The dead-man switch took traffic back while no controller lived: record it, then let traffic move again."""
+    # The switch is armed again once its notice is taken: it hears now that a controller lives.
+    gateway.beat()
     notice = gateway.take_notice()
     split = gateway.desired(facts.target)
     if notice is None or split is None:

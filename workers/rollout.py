@@ -123,9 +123,9 @@ def canary(control: Control, held: Held) -> float | None:
     """Canary: judge the present step; go on, wait, hold, or take traffic back."""
     facts = gather(control, held)
     gateway = gateway_of(control, held)
-    gateway.beat()
     if gateway.take_notice() is not None:
         return controller_lost(control, held, facts, gateway)
+    # Who has not looked at traffic yet, or has to take it back, does not beat: where that fails, the switch does it.
     if facts.rollback_reason is not None:
         return restore(control, held, facts, cause="requested", reasons=[facts.rollback_reason])
     if facts.quarantined:
@@ -151,6 +151,7 @@ def _stop(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, spl
         return None
     judgement, breach_at = look(control, facts, gateway, split)
     if judgement.outcome is not StepOutcome.FAILED:
+        gateway.beat()
         return None
     return restore(
         control, held, facts, cause="stop_condition", reasons=list(judgement.reasons),
@@ -166,6 +167,7 @@ def _judge(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, sp
             control, held, facts, cause="stop_condition", reasons=list(judgement.reasons),
             judgement=judgement, breach_at=breach_at,
         )  # fmt: skip
+    gateway.beat()
     last = len(facts.policy.canary.steps) - 1
     if _is_asked_to_promote(control, held, facts, judgement):
         return _promote(control, held, judgement) if step == last else _shift(control, held, last)
@@ -221,7 +223,6 @@ def soak(control: Control, held: Held) -> float | None:
     """Promoted: stop conditions stay armed while the release before is warm; a rollback may be asked for any time."""
     facts = gather(control, held)
     gateway = gateway_of(control, held)
-    gateway.beat()
     if gateway.take_notice() is not None:
         return controller_lost(control, held, facts, gateway)
     if facts.rollback_reason is not None:
@@ -237,6 +238,7 @@ def soak(control: Control, held: Held) -> float | None:
         # Another release's traffic has moved, and is recorded next; or that one has ended, and takes it back itself.
         return WAIT_SECONDS
     if facts.now >= ends_at or arm is None:
+        gateway.beat()
         return _finish_soak(control, held, facts, gateway, split)
     if (back := _why_back(facts)) is not None:
         return restore(control, held, facts, cause=back[0], reasons=back[1])

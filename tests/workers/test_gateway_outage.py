@@ -56,6 +56,24 @@ def kinds(here: World, release: UUID) -> list[Kind]:
     return [entry.kind for entry in here.show(release).log]
 
 
+def assert_blind(here: World, release: UUID) -> None:
+    """A controller that cannot read what happens says so on the release, and does not show that it lives: so traffic
+    goes back by the switch."""
+    path, heartbeat = here.envoy.gateway.log.path, here.envoy.gateway.heartbeat
+    aside = path.rename(path.with_name("aside"))
+    path.mkdir()
+    before = heartbeat.stat().st_mtime_ns
+    here.until(lambda: Kind.ATTEMPT_ERRORED in kinds(here, release))
+    here.turn()
+    assert heartbeat.stat().st_mtime_ns == before
+    (told,) = (entry.body for entry in here.show(release).log if entry.kind is Kind.ATTEMPT_ERRORED)
+    assert told["problem"] == "unavailable"
+    assert told["detail"] == f"the controller's machine refuses: Is a directory: {path.name}"
+    path.rmdir()
+    aside.rename(path)
+    here.until(lambda: heartbeat.stat().st_mtime_ns > before)
+
+
 @pytest.mark.parametrize("is_same_worker", [True, False], ids=["the same worker", "another worker"])
 def test_a_step_begins_anew_when_the_gateway_was_killed_in_it(
     here: World, engines: tuple[StreamEngine, StreamEngine], is_same_worker: bool
@@ -91,6 +109,7 @@ def test_a_gateway_that_cannot_be_asked_lets_nothing_pass_and_the_release_holds_
     one, two = engines
     first, second = in_canary(here, one, two)
     gateway = here.envoy.gateway
+    assert_blind(here, second)
     socket = gateway.admin.path
     socket.unlink()
     with here.traffic():

@@ -4,7 +4,8 @@ A job is matched when a runner asks for one, never before: what a runner has and
 """
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, and_, case, func, or_, select, true
@@ -153,7 +154,7 @@ def occupied(session: Session, job: JobRow, among: Sequence[RunnerRow]) -> str |
         told.append(f"{one.name} has reserved {held}")
     if not told:
         return None
-    kept = turns.kept(session, job.project_id, job.runner_class, at)
+    kept = _kept(session, job.project_id, job.runner_class, at)
     if kept is not None and kept[0] == job.id:
         told = [*told[:MOST_NAMED], f"{kept[1].name} takes no other gates until it has it"]
     return f"room for {needs}: {'; '.join(told[: MOST_NAMED + 1])}"
@@ -199,8 +200,54 @@ def next_job(session: Session, runner: RunnerRow, at: datetime) -> tuple[JobRow,
         wanted = read(needs)
         if wanted is not None and held.room(wanted) is not None and not fitting.obstacles(wanted, machine):
             fitting_ones.append(needs)
+    kept = _kept(session, runner.project_id, runner.runner_class, at)
+    job = session.scalar(
+        select(JobRow)
+        .join(ReleaseRow, ReleaseRow.id == JobRow.release_id, isouter=True)
+        .where(
+            *asked,
+            _may_take(session, runner, at),
+            or_(JobRow.needs.is_(None), JobRow.needs.in_(fitting_ones)),
+            JobRow.id.not_in(turns.left_to_others(session, runner, at)),
+            true()
+            if kept is None or kept[1].id != runner.id
+            else or_(JobRow.kind == JobKind.SERVE, JobRow.id == kept[0]),
+        )
+        .order_by(*_order(at))
+        .limit(1)
+        .with_for_update(skip_locked=True, of=JobRow)
+        .execution_options(populate_existing=True)
+    )
+    if job is None:
+        return None
+    return job, _devices(job, runner, held)
+
+
+def _kept(session: Session, project: UUID, runner_class: str, at: datetime) -> tuple[UUID, RunnerRow] | None:
+    """Return for which gate or recording of a class a runner is kept, and which; None for none."""
+    due = (
+        JobRow.project_id == project,
+        JobRow.runner_class == runner_class,
+        JobRow.state == JobState.PENDING,
+        JobRow.kind != JobKind.SERVE,
+        JobRow.is_wanted,
+        JobRow.needs.is_not(None),
+    )
+    long_ago = at - timedelta(seconds=turns.WAITED_SECONDS)
+    if session.scalar(select(JobRow.id).where(*due, JobRow.due_at <= long_ago).limit(1)) is None:
+        return None
+    waiting = (
+        select(JobRow)
+        .join(ReleaseRow, ReleaseRow.id == JobRow.release_id, isouter=True)
+        .where(*due, JobRow.due_at <= at)
+        .order_by(*_order(at))
+    )
+    return turns.kept(session, session.scalars(waiting.limit(turns.MOST_WAITING)).all(), at)
+
+
+def _order(at: datetime) -> tuple[ColumnElement[Any], ...]:
+    """Return who comes first, and within a kind whose turn was longest ago."""
     other = aliased(JobRow)
-    is_serve = JobRow.kind == JobKind.SERVE
     turn = (
         select(func.max(other.claimed_at))
         .where(
@@ -210,25 +257,7 @@ def next_job(session: Session, runner: RunnerRow, at: datetime) -> tuple[JobRow,
         )
         .scalar_subquery()
     )
-    kept = turns.kept(session, runner.project_id, runner.runner_class, at)
-    job = session.scalar(
-        select(JobRow)
-        .join(ReleaseRow, ReleaseRow.id == JobRow.release_id, isouter=True)
-        .where(
-            *asked,
-            _may_take(session, runner, at),
-            or_(JobRow.needs.is_(None), JobRow.needs.in_(fitting_ones)),
-            JobRow.id.not_in(turns.left_to_others(session, runner, at)),
-            true() if kept is None or kept[1].id != runner.id else or_(is_serve, JobRow.id == kept[0]),
-        )
-        .order_by(_rank(at), turn.nulls_first(), JobRow.due_at)
-        .limit(1)
-        .with_for_update(skip_locked=True, of=JobRow)
-        .execution_options(populate_existing=True)
-    )
-    if job is None:
-        return None
-    return job, _devices(job, runner, held)
+    return _rank(at), turn.nulls_first(), JobRow.due_at.asc()
 
 
 def _devices(job: JobRow, runner: RunnerRow, held: Reserved) -> list[int]:

@@ -39,34 +39,27 @@ class _Machine:
         return room.held_by(self.row, [(one.needs, one.devices) for one in held]).room(needs) is not None
 
 
-def kept(session: Session, project: UUID, runner_class: str, at: datetime) -> tuple[UUID, RunnerRow] | None:
-    """Return for which job a runner of a class is kept, and which; None while none has to be.
+def kept(session: Session, waiting: Sequence[JobRow], at: datetime) -> tuple[UUID, RunnerRow] | None:
+    """Return for which job a runner is kept, and which; None while none has to be.
 
-    It is the job that has waited longest of those that fit nowhere beside the gates that run, and the runner on which
-    the fewest of these have to end. They end by themselves.
+    It is the one whose turn it is, where it fits nowhere beside the gates that run and has waited for long, and the
+    runner on which the fewest of these have to end. They end by themselves.
+
+    Args:
+        session: of the caller.
+        waiting: gates and recordings of one class that are due, in their turn.
+        at: now.
     """
-    waiting = session.scalars(
-        select(JobRow)
-        .where(
-            JobRow.project_id == project,
-            JobRow.runner_class == runner_class,
-            JobRow.state == JobState.PENDING,
-            JobRow.kind != JobKind.SERVE,
-            JobRow.is_wanted,
-            JobRow.needs.is_not(None),
-            JobRow.due_at <= at - timedelta(seconds=WAITED_SECONDS),
-        )
-        .order_by(JobRow.created_at, JobRow.id)
-        .limit(MOST_WAITING)
-    ).all()
-    machines = _machines(session, project, runner_class, at) if waiting else []
+    machines = _machines(session, waiting[0].project_id, waiting[0].runner_class, at) if waiting else []
     for job in waiting:
         needs = room.read(job.needs or {})
         if needs is None:
             continue
         fit = [one for one in machines if not fitting.obstacles(needs, one.offer)]
         if any(one.has_room(needs) for one in fit):
-            continue  # there it is taken in its turn
+            return None  # it is its turn, and it is taken there
+        if job.due_at > at - timedelta(seconds=WAITED_SECONDS):
+            continue
         if emptied := [one for one in fit if one.has_room(needs, beside_gates=False)]:
             return job.id, min(emptied, key=lambda one: (one.gates, one.row.name)).row
     return None

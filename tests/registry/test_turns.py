@@ -66,6 +66,21 @@ def test_what_needs_all_of_a_machine_gets_it_though_small_jobs_never_end(service
     assert (found.job, found.devices) == (big, [0, 1])
 
 
+def test_turns_are_kept_though_all_of_them_have_waited_for_long(service: Service, actor: Actor) -> None:
+    one, runner = bundle(service, actor, count=1), register(service, actor, "a", H100)
+    greedy = [ask(service, actor, one, created_by="greedy") for _ in range(3)]
+    modest = [ask(service, actor, one, created_by="modest") for _ in range(2)]
+    for place, job in enumerate([*greedy, *modest]):
+        change(service, job, due_at=before(service, 900 - place))
+    order = []
+    for _ in range(5):
+        held = taken(service, actor, runner)
+        order.append(held.job)
+        assert claim(service, actor, runner) is None
+        end(service, actor, held)
+    assert order == [greedy[0], modest[0], greedy[1], modest[1], greedy[2]]
+
+
 def test_what_is_live_still_finds_room_on_a_runner_that_is_kept(service: Service, actor: Actor) -> None:
     small, runner = bundle(service, actor, "small", 1), register(service, actor, "a", H100, H100)
     ask(service, actor, small)

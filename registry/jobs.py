@@ -189,6 +189,7 @@ def _claim(session: Session, service: Service, job: JobRow) -> Claim:
         accepted=targets.accepted_bundle(session, job) if job.kind == JobKind.EVALUATE else None,
         devices=job.devices or [],
         is_wanted=job.is_wanted,
+        planned_bytes=(job.needs or {}).get("planned_bytes"),
     )
 
 

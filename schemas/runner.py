@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from schemas.common import Closed, Digest, Instant, Integer, Name, Positive, ShortText, Text, Wire
 from schemas.failures import Cause
@@ -220,6 +220,15 @@ class Claim(Wire):
     )
     devices: list[int] = Field(description="Accelerators reserved for it, by their place in the runner's fingerprint.")
     is_wanted: bool = Field(description="False: find the engine that was left, end it, and boot none.")
+    planned_bytes: int | None = Field(
+        description="Bytes of a machine's memory that its replica takes by a plan; null without one."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_before(cls, told: object) -> object:
+        """Read claims of a service, and of a file, from before plans were told of."""
+        return {"planned_bytes": None, **told} if isinstance(told, dict) else told
 
 
 class Renewal(Wire):

@@ -77,7 +77,10 @@ class Site:
 
     def order(self, lease: Lease, bundle: Bundle, files: Path, beside: Bundle | None = None) -> Order:
         """Return a replica of a job as its launcher takes it. Raises IndexError as `devices` does."""
-        return Order(bundle, files, str(lease.job), lease.token, self.devices(lease, bundle, beside))
+        devices = self.devices(lease, bundle, beside)
+        # The plan is that of the job's own bundle.
+        planned = lease.claim.planned_bytes if beside is None else None
+        return Order(bundle, files, str(lease.job), lease.token, devices, planned or 0)
 
     # ------------------------------------------------------------------------------------------ documents
 

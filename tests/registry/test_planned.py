@@ -39,6 +39,7 @@ def test_a_plan_counts_as_soon_as_it_has_passed_for_the_job_itself_and_for_what_
     one = bundle(service, actor)
     first = ask(service, actor, one, gates=["placement", "compatibility"])
     held = taken(service, actor, runner)
+    assert held.planned_bytes is None
     assert "planned_bytes" not in shown_needs(service, first)
     planned(service, actor, held)
     # One gigabyte that is no cache, and one for each sequence that the bundle promises.
@@ -50,7 +51,8 @@ def test_a_plan_counts_as_soon_as_it_has_passed_for_the_job_itself_and_for_what_
     assert claim(service, actor, runner) is None
     assert str(shown(service, actor, serve).waits).endswith("r1 has reserved 5.0 of 10.0 GB")
     change(service, serve, needs=shown_needs(service, serve) | {"planned_bytes": 4 * GB})
-    assert taken(service, actor, runner).job == serve
+    held = taken(service, actor, runner)
+    assert (held.job, held.planned_bytes) == (serve, 4 * GB)
 
 
 @pytest.mark.parametrize("count", [0, 1])

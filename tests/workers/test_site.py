@@ -30,7 +30,7 @@ def claim(own: Bundle, devices: list[int]) -> Claim:
     return Claim(
         job=uuid4(), kind=JobKind.EVALUATE, fencing_token=1, lease_seconds=30.0, release=None, target=None,
         bundle=own.digest, policy=None, suites=[], references={}, gates=[], attempt=1, replica=None, accepted=None,
-        devices=devices, is_wanted=True,
+        devices=devices, is_wanted=True, planned_bytes=2**31,
     )  # fmt: skip
 
 
@@ -42,6 +42,16 @@ def names(tmp_path: Path, devices: list[int], own: Bundle, accepted: Bundle | No
     with Client("http://127.0.0.1:1", "none") as client:
         here, lease = site(tmp_path, client, Staging(tmp_path)), Lease(client, claim(own, devices))
         return here.devices(lease, own) if accepted is None else here.devices(lease, accepted, beside=own)
+
+
+def test_what_a_job_s_own_bundle_takes_by_its_plan_is_ordered_for_no_other_one(tmp_path: Path) -> None:
+    own, accepted = bundle(0), bundle(1)
+    with Client("http://127.0.0.1:1", "none") as client:
+        here, lease = site(tmp_path, client, Staging(tmp_path)), Lease(client, claim(own, [0]))
+        assert here.order(lease, own, tmp_path).planned_bytes == 2**31
+        assert here.order(lease, accepted, tmp_path, own).planned_bytes == 0
+    told = {key: value for key, value in claim(own, []).model_dump().items() if key != "planned_bytes"}
+    assert Claim.model_validate(told).planned_bytes is None  # by an older service
 
 
 def test_the_files_of_what_a_job_boots_besides_its_own_bundle_are_kept_until_it_ends(tmp_path: Path) -> None:

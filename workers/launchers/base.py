@@ -99,6 +99,7 @@ class Order:
 
     `files` is the folder of the staged files on this machine. `job` and `fencing_token` mark what is started, so that
     it is provably this job's; `devices` are the accelerators reserved for it, as the driver names them.
+    `planned_bytes` of the machine's memory are what a plan says that it takes, 0 where there is none.
     """
 
     bundle: Bundle
@@ -106,6 +107,7 @@ class Order:
     job: str = ""
     fencing_token: int = 0
     devices: tuple[str, ...] = ()
+    planned_bytes: int = 0
 
 
 @dataclass(frozen=True)

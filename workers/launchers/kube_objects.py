@@ -235,7 +235,7 @@ def _container(pods: Pods, argv: list[str], command: Command, order: Order, *, l
         "imagePullPolicy": "IfNotPresent",
         "command": argv,
         "env": [{"name": key, "value": literal(value)} for key, value in sorted(variables.items())],
-        "resources": _resources(pods, order.bundle),
+        "resources": _resources(pods, order),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -263,14 +263,14 @@ def _probes(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _resources(pods: Pods, bundle: Bundle) -> dict[str, dict[str, str]]:
-    needs, limits = Needs.of(bundle), {}
+def _resources(pods: Pods, order: Order) -> dict[str, dict[str, str]]:
+    needs, limits = Needs.of(order.bundle), {}
     if needs.count > 0:
         kind = f"nvidia.com/mig-{needs.mig}" if needs.mig is not None else "nvidia.com/gpu"
         limits[kind] = str(_devices(needs))
     # A pod that asks for no memory is the first that a node without any ends, and one that is given more than there is
     # goes to a node that has not got it.
-    asked = _memory_bytes(pods, needs)
+    asked = _memory_bytes(pods, needs, order.planned_bytes)
     if pods.limits.memory_bytes is not None:
         limits["memory"] = str(pods.limits.memory_bytes)
         asked = pods.limits.memory_bytes if needs.count > 0 else min(pods.limits.memory_bytes, asked)
@@ -286,14 +286,15 @@ def _shared_bytes(needs: Needs) -> int:
     return max(GIBIBYTE, SHARED_BYTES * needs.count)
 
 
-def _memory_bytes(pods: Pods, needs: Needs) -> int:
+def _memory_bytes(pods: Pods, needs: Needs, planned_bytes: int) -> int:
     """Return the bytes of a node's memory that one pod asks for.
 
-    On a processor the weights lie there. With accelerators they come through it, and some engines leave a part there;
-    no more than the accelerators' share of a node is asked for, so that all of them can be in use at once.
+    On a processor the weights lie there, and by a plan the cache beside them. With accelerators they come through it,
+    and some engines leave a part there; no more than the accelerators' share of a node is asked for, so that all of
+    them can be in use at once.
     """
     if needs.count == 0:
-        return max(needs.memory_bytes or 0, needs.machine_bytes)
+        return max(needs.memory_bytes or 0, needs.machine_bytes, planned_bytes)
     devices = _devices(needs)
     found = -(-needs.held_bytes // needs.nodes) + devices * (SHARED_BYTES + RANK_BYTES)
     if pods.hardware is None or not pods.hardware.accelerators:

@@ -95,6 +95,13 @@ def test_a_pod_with_accelerators_asks_for_the_memory_that_the_weights_come_throu
     }
 
 
+def test_a_pod_without_accelerators_asks_for_what_its_plan_adds_up_to(pods, order):
+    cpu = {"accelerator": "cpu", "count": 0}
+    for row, planned, asked in ((cpu, 2**31, 2**31), (cpu, 0, 2**30), (cpu | {"memory_bytes": 2**32}, 2**31, 2**32)):
+        made = resources(pods, replace(order, planned_bytes=planned), size=2**30, hardware=row)
+        assert made == {"requests": {"memory": str(asked)}}
+
+
 def test_each_pod_of_a_group_asks_for_its_own_part_of_the_memory(pods, order):
     assert resources(pods, order, nodes=2, size=10**11 + 1, hardware=GPUS) == {
         "limits": {"nvidia.com/gpu": "1"},

@@ -12,7 +12,7 @@ from registry.client.storage import CHUNK_BYTES
 from schemas.bundle import Bundle
 from schemas.common import sha256_digest
 from tests.support.chain import write_bundle_directory
-from tests.support.checkpoints import adapt
+from tests.support.checkpoints import SHARDS, adapt, micro, micro_sharded, micro_tensors
 from tests.support.factories import bundle_body, file_entry
 from tests.support.families import FAMILIES
 from tests.support.headers import safetensors, tensor
@@ -127,18 +127,23 @@ def test_what_is_written_wrongly_is_usage(capsys, llama, words, said):
 
 
 def test_tokens_of_windows_and_of_a_draft_are_told_apart(capsys, tmp_path):
-    root = write(tmp_path / "gemma", FAMILIES["gemma-3-4b-it"])
-    write(root / "draft", FAMILIES["llama-3.1-8b-instruct"])
-    (tmp_path / "bundle.json").write_text(json.dumps({"engine": {"name": "vllm"}, "draft": "draft"}))
-    asked = (root, "--device-memory", "80GB", "--context", "8000", "-f", tmp_path / "bundle.json")
+    alternating = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+    tensors = [
+        *micro_tensors(),
+        *(one._replace(name=one.name.replace("s.0.", "s.1.")) for one in micro_tensors()[1:-2]),
+    ]
+    root = micro(tmp_path / "m", tensors=tensors, sliding_window=64, **alternating)
+    micro(root / "draft")
+    (tmp_path / "bundle.json").write_text('{"engine": {"name": "vllm", "version": "0.32.0"}, "draft": "draft"}')
+    asked = (root, "--device-memory", "8GB", "--context", "2000", "-f", tmp_path / "bundle.json")
     _, said = run(capsys, *asked, "--json")
     cache = json.loads(said.out)["cache"]
-    assert (cache["windows"], cache["draft_token_bytes"]) == ([1024], 131_072)
-    assert 0 < cache["token_bytes_beyond_windows"] < cache["token_bytes"]
+    assert (cache["windows"], cache["token_bytes"], cache["token_bytes_beyond_windows"]) == ([64], 32, 16)
+    assert cache["draft_token_bytes"] == 16
     _, said = run(capsys, *asked)
-    assert f"{cache['token_bytes']:,} bytes a token in all until windows of 1,024 tokens are full, " in said.out
-    assert f"{cache['token_bytes_beyond_windows']:,} from then on; 131,072 more for the draft" in said.out
-    assert "tokens of context, at 8,000 a sequence; windowed layers keep the last 1,024 of each" in said.out
+    told = "32 bytes a token in all until windows of 64 tokens are full, 16 from then on; 16 more for the draft"
+    assert told in said.out
+    assert "tokens of context, at 2,000 a sequence; windowed layers keep the last 64 of each" in said.out
 
 
 def test_what_is_planned_may_be_a_file_and_what_is_none_is_told(capsys, tmp_path):
@@ -154,16 +159,18 @@ def test_what_is_planned_may_be_a_file_and_what_is_none_is_told(capsys, tmp_path
     assert (status, "this is an adapter, which is planned with its base" in said.err) == (3, True)
 
 
-def test_a_shard_that_is_not_there_is_named(capsys, tmp_path):
-    root = write(tmp_path / "llama", FAMILIES["llama-3.1-8b-instruct"])
-    index = json.loads((root / "model.safetensors.index.json").read_text())
-    lost = sorted(set(index["weight_map"].values()))[1]
-    (root / lost).unlink()
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (SHARDS, f"has 1 of 2 files of model: {SHARDS[1]} is not there"),
+        (("a.safetensors", "b.safetensors"), "from b.safetensors, which is not there"),  # only the index says so
+    ],
+)
+def test_a_shard_that_is_not_there_is_named(capsys, tmp_path, names, says):
+    root = micro_sharded(tmp_path / "m", names=names)
+    (root / names[1]).unlink()
     status, said = run(capsys, root, *CARD)
-    assert (status, lost in said.err) == (3, True)
-    (root / "model.safetensors.index.json").unlink()
-    status, said = run(capsys, root, *CARD)
-    assert (status, f"{lost} is not there" in said.err) == (3, True)
+    assert (status, says in said.err) == (3, True)
 
 
 def test_what_decides_and_is_not_known_is_no_verdict(capsys, llama, tmp_path):

@@ -30,6 +30,7 @@ def _tool(properties: Mapping[str, Any], definitions: Mapping[str, Any] | None =
 
 
 _FLAT: Final = _tool({"filter": {"type": "string", "description": "What to find."}})
+_BARE: Final = _tool({"filter": {"type": "string"}})
 _REFERENCE: Final = _tool(
     {"filter": {"$ref": "#/$defs/F"}}, {"F": {"type": "object", "properties": {"name": {"type": "string"}}}}
 )
@@ -64,6 +65,7 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "system": {"messages": [{"role": "system", "content": SYSTEM}, _USER]},
     "later": {"messages": [_USER], "now": _LATER},
     "tool": {"messages": [_USER], "tools": [_FLAT]},
+    "tool-bare": {"messages": [_USER], "tools": [_BARE]},
     "dressed": {"messages": [{"role": "system", "content": SYSTEM}, _USER], "tools": [_FLAT]},
     "dressed-later": {"messages": [{"role": "system", "content": SYSTEM}, _USER], "tools": [_FLAT], "now": _LATER},
     "system-later": {"messages": [{"role": "system", "content": SYSTEM}, _USER], "now": _LATER},

@@ -258,9 +258,11 @@ def _tools(c: Composition, seen: Renderings) -> Iterator[Flaw]:
                 expected="a tool with plain parameters renders",
             )
         return
+    # What a plain parameter may lack too, such as its description, is no fault of a reference.
+    usual = {*flat.printed, *seen.by_name["tool-bare"].printed}
     for name, (what, _) in FURTHER.items():
         nested = seen.by_name[name]
-        lost = sorted(set(nested.printed) - set(flat.printed))
+        lost = sorted(set(nested.printed) - usual)
         if nested.refused is None and not lost:
             continue
         reason = (

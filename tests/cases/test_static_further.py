@@ -209,6 +209,17 @@ def test_c036_further_words_open_the_reasoning(tmp_path, opening):
     assert only(found, "reasoning-parser-missing").severity == "block"
 
 
+@pytest.mark.parametrize(
+    ("line", "undefined"),
+    [("{{ p.description | trim }}", []), ("{{ p.description }}{{ p.type }}", ["type"]), ("{{ n }}", [])],
+)
+def test_c033_what_a_plain_parameter_may_lack_is_no_fault_of_a_reference(tmp_path, line, undefined):
+    loop = "{% for t in tools or [] %}{{ t.function.name }}{% for n, p in t.function.parameters.properties.items() %}"
+    root = speak(micro(tmp_path / "m"), template=loop + line + "{% endfor %}{% endfor %}" + T0)
+    found = [one.found["undefined"] for one in validate(root).flaws if one.found["parameter"] == "$ref"]
+    assert found == ([undefined] if undefined else [])
+
+
 EXAONE = (
     "{% for m in messages %}[|{{ m.role }}|]{{ m.content }}[|endofturn|]\n{% endfor %}"
     "{% if add_generation_prompt %}[|assistant|]{% endif %}"

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from gates.files.contents import role_of
 from schemas.bundle import COMPONENTS, READ_BY_ENGINE, Bundle, File, Role
 from schemas.common import canonical_json, sha256_digest
-from schemas.comparison import BundleDiff, FileChange, FileState, PartChange, Side, ValueChange
+from schemas.comparison import BundleDiff, FileChange, FileState, PartChange, PartWithin, Side, ValueChange
 
 DOUBTFUL: Final = "doubtful"
 
@@ -45,6 +45,9 @@ AFFECTS: Final[Mapping[str, str]] = {
     "sources": "Where the same bytes came from, and who vouches for them.",
 }
 """Part → what a change in it can affect."""
+
+IN_WEIGHTS: Final = "It lies in the weights, which differ: whether it is the same is not seen here."
+IN_TOKENIZER: Final = "It lies in the tokenizer's files, which differ: whether it is the same is not seen here."
 
 _COMPONENT_OF: Final = {role: component for component, (roles, _) in COMPONENTS.items() for role in roles}
 _PART_OF_TEXTS: Final = {Role.LICENCE: "licence", Role.DOCUMENTATION: "documentation"}
@@ -84,14 +87,16 @@ def diff(first: Bundle, second: Bundle) -> BundleDiff:
     was, now = _parts(first), _parts(second)
     # By digest: to Python, true equals 1.
     changed = [_changed(part, was[part], now[part]) for part in PARTS if was[part].digest != now[part].digest]
-    gone = {change.part for change in changed}
+    within = [one for one in _within(first, second) if one.part not in {change.part for change in changed}]
+    told = {one.part for one in (*changed, *within)}
     return BundleDiff(
         first=side(first),
         second=side(second),
         is_same=first.digest == second.digest,
         is_served_same=not any(change.is_served for change in changed),
         changed=changed,
-        unchanged=[part for part in PARTS if part not in gone],
+        within=within,
+        unchanged=[part for part in PARTS if part not in told],
     )
 
 
@@ -122,6 +127,23 @@ def _parts(bundle: Bundle) -> dict[str, _Part]:
     for file in bundle.files:
         parts[part_of(file)].files[file.path] = FileState(size=file.size, sha256=file.sha256, role=file.role)
     return parts
+
+
+def _within(first: Bundle, second: Bundle) -> Iterator[PartWithin]:
+    """Yield the components that either bundle has inside files of another one, where those files differ."""
+    are_weights_other = _bytes(first, Role.WEIGHTS) != _bytes(second, Role.WEIGHTS)
+    if are_weights_other and "weights" in (first.tokenizer.origin, second.tokenizer.origin):
+        yield PartWithin(part="tokenizer", within="weights", why=IN_WEIGHTS)
+    templates = {first.template.origin, second.template.origin}
+    if are_weights_other and "weights" in templates:
+        yield PartWithin(part="template", within="weights", why=IN_WEIGHTS)
+    elif "tokenizer_config" in templates and _bytes(first, Role.TOKENIZER) != _bytes(second, Role.TOKENIZER):
+        yield PartWithin(part="template", within="tokenizer", why=IN_TOKENIZER)
+
+
+def _bytes(bundle: Bundle, role: Role) -> set[tuple[str, str]]:
+    # The weights have one tokenizer wherever their file lies; of tokenizer files, the name says which one is read.
+    return {("" if role is Role.WEIGHTS else file.path, file.sha256) for file in bundle.files if file.role is role}
 
 
 def _changed(part: str, was: _Part, now: _Part) -> PartChange:

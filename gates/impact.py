@@ -88,8 +88,8 @@ def again(gate: str, parts: Sequence[str]) -> bool:
 
 
 def _touched(found: BundleDiff) -> list[str] | None:
-    """Return the parts that differ; None when the bundles differ, and in no part."""
-    parts = [change.part for change in found.changed]
+    """Return the parts that differ or may; None when the bundles differ, and in no part."""
+    parts = [change.part for change in found.changed] + [one.part for one in found.within]
     return parts if parts or found.is_same else None
 
 

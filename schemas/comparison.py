@@ -52,6 +52,14 @@ class PartChange(Wire):
     files: list[FileChange] = Field(description="Files that differ, by path.")
 
 
+class PartWithin(Wire):
+    """A part that is declared the same and lies in bytes of another part, which differ: no comparison sees into them."""
+
+    part: str = Field(description="Component.")
+    within: str = Field(description="The part whose files hold it.")
+    why: str = Field(description="One sentence.")
+
+
 class BundleDiff(Wire):
     """What differs between two bundles."""
 
@@ -60,6 +68,9 @@ class BundleDiff(Wire):
     is_same: bool = Field(description="Whether they are one and the same bundle.")
     is_served_same: bool = Field(description="Whether what the engine reads and how it is run is the same.")
     changed: list[PartChange] = Field(description="Parts that differ.")
+    within: list[PartWithin] = Field(
+        description="Parts that lie in files of another part, which differ: neither known to be the same nor to differ."
+    )
     unchanged: list[str] = Field(description="Parts that are the same.")
 
 

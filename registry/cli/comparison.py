@@ -217,7 +217,7 @@ def _say_diff(out: Output, found: BundleDiff, texts: Mapping[str, Sequence[str]]
         for line in lines:
             out.say(f"  {line}", {"+": "good", "-": "bad"}.get(line[:1], "plain"))
     out.say("")
-    out.fields([("the same", ", ".join(found.unchanged))])
+    out.fields([*((one.part, one.why) for one in found.within), ("the same", ", ".join(found.unchanged))])
     if found.is_served_same:
         out.say("nothing that is served differs", "good")
 

@@ -240,3 +240,31 @@ def test_a_difference_is_complete_symmetric_and_empty_for_one_and_the_same(one, 
         assert ours.values or ours.files, "what differs is told, not only that something does"
     served = {change.part for change in there.changed if change.is_served}
     assert served == {name for name, digest in one.components().items() if other.components()[name] != digest}
+
+
+@pytest.mark.parametrize(
+    ("origins", "role", "expected"),
+    [
+        (("weights", "weights"), "weights", {"tokenizer": "weights", "template": "weights"}),
+        (("weights", "none"), "weights", {"tokenizer": "weights"}),
+        (("files", "weights"), "weights", {"template": "weights"}),
+        (("files", "tokenizer_config"), "weights", {}),
+        (("files", "tokenizer_config"), "tokenizer", {"template": "tokenizer"}),
+        # Only the configuration beside the weights: the weights are the same, and all that lies in them.
+        (("weights", "weights"), "config", {}),
+    ],
+)
+def test_what_lies_in_files_that_differ_is_not_said_to_be_the_same(origins, role, expected):
+    body = wide_body()
+    body["tokenizer"], body["template"] = ({"origin": origin} for origin in origins)
+    other = copy.deepcopy(body)
+    for file in other["files"]:
+        if file["role"] == role:
+            file["sha256"] = DIGEST
+    first, second = Bundle.model_validate(body), Bundle.model_validate(other)
+    for found in (diff(first, second), diff(second, first)):
+        assert {one.part: one.within for one in found.within} == expected
+        assert {one.within in one.why and "which differ" in one.why for one in found.within} <= {True}
+        told = [change.part for change in found.changed] + [one.part for one in found.within] + found.unchanged
+        assert sorted(told) == sorted(PARTS)
+    assert diff(first, first).within == []

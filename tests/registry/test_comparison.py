@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from gates import catalog
-from gates.difference import diff
+from gates.difference import IN_WEIGHTS, diff
 from gates.impact import ADVICE, NO_RESULT
 from registry import db, jobs
 from registry.client import Client
@@ -51,6 +51,15 @@ def test_two_files_are_compared_without_a_service(command, written):
     assert command("bundle", "diff", a, b, "--exit-code").status == 1
     assert command("bundle", "diff", a, a, "--exit-code").status == 0
     assert "the same bundle" in command.ok("bundle", "diff", a, a).out
+
+    c = written("c.json", bundle_body(files=[bundle_body()["files"][0] | {"sha256": "sha256:" + "1" * 64}]))
+    said = command.ok("bundle", "diff", a, c).out
+    assert f"tokenizer  {IN_WEIGHTS}" in said
+    assert "tokenizer" not in said.split("the same  ")[1]
+    found = command.ok("bundle", "diff", a, c, "--json").json
+    assert [(one["part"], one["within"]) for one in found["within"]] == [
+        *(("tokenizer", "weights"), ("template", "weights")),
+    ]
 
     policy = written("policy.json", policy_body())
     ran = command.ok("bundle", "impact", a, b, "--policy", policy)

@@ -5,6 +5,7 @@ import re
 import httpx
 import pytest
 
+from gates.difference import IN_WEIGHTS
 from gates.plain import NO_AUTHORITY
 from schemas.result import Verdict
 from tests.registry.web.test_detail_pages import text_of
@@ -80,6 +81,10 @@ def test_a_page_tells_what_differs_what_it_asks_for_and_leads_there_and_back(sce
     changed = visit.get(f"/bundles/{first}/diff/{second}").text
     assert '<mark class="bad">-b</mark>\n<mark class="good">+&lt;img src=x onerror=alert(1)&gt;' in changed
     assert "<img src=x" not in changed
+    seen, same = text_of(changed).replace("&#39;", "'").split("Not seen ")[1].split("The same ")
+    assert f"tokenizer {IN_WEIGHTS} template" not in seen, "of the template, its own part says that it differs"
+    assert f"tokenizer {IN_WEIGHTS}" in seen
+    assert "tokenizer" not in same.split("Gates")[0]
     told = scene.command.ok("bundle", "diff", first, second).out
     assert f"t.jinja:\n  @@ -1,3 +1,3 @@\n   {{{{ a }}}}\n  -b\n  +{EVIL}\ufffd\n" in told
 

@@ -88,7 +88,7 @@ def diff(first: Bundle, second: Bundle) -> BundleDiff:
     # By digest: to Python, true equals 1.
     changed = [_changed(part, was[part], now[part]) for part in PARTS if was[part].digest != now[part].digest]
     within = [one for one in _within(first, second) if one.part not in {change.part for change in changed}]
-    told = {one.part for one in (*changed, *within)}
+    told = {*(one.part for one in changed), *(one.part for one in within)}
     return BundleDiff(
         first=side(first),
         second=side(second),

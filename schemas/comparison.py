@@ -53,7 +53,7 @@ class PartChange(Wire):
 
 
 class PartWithin(Wire):
-    """A part that is declared the same and lies in bytes of another part, which differ: no comparison sees into them."""
+    """A part that is declared the same and lies in files of another part, which differ: nobody looks into them here."""
 
     part: str = Field(description="Component.")
     within: str = Field(description="The part whose files hold it.")

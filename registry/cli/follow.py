@@ -137,7 +137,7 @@ class _Watch:
         verdict = decided(found, self.until)
         if found.phase is Phase.GATED and verdict is None and not self.has_told_who:
             self.has_told_who = True
-            if (said := what_to_do(self.client, found)) is not None:
+            if (said := _who_agrees(self.client, found)) is not None:
                 self.output.note(said)
         if verdict is None and found.doing is not None and self._is_news(found):
             self.doing, self.counted = found.doing, (found.phase, found.step)
@@ -211,9 +211,14 @@ def decided(release: ReleaseDetail, until: Until) -> Decided | None:
 
 
 def what_to_do(client: Client, release: ReleaseDetail) -> str | None:
-    """Return what a person can do for a release that holds in its canary, or must agree to; None for nothing."""
+    """Return what a person can do for a release that is paused, holds in its canary, or must be agreed to."""
+    return "; ".join(filter(None, [way_out(release), _who_agrees(client, release)])) or None
+
+
+def _who_agrees(client: Client, release: ReleaseDetail) -> str | None:
+    """Return who must agree to a release; None where nobody has to, or not yet, or not any more."""
     if release.phase is not Phase.GATED:
-        return way_out(release)
+        return None
     required = Policy.model_validate(client.policies.get(release.policy).document).approval.required
     return None if required < 1 else _waits_for(release, required)
 

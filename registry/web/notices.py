@@ -35,13 +35,14 @@ def notices(release: ReleaseDetail, *, required: int) -> list[Notice]:
         kind, tone, title = _ENDS[release.phase]
         return [Notice(tone, title, _reasons(_last(release.log, kind)) or _said(release))]
     found = []
+    on = [*filter(None, [way_out(release)])]
     if release.is_paused and (paused := _last(release.log, Kind.PAUSED)) is not None:
-        found.append(Notice("warn", f"Paused by {paused.actor}.", [str(paused.body["reason"])]))
+        found.append(Notice("warn", f"Paused by {paused.actor}.", [str(paused.body["reason"]), *on]))
     if release.quarantined:
         serves = ", and serves on" if release.phase is Phase.PROMOTED else ""
         found.append(Notice("bad", f"The bundle is quarantined{serves}.", list(release.quarantined)))
     if release.held:
-        found.append(Notice("warn", "Held.", [*release.held, *filter(None, [way_out(release)])]))
+        found.append(Notice("warn", "Held.", [*release.held, *(() if release.is_paused else on)]))
     if release.waits is not None:
         keeps_on = release.waits.startswith(SERVES_ON)
         found.append(Notice("plain" if keeps_on else "warn", "Moves." if keeps_on else "Waits.", [release.waits]))

@@ -342,6 +342,9 @@ def test_people_act_on_releases_and_their_reasons_are_kept(scene, stack):
     identity = scene.release()["id"]
     command = scene.command
     assert command.ok("release", "pause", identity, "-r", "a complaint", "--json").json["is_paused"] is True
+    told = " ".join(command.ok("release", "show", identity).out.split())
+    assert f"what to do `sluicegate release resume {identity} --reason …` lets it go on, " in told
+    assert "managers and administrators may resume" in told
     command.ok("release", "resume", identity, "-r", "another model")
     assert "rejected by manager: no" in command.ok("release", "reject", identity, "-r", "no").out
     for act in ("approve", "promote", "rollback", "pause"):

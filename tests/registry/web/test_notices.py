@@ -4,10 +4,11 @@ from uuid import uuid4
 
 import pytest
 
+from registry.auth import PERMISSIONS
 from registry.web.notices import notices
 from schemas.evidence import Kind
 from schemas.release import Phase, ReleaseDetail
-from schemas.stories import replaces
+from schemas.stories import RESUMERS, replaces, way_out
 from tests.registry.web.test_pages import START, entry
 
 
@@ -58,7 +59,7 @@ def test_a_release_that_is_paused_and_held_and_waits_for_people_says_all_three()
     paused = (Kind.PAUSED, {"reason": "freeze until Monday"})
     found = release(Phase.GATED, paused, is_paused=True, held=["load: 3 of 60", "golden: a warning"], reason="last")
     assert told(found, required=2) == [
-        ("warn", "Paused by maria.", ["freeze until Monday"]),
+        ("warn", "Paused by maria.", ["freeze until Monday", way_out(found)]),
         ("warn", "Held.", ["load: 3 of 60", "golden: a warning"]),
         (
             "plain",
@@ -66,6 +67,22 @@ def test_a_release_that_is_paused_and_held_and_waits_for_people_says_all_three()
             [f"2 people other than kim must agree: `sluicegate release approve {found.id} --reason …`"],
         ),
     ]
+
+
+@pytest.mark.parametrize(("phase", "deed"), [(Phase.BOOTED, "reject"), (Phase.CANARY, "rollback")])
+def test_a_paused_release_says_once_who_may_let_it_go_on_and_by_which_command(phase, deed):
+    found = release(phase, (Kind.PAUSED, {"reason": "wait"}), is_paused=True, held=["too few requests"])
+    (_, _, (reason, out)), (_, _, held) = told(found)
+    assert (reason, held) == ("wait", ["too few requests"])
+    assert out.startswith(f"`sluicegate release resume {found.id} --reason …` lets it go on, ")
+    assert f"`sluicegate release {deed} {found.id} --reason …` " in out
+    assert out.endswith("; managers and administrators may resume")
+    assert way_out(release(phase)) is None
+    assert way_out(release(Phase.REJECTED, is_paused=True)) is None
+
+
+def test_those_who_may_resume_are_named_as_the_permissions_have_them():
+    assert PERMISSIONS["resume"] == {"manager", "admin"}, f"or say so in RESUMERS: {RESUMERS}"
 
 
 def test_a_release_that_has_ended_says_each_reason_of_its_end_and_nothing_that_held_it_before():

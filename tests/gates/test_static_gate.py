@@ -108,40 +108,20 @@ def test_a_flaw_has_a_severity_of_its_code_and_comes_back_from_json():
         flaw("lora-no-match", "No.", severity=Severity.INFO, found=1, expected=0)
 
 
-def _hidden_in(root, kind):
-    match kind:
-        case "archive" | "program" | "remote-code":
-            name, raw = {"archive": ("x.tar.gz", b"1"), "program": ("x.exe", b"MZ"), "remote-code": ("a.py", b"1")}[
-                kind
-            ]
-            (root / name).write_bytes(raw)
-            if kind == "remote-code":
-                edit_json(root / "config.json", lambda told: told | {"auto_map": {"AutoModel": "a.M"}})
-        case "link-escapes-root" | "dangling-link":
-            (root / "more.json").symlink_to("/etc/hostname" if kind == "link-escapes-root" else root / "nothing")
-        case "header-invalid":
-            (root / "model.safetensors").write_bytes((root / "model.safetensors").read_bytes()[:900])
-        case "pickle-weights":
-            (root / "adapter_model.bin").write_bytes(b"1")
-        case "file-irregular":
-            os.mkfifo(root / "pipe.json")
-        case "name-refused":
-            (root / "aux.json").write_bytes(b"{}")
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        *("archive", "program", "remote-code", "link-escapes-root", "dangling-link", "header-invalid"),
-        *("pickle-weights", "file-irregular", "name-refused", "launch-refused"),
-    ],
-)
-def test_a_refusal_of_files_tells_what_was_found_and_what_is_expected(tmp_path, code):
+def test_a_refusal_of_files_tells_what_was_found_and_what_is_expected(tmp_path):
     root = speak(micro(tmp_path / "m"))
-    _hidden_in(root, code)
-    words = {"launch-refused": ["--tokenizer", "/etc"], "remote-code": ["--trust-remote-code"]}.get(code, [])
+    for name in ("x.tar.gz", "x.exe", "adapter_model.bin", "aux.json"):
+        (root / name).write_bytes(b"{}")
+    (root / "out.json").symlink_to("/etc/hostname")
+    (root / "lost.json").symlink_to(root / "nothing")
+    os.mkfifo(root / "pipe.json")
+    (root / "model.safetensors").write_bytes((root / "model.safetensors").read_bytes()[:900])
+    words = ["--tokenizer", "/etc", "--trust-remote-code"]
     found = validate(root, {"engine": {"name": "vllm", "version": "0.32.0", "arguments": words}})  # which looks at each
-    assert code in codes(found, "block")
+    assert codes(found, "block") >= {
+        *("archive", "program", "pickle-weights", "name-refused", "link-escapes-root", "dangling-link"),
+        *("file-irregular", "header-invalid", "launch-refused", "remote-code"),
+    }
 
 
 def test_a_catalogue_entry_is_two_sentences():

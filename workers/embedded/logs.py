@@ -1,6 +1,7 @@
 """Log files of bounded size, written from the pipes of the parts. A full disk costs lines of them, and nothing else."""
 
 import contextlib
+import os
 from collections import deque
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,7 @@ class CappedLog:
 
     def write(self, data: bytes) -> None:
         """Append bytes. A file is only left at the end of a line, unless a line is longer than a whole file."""
+        self._renew()
         while data:
             room = self._cap_bytes - self._size
             if len(data) <= room:
@@ -53,6 +55,16 @@ class CappedLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _renew(self) -> None:
+        """Begin the file anew when somebody took it away, with its folder or alone: otherwise nobody reads the rest."""
+        if os.fstat(self._file.fileno()).st_nlink:
+            return
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(mode=0o700, exist_ok=True)
+            fresh = self.path.open("ab", buffering=0)
+            self._file.close()
+            self._file, self._size = fresh, 0
 
     def _append(self, data: bytes) -> None:
         with contextlib.suppress(OSError):

@@ -29,6 +29,16 @@ def test_the_tail_is_what_was_written_last_without_control_characters(tmp_path):
     log.close()
 
 
+def test_a_log_that_was_taken_away_with_its_folder_begins_anew(tmp_path):
+    log = CappedLog(tmp_path / "web.log")
+    log.write(b"before\n")
+    (tmp_path / "web.log").unlink()
+    tmp_path.rmdir()
+    log.write(b"after\n")
+    log.close()
+    assert (tmp_path / "web.log").read_text() == "after\n"
+
+
 def test_an_existing_log_is_continued(tmp_path):
     (tmp_path / "web.log").write_text("before\n")
     log = CappedLog(tmp_path / "web.log")

@@ -59,6 +59,13 @@ def test_a_healthy_candidate_passes_when_the_hold_is_over():
     assert [by_name[name].n for name in ("open_requests", "client_left", "refused")] == [1, 80, 80]
 
 
+def test_errors_of_the_stable_side_are_told_beside_and_not_judged():
+    judgement = judge(tally((GOOD, 80), (ON_STABLE, 234), (replace(ON_STABLE, flags=CUT.flags), 6)), 30)
+    assert judgement.outcome is StepOutcome.PASSED
+    beside = next(each for each in judgement.measurements if each.name == "baseline_error_ratio")
+    assert (beside.k, beside.n, beside.value) == (6, 240, 0.025)
+
+
 def test_a_step_waits_for_its_least_requests_and_says_so():
     judgement = judge(tally((GOOD, 59), (ON_STABLE, 180)), 60)
     assert judgement.outcome is StepOutcome.WAITING

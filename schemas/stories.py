@@ -75,7 +75,12 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     Kind.APPROVAL_NOT_REQUIRED: ("plain", lambda b: b["reason"]),
     Kind.APPROVED: ("good", lambda b: f"{len(b['approvals'])} of {b['required']} approvals"),
     Kind.FINDING_ACCEPTED: ("warn", lambda b: f"{b['gate']}: {', '.join(b['codes'])}: {b['reason']}"),
-    Kind.TRAFFIC_SHIFTED: ("plain", lambda b: f"{_split(b)}, acknowledged in {b['applied_ms']:.1f} ms"),
+    Kind.TRAFFIC_SHIFTED: (
+        "plain",
+        lambda b: (
+            f"{_split(b)}, acknowledged in {b['applied_ms']:.1f} ms" + (f": {_reasons(b)}" if b.get("reasons") else "")
+        ),
+    ),
     Kind.STEP_PASSED: ("good", lambda b: f"step {b['step'] + 1}: {_reasons(b)}"),
     Kind.STOP_CONDITION_FIRED: ("bad", _reasons),
     Kind.TRAFFIC_RESTORED: ("bad", lambda b: f"{_split(b)} ({b.get('cause')}): {_reasons(b)}"),

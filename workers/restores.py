@@ -24,6 +24,12 @@ TICK_SECONDS = 0.5
 """Between two looks at live traffic: Envoy writes its log at least this often."""
 WAIT_SECONDS = 1.0
 
+ALONE = "it serves alone"
+SOAKED = "its soak is over: it serves alone"
+LET_GO = f"{SOAKED}, and the release before is let go"
+TAKEN_BACK = "the release that was taken back is let go: it serves alone"
+MOVED = "another replica of it took the place of the one that served: its weight stands"
+
 
 def restore(
     control: Control,
@@ -300,6 +306,48 @@ def _remember(session: Session, target: TargetRow, body: Traffic) -> None:
     target.applied = [entry.model_dump(mode="json") for entry in body.desired]
     target.generation += 1
     session.flush()
+
+
+def record_settled(
+    control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, applied: Applied | None, why: str
+) -> None:
+    """Record on the live release that it serves alone now, and why, under the revision that clients see.
+
+    Asked again after a worker died between the change and its record, it finds the split in force and records that.
+    """
+    split = gateway.desired(facts.target)
+    alone = split.arm(STABLE) if split else None
+    if split is None or alone is None or len(split.arms) > 1:
+        return
+    with control.transaction(held) as (session, release):
+        if _is_recorded(session, release, split):
+            return
+    acknowledged = applied or gateway.apply(split)
+    applied_at = control.now()
+
+    def record(session: Session, release: ReleaseRow) -> None:
+        target = targets.lock(session, release.target_id)
+        live = targets.stable_release(session, target.id)
+        if live is None or live.bundle[7:19] not in alone.cluster or _is_recorded(session, release, split):
+            return
+        body = Traffic(
+            desired=[SplitEntry(bundle=live.bundle, weight_bp=alone.weight_bp)],
+            revision=f"{split.revision}",
+            applied_ms=acknowledged.acknowledged_seconds * 1000,
+            step=live.step,
+            requested_at=facts.now,
+            applied_at=applied_at,
+            reasons=[why],
+        )
+        record_shift(control, session, live, f"settled:r{split.revision}", body)
+
+    control.perform(held, record)
+
+
+def _is_recorded(session: Session, release: ReleaseRow, split: Split) -> bool:
+    """Tell whether the last change of the target's traffic that the log knows is this split."""
+    last = evidence.traffic(session, release.target_id, upto=None, limit=1)
+    return bool(last) and evidence.claim_of(last[0].envelope)["body"]["revision"] == f"{split.revision}"
 
 
 def is_found(session: Session, release: ReleaseRow, act: str) -> bool:

@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session
 
 from gates.canary import StepJudgement, StepOutcome, progress
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Split
-from registry import db, documents, evidence, failures, jobs, quarantine, releases, targets
+from registry import db, documents, failures, jobs, quarantine, releases, targets
 from registry.tables import ReleaseRow, TargetRow
 from registry.targets import way_back
-from schemas.evidence import Attempt, Judgement, Kind, Note, Replaced, SplitEntry, Traffic
+from schemas.evidence import Attempt, Judgement, Kind, Note, Replaced
 from schemas.problems import BundleQuarantined, NotEligible, Problem, TransitionRefused
 from schemas.release import Phase
 from schemas.runner import JobKind
@@ -22,6 +22,11 @@ from workers import holds, quarantines
 from workers.control import Control, Held
 from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, hand_over, live_bundle, live_of, serve
 from workers.restores import (
+    ALONE,
+    LET_GO,
+    MOVED,
+    SOAKED,
+    TAKEN_BACK,
     TICK_SECONDS,
     WAIT_SECONDS,
     controller_lost,
@@ -31,6 +36,7 @@ from workers.restores import (
     is_found,
     is_taken_back,
     next_split,
+    record_settled,
     record_shift,
     record_taken_back,
     restore,
@@ -301,7 +307,7 @@ def settle(control: Control, held: Held) -> float | None:
         stable = split.arm(STABLE)
         gateway.discard_rollback(facts.target)
         applied = gateway.apply(Split(facts.target, split.revision + 1, (stable,) if stable else ()))
-    _record_settled(control, held, facts, gateway, applied)
+    record_settled(control, held, facts, gateway, applied, TAKEN_BACK if applied else ALONE)
     control.watches.pop(facts.release, None)
     return clear(control, held)
 
@@ -430,7 +436,8 @@ def _republish(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway
         facts.target, arms_back(facts), silence_seconds=float(facts.policy.canary.dead_man_seconds)
     )
     applied = gateway.apply(next_split(gateway, facts.target, arms_at(facts, last)))
-    body = traffic(facts, applied, step=last, requested_at=facts.now, now=control.now())
+    moved = traffic(facts, applied, step=last, requested_at=facts.now, now=control.now())
+    body = moved.model_copy(update={"reasons": [MOVED]})
 
     def record(session: Session, release: ReleaseRow) -> None:
         record_shift(control, session, release, f"shift:{last}:r{applied.split.revision}", body)
@@ -538,7 +545,7 @@ def _finish_soak(
     if split is None or split.arms != (arm,):
         gateway.discard_rollback(facts.target)
         applied = gateway.apply(Split(facts.target, split.revision + 1 if split else 1, (arm,)))
-    _record_settled(control, held, facts, gateway, applied)
+    record_settled(control, held, facts, gateway, applied, _why_settled(facts, split) if applied else ALONE)
     control.watches.pop(facts.release, None)
     with control.transaction(held) as (session, release):
         candidate = targets.candidate_release(session, release.target_id)
@@ -560,40 +567,13 @@ def _recovered(control: Control, session: Session, release: ReleaseRow, reason: 
     control.act(session, release, f"recovered:{place}", Kind.RESUMED, Note(reason=reason))
 
 
-def _record_settled(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, applied: Applied | None) -> None:
-    """Record on the live release that it serves alone now, under the revision that clients see.
-
-    Asked again after a worker died between the change and its record, it finds the split in force and records that.
-    """
-    split = gateway.desired(facts.target)
-    alone = split.arm(STABLE) if split else None
-    if split is None or alone is None or len(split.arms) > 1:
-        return
-    with control.transaction(held) as (session, release):
-        if _is_recorded(session, release, split):
-            return
-    acknowledged = applied or gateway.apply(split)
-    applied_at = control.now()
-
-    def record(session: Session, release: ReleaseRow) -> None:
-        target = targets.lock(session, release.target_id)
-        live = targets.stable_release(session, target.id)
-        if live is None or live.bundle[7:19] not in alone.cluster or _is_recorded(session, release, split):
-            return
-        body = Traffic(
-            desired=[SplitEntry(bundle=live.bundle, weight_bp=alone.weight_bp)],
-            revision=f"{split.revision}",
-            applied_ms=acknowledged.acknowledged_seconds * 1000,
-            step=live.step,
-            requested_at=facts.now,
-            applied_at=applied_at,
-        )
-        record_shift(control, session, live, f"settled:r{split.revision}", body)
-
-    control.perform(held, record)
-
-
-def _is_recorded(session: Session, release: ReleaseRow, split: Split) -> bool:
-    """Tell whether the last change of the target's traffic that the log knows is this split."""
-    last = evidence.traffic(session, release.target_id, upto=None, limit=1)
-    return bool(last) and evidence.claim_of(last[0].envelope)["body"]["revision"] == f"{split.revision}"
+def _why_settled(facts: Facts, split: Split | None) -> str:
+    """Return why a live release is put in force alone, by the split that was in force before."""
+    if split is None:
+        return ALONE
+    arm = split.arm(CANDIDATE)
+    if arm is None:
+        return MOVED
+    if facts.bundle[7:19] not in arm.cluster:
+        return TAKEN_BACK
+    return SOAKED if split.arm(STABLE) is None else LET_GO

@@ -48,6 +48,8 @@ def test_traffic_tells_who_serves_and_when_nobody_does():
     arms = [{"bundle": "sha256:" + "a" * 64, "weight_bp": 250}, {"bundle": "sha256:" + "b" * 64, "weight_bp": 9750}]
     shifted = tell(entry(Kind.TRAFFIC_SHIFTED, desired=arms, applied_ms=12.34))
     assert shifted == ("plain", "2.5 % aaaaaaaaaaaa + 97.5 % bbbbbbbbbbbb, acknowledged in 12.3 ms")
+    again = tell(entry(Kind.TRAFFIC_SHIFTED, desired=arms, applied_ms=12.34, reasons=["its soak is over"]))
+    assert again[1] == f"{shifted[1]}: its soak is over"
     named = tell(entry(Kind.TRAFFIC_SHIFTED, desired=arms, applied_ms=1), {arms[0]["bundle"]: "gemma-first"})
     assert named[1].startswith("2.5 % gemma-first (aaaaaaaa) + 97.5 % bbbbbbbbbbbb, ")
     assert served_in([entry(Kind.PROMOTED), entry(Kind.TRAFFIC_SHIFTED, desired=arms)]) == {

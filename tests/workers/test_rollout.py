@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from gates.router import CANDIDATE, Applied, Split
-from registry import approvals, db, documents, evidence, releases, verification
+from registry import approvals, db, documents, evidence, history, releases, verification
 from registry.auth import Actor
 from registry.service import Service
 from schemas.api import Act, Approve, Withdraw
@@ -21,6 +21,7 @@ from tests.support.gateway import ask_many
 from tests.support.streams import Script, stream_engine
 from tests.support.world import QUICK_CANARY, World, world
 from workers.reconcile import reconcile
+from workers.restores import LET_GO, SOAKED
 from workers.sweep import sweep
 from workers.traffic.envoy import EnvoyGateway
 from workers.traffic.guard import DeadManSwitch
@@ -53,6 +54,17 @@ def assert_recorded_as_served(here: World, live: UUID) -> None:
         assert [e.id for e in evidence.traffic(session, row.target_id, upto=None, limit=1)] == [change.id]
 
 
+def why_settled(here: World, live: UUID) -> list[str] | None:
+    """Return why the last change of a live release's traffic was made, as the target's history tells it, too."""
+    change = [entry for entry in here.show(live).log if entry.kind is Kind.TRAFFIC_SHIFTED][-1]
+    reasons = Traffic.model_validate(change.body).reasons
+    with here.service.database.transaction() as session:
+        target = releases.get(session, here.actor.project_id, live).target_id
+        row = evidence.traffic(session, target, upto=None, limit=1)[0]
+        assert history.wire(session, row).reason == "; ".join(reasons or ())
+    return reasons
+
+
 def assert_verified(here: World) -> None:
     with here.service.database.transaction() as session:
         found = verification.verify(session, here.actor.project_id)
@@ -64,9 +76,10 @@ def test_a_first_release_goes_from_nothing_to_everything_and_a_successor_step_by
     with stream_engine("one") as one, stream_engine("two") as two:
         assert ask_many(here.envoy.url(), 2).statuses[404] == 2
         first = here.live(here.bundle("one", b"1" * 10), policy, one)
-        # Once with all traffic, once more when its soak was over and it had become the stable arm.
+        # Once with all traffic, once more when its soak was over and it had become the stable arm: it says so.
         assert kinds(here.show(first)).count(Kind.TRAFFIC_SHIFTED) == 2
         assert body(here.show(first), Kind.TRAFFIC_SHIFTED)["desired"][0]["weight_bp"] == 10_000  # type: ignore[index]
+        assert why_settled(here, first) == [SOAKED]
         assert_recorded_as_served(here, first)
 
         second = here.release(here.bundle("two", b"2" * 10), policy)
@@ -81,6 +94,7 @@ def test_a_first_release_goes_from_nothing_to_everything_and_a_successor_step_by
         assert set().union(*(each.statuses for each in answers)) == {200}
 
         here.until(here.is_settled)
+        assert why_settled(here, second) == [LET_GO]
         # The replica of the release before is asked to stop, and the new one serves alone.
         assert [job.is_wanted for job in here.serving_jobs()] == [False, True]
         assert set(ask_many(here.envoy.url(), 10).engines) == {"two"}

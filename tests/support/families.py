@@ -279,7 +279,6 @@ FAMILIES: dict[str, Family] = dict(
             lambda: decoder(**_QWEN_SIZES, bias=True),
             **_QWEN_WORDS,
             declared=_VLLM,
-            has_whole_vocabulary=True,
         ),
         _told(
             "qwen2.5-7b-gptq-int4",
@@ -310,7 +309,7 @@ FAMILIES: dict[str, Family] = dict(
                 "generation": {"bos_token_id": 2, "eos_token_id": [1, 107], "pad_token_id": 0},
             },
         ),
-        _told("gemma-3-4b-it", _gemma3, **_GEMMA_WORDS, declared={"engine": _LONG}, has_whole_vocabulary=True),
+        _told("gemma-3-4b-it", _gemma3, **_GEMMA_WORDS, declared={"engine": _LONG}),
         _told(
             "gemma-3-1b-it",
             lambda: _gemma_text(262144, is_third=True, layers=26, hidden=1152, heads=4, keys=1, inner=6912),

@@ -119,7 +119,7 @@ def history(session: Session, row: AliasRow, *, after: UUID | None, limit: int) 
     """Return the acts on an alias, newest first, before the entry named by a cursor. Raises NotFound."""
     query = select(EntryRow).where(EntryRow.stream == stream(row.project_id, row.name))
     if after is not None:
-        last = session.get(EntryRow, after)
+        last = evidence.by_id(session, after)
         if last is None or last.stream != stream(row.project_id, row.name):
             raise NotFound("there is no such entry to go on after")
         query = query.where(EntryRow.position < last.position)

@@ -177,6 +177,11 @@ def next_position(session: Session, stream: str) -> int:
     return last.position + 1 if last else 1
 
 
+def by_id(session: Session, entry: UUID) -> EntryRow | None:
+    """Return an entry by its identity, of whichever project."""
+    return session.scalar(select(EntryRow).where(EntryRow.id == entry))
+
+
 def by_digest(session: Session, project: UUID, digest: str) -> EntryRow | None:
     """Return a project's entry by its digest."""
     return session.scalar(select(EntryRow).where(EntryRow.entry_digest == digest, EntryRow.project_id == project))

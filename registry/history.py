@@ -84,7 +84,7 @@ def browse(session: Session, target: TargetRow, *, after: UUID | None, limit: in
     """
     upto: int | None = None
     if after is not None:
-        last = session.get(EntryRow, after)
+        last = evidence.by_id(session, after)
         if last is None or last.project_id != target.project_id:
             raise NotFound("there is no such entry to go on after")
         upto = last.sequence - 1

@@ -19,6 +19,7 @@ from schemas.problems import (
     Problem,
     StaleEdit,
 )
+from tests.support.api import one_by_one
 from tests.support.factories import created_target, registered_policy
 from tests.support.holdings import held
 from tests.support.together import together
@@ -82,6 +83,10 @@ def test_an_alias_is_made_moved_from_where_it_was_seen_and_taken_away_and_its_hi
         ("alias_set", b, 2, "engineer"),
         ("alias_set", a, 1, "ci"),
     ]
+    paged = one_by_one(api.clients["ci"], "/v1/aliases/champion/history")
+    assert [one["generation"] for one in paged] == [4, 3, 2, 1]
+    other = api.clients["ci"].get("/v1/aliases/latest/history", params={"cursor": "_" * 21 + "w"})
+    assert other.status_code == 404
     at = [one.at for one in reversed(log)]
     assert [ci.at("champion", one).bundle for one in at] == [a, b, a, None]
     assert ci.at("champion", at[0] - timedelta(microseconds=1)).change is None

@@ -24,6 +24,7 @@ from schemas.evidence import (
 from schemas.reference import Reference
 from schemas.result import Finding, Severity, Verdict
 from schemas.suite import GoldenSuite
+from tests.support.api import one_by_one
 from tests.support.factories import golden_body, reference_body, registered_policy
 from tests.support.scene import BOOTED, STAGED, traffic
 
@@ -90,6 +91,9 @@ def test_what_a_target_serves_is_told_for_now_for_any_instant_before_and_as_a_li
     assert f"none yet (10 % {scene.bundle.digest[7:19]} in canary)" in scene.command.ok("target", "list").out
     for wrong in ("yesterday", "2020-01-01T00:00:00", "2999-01-01T00:00:00Z"):
         assert scene.command("target", "show", "chat@prod", "--at", wrong).status == 2
+    scene.shift(release, 5000)
+    paged = one_by_one(scene.api.clients["viewer"], "/v1/targets/chat@prod/history")
+    assert [one["split"][0]["weight_bp"] for one in paged] == [5000, 1000]
 
 
 def test_a_name_that_is_taken_is_status_4_and_one_that_is_not_there_status_2(scene):

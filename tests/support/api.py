@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from types import TracebackType
-from typing import Self, get_args
+from typing import Any, Self, get_args
 from uuid import UUID
 
 import httpx
@@ -69,6 +69,18 @@ class Api:
         self._socket.close()
         if self._thread.is_alive():
             raise RuntimeError("the server did not stop")
+
+
+def one_by_one(client: httpx.Client, path: str) -> list[dict[str, Any]]:
+    """Return the items of a list, read in pages of one each."""
+    found: list[dict[str, Any]] = []
+    following: str | None = ""
+    while following is not None:
+        answer = client.get(path, params={"limit": 1, **({"cursor": following} if following else {})})
+        assert answer.status_code == 200, answer.text
+        found += answer.json()["items"]
+        following = answer.json()["next"]
+    return found
 
 
 def make_tokens(service: Service, project: str) -> dict[RoleName, str]:

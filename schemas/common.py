@@ -50,8 +50,9 @@ LabelValue = Annotated[str, StringConstraints(pattern=LABEL_VALUE_PATTERN)]
 """Value of a label: 1–63 of letters, digits, `.`, `_` and `-`, starting and ending with a letter or digit."""
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Integer = Annotated[int, Field(ge=0, le=MAX_INTEGER, strict=True)]
-Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER, strict=True)]
+# Canonical JSON writes integers below that alone (RFC 8785, 3.2.2.3, of I-JSON).
+Integer = Annotated[int, Field(ge=0, le=MAX_INTEGER - 1, strict=True)]
+Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER - 1, strict=True)]
 BasisPoints = Annotated[int, Field(ge=0, le=10_000, strict=True)]
 """A traffic weight in 1/10,000."""
 

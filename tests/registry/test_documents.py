@@ -198,7 +198,7 @@ def test_what_is_no_document_is_refused_as_a_whole(kind, raw, said):
             "/files/0/size",
             "is 1.5, and has to be a whole number",
         ),
-        ({"files": [file_entry("a", WEIGHTS, "weights") | {"size": 2**53 + 1}]}, "/files/0/size", "has to be at most"),
+        ({"files": [file_entry("a", WEIGHTS, "weights") | {"size": 2**53}]}, "/files/0/size", "has to be at most"),
         ({"files": [file_entry("a", WEIGHTS, "poem")]}, "/files/0/role", 'is "poem", which is none of weights, '),
         ({"template": {"origin": "file"}}, "/template", "exactly when origin is 'file'"),
         ({"template": {"origin": "file", "file": "t"}}, "/template", "t is not among the files with role template"),

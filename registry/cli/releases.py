@@ -180,24 +180,27 @@ def _last_failure(release: ReleaseDetail) -> dict[str, Any] | None:
 
 
 def _findings(out: Output, release: ReleaseDetail) -> None:
-    """Print what gates found on the way to anything but a pass."""
+    """Print what gates found on the way to anything but a pass; what several attempts found alike, once."""
+    alike = dict[tuple[str | None, ...], list[tuple[str, str | None]]]()
     for entry in release.log:
         for finding in entry.body.get("findings") or []:
             if finding.get("severity") == "info":
                 continue
-            places = [finding.get("file"), finding.get("pointer")]
-            where = " ".join(str(place) for place in places if place)
-            out.say("")
-            gate = entry.body.get("gate", entry.kind)
-            out.say(f"{gate}: {finding.get('message')}", TONES.get(str(entry.body.get("verdict")), "warn"))
-            out.fields(
-                [
-                    ("  at", where),
-                    ("  found", finding.get("found")),
-                    ("  expected", finding.get("expected")),
-                    ("  advice", finding.get("advice")),
-                ]
-            )
+            said = [finding.get(name) for name in ("message", "file", "pointer", "expected", "advice")]
+            key = (str(entry.body.get("gate", entry.kind)), *said)
+            alike.setdefault(key, []).append((str(entry.body.get("verdict")), finding.get("found")))
+    for (gate, message, file, pointer, expected, advice), seen in alike.items():
+        times = f" ({len(seen)} times)" if len(seen) > 1 else ""
+        out.say("")
+        out.say(f"{gate}: {message}{times}", TONES.get(seen[-1][0], "warn"))
+        out.fields(
+            [
+                ("  at", " ".join(place for place in (file, pointer) if place)),
+                ("  found", "; ".join(dict.fromkeys(found for _, found in seen if found))),
+                ("  expected", expected),
+                ("  advice", advice),
+            ]
+        )
 
 
 @app.command(

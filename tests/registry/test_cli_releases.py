@@ -568,10 +568,19 @@ def test_a_warning_is_accepted_by_its_code_on_the_command_line(scene):
     identity = scene.release()["id"]
     scene.act(identity, "staged", Kind.STAGED, STAGED)
     scene.act(identity, "booted", Kind.ENGINE_BOOTED, BOOTED)
+    warned = Finding(code="slow", severity=Severity.WARN, message="It is slow.", advice="Ask for less.", found="9 s")
+    for attempt, found in enumerate(("9 s", "8 s", "9 s")):
+        slow = warned.model_copy(update={"found": found})
+        result = scene.result("integrity", Verdict.PASSED).model_copy(update={"findings": [slow]})
+        scene.act(identity, f"gate:integrity:{attempt}", Kind.GATE_RECORDED, result)
     for gate in ("integrity", "compatibility"):
         warned = Finding(code="odd-name", severity=Severity.WARN, message="A name is odd.")
         result = scene.result(gate, Verdict.PASSED).model_copy(update={"findings": [warned]})
         scene.act(identity, f"gate:{gate}", Kind.GATE_RECORDED, result)
+    shown = scene.command.ok("release", "show", identity).out
+    assert (shown.count("integrity: It is slow. (3 times)"), shown.count("Ask for less.")) == (1, 1)
+    assert "9 s; 8 s" in shown
+    assert shown.count(": A name is odd.\n") == 2, "each of another gate"
     scene.act(identity, "gates", Kind.GATES_PASSED, Decision(gates={"integrity": "sha256:" + "1" * 64}))
     approve = ("release", "approve", identity, "--reason", "odd but right")
     scene.command.be("admin", scene.api)

@@ -232,7 +232,7 @@ def soak(control: Control, held: Held) -> float | None:
     if gateway.take_notice() is not None:
         return controller_lost(control, held, facts, gateway)
     if facts.rollback_reason is not None:
-        return _go_back(control, held, facts, facts.rollback_reason)
+        return _go_back(control, held, facts, gateway, facts.rollback_reason)
     if _is_other_moving(control, held):
         return None
     ends_at = facts.phase_since + timedelta(seconds=float(facts.policy.canary.soak_seconds))
@@ -261,8 +261,11 @@ def soak(control: Control, held: Held) -> float | None:
     return TICK_SECONDS
 
 
-def _go_back(control: Control, held: Held, facts: Facts, reason: str) -> float | None:
+def _go_back(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, reason: str) -> float | None:
     """Take a live release's traffic back since a person asked for it, once there is somewhere to go."""
+    if facts.stable is None and not (facts.stable_bundle is None and facts.may_leave_nothing):
+        # Meanwhile what serves goes on: the switch would put in force what nobody can reach.
+        gateway.beat()
     if facts.stable_bundle is None and not facts.may_leave_nothing:
         control.perform(held, lambda session, release: _hold_without_way_back(control, session, release))
         return WAIT_SECONDS

@@ -108,6 +108,13 @@ def test_a_release_without_traffic_is_rejected_in_whatever_phase_it_waits(here: 
         here.release(bundle, policy)
 
 
+def until_heard_of(here: World) -> None:
+    """Wait until the gateway hears that a controller lives: else it would take traffic back by itself."""
+    heartbeat = here.envoy.gateway.heartbeat
+    before = heartbeat.stat().st_mtime_ns
+    here.until(lambda: heartbeat.stat().st_mtime_ns > before)
+
+
 def test_a_way_back_that_is_quarantined_while_it_boots_is_passed_by_and_traffic_is_recorded_where_it_went(
     here: World,
 ) -> None:
@@ -133,8 +140,10 @@ def test_a_way_back_that_is_quarantined_while_it_boots_is_passed_by_and_traffic_
         here.until(lambda: bool(here.show(third).held))  # nobody said that nothing may serve
         assert "--to-nothing" in here.show(third).held[0]
         assert set(ask_many(here.envoy.url(), 10).engines) == {"two"}
+        until_heard_of(here)
         deleted(False)
         here.until(lambda: poisoned in [job.bundle for job in here.serving_jobs()])
+        until_heard_of(here)
         impose(here, poisoned)
         here.until(lambda: oldest in [job.bundle for job in here.serving_jobs()])
         assert poisoned not in [job.bundle for job in here.serving_jobs() if job.is_wanted]

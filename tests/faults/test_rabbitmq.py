@@ -4,12 +4,13 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from amqp.exceptions import InternalError
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from sqlalchemy import select
@@ -71,6 +72,19 @@ def remove(app: Celery, *queues: str) -> None:
     with app.connection_for_write() as connection:
         for queue in queues:
             connection.default_channel.queue_delete(queue)
+
+
+def send(app: Celery, task: str, arguments: Sequence[str] = (), *, queue: str) -> None:
+    """Send a task. A quorum queue that was just taken away cannot be made anew for a moment: RabbitMQ says so."""
+
+    def is_sent() -> bool:
+        try:
+            app.send_task(task, arguments, queue=queue)
+        except InternalError:
+            return False
+        return True
+
+    until(is_sent, what="a queue that is there again")
 
 
 def test_beat_asks_while_few_of_its_messages_wait_and_makes_anew_what_somebody_took_away(app: Celery) -> None:
@@ -209,8 +223,8 @@ def test_a_release_is_gated_once_whatever_becomes_of_the_broker_meanwhile(
             for _ in range(3):
                 # Everything many times, in any order; then all of it is forgotten, with its queues.
                 for told in [("sweep", ()), ("reconcile", (str(made),))] * 10:
-                    quorate.send_task(f"workers.tasks.{told[0]}", told[1], queue=CONTROL_QUEUE)
-                    quorate.send_task(RING, queue=RUNNERS)
+                    send(quorate, f"workers.tasks.{told[0]}", told[1], queue=CONTROL_QUEUE)
+                    send(quorate, RING, queue=RUNNERS)
                 remove(quorate, CONTROL_QUEUE, RUNNERS)
         finally:
             os.kill(engine, signal.SIGCONT)

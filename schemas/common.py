@@ -28,7 +28,8 @@ from pydantic import (
 
 from schemas.strict_json import strict_json as strict_json  # noqa: PLC0414 - a part of what this module offers
 
-MAX_INTEGER = 2**53
+MAX_INTEGER = 2**53 - 1
+"""Largest whole number that canonical JSON writes (RFC 8785, 3.2.2.3, of I-JSON)."""
 MAX_DOCUMENT_BYTES = 8 * 1024 * 1024
 """Largest document accepted anywhere, in bytes of JSON."""
 
@@ -50,9 +51,8 @@ LabelValue = Annotated[str, StringConstraints(pattern=LABEL_VALUE_PATTERN)]
 """Value of a label: 1–63 of letters, digits, `.`, `_` and `-`, starting and ending with a letter or digit."""
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-# Canonical JSON writes integers below that alone (RFC 8785, 3.2.2.3, of I-JSON).
-Integer = Annotated[int, Field(ge=0, le=MAX_INTEGER - 1, strict=True)]
-Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER - 1, strict=True)]
+Integer = Annotated[int, Field(ge=0, le=MAX_INTEGER, strict=True)]
+Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER, strict=True)]
 BasisPoints = Annotated[int, Field(ge=0, le=10_000, strict=True)]
 """A traffic weight in 1/10,000."""
 
@@ -201,7 +201,7 @@ def _is_plain(value: Any) -> bool:
         return all(type(name) is str and name.isascii() and _is_plain(one) for name, one in value.items())
     if kind is list:
         return all(map(_is_plain, value))
-    return kind is int and abs(value) < MAX_INTEGER
+    return kind is int and abs(value) <= MAX_INTEGER
 
 
 def canonical_json(value: Any) -> bytes:

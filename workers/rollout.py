@@ -263,13 +263,13 @@ def soak(control: Control, held: Held) -> float | None:
 
 def _go_back(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, reason: str) -> float | None:
     """Take a live release's traffic back since a person asked for it, once there is somewhere to go."""
-    if facts.stable is None and not (facts.stable_bundle is None and facts.may_leave_nothing):
-        # Meanwhile what serves goes on: the switch would put in force what nobody can reach.
-        gateway.beat()
+    # While there is nowhere, what serves goes on: the switch would put in force what nobody can reach.
     if facts.stable_bundle is None and not facts.may_leave_nothing:
+        gateway.beat()
         control.perform(held, lambda session, release: _hold_without_way_back(control, session, release))
         return WAIT_SECONDS
     if facts.stable_bundle is not None and facts.stable is None:
+        gateway.beat()
         return _wake_stable(control, held)
     return restore(control, held, facts, cause="requested", reasons=[reason])
 

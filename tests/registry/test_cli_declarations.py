@@ -8,7 +8,7 @@ from registry.cli.declarations import as_patch
 from registry.cli.strange import refuse_strange
 from registry.cli.yaml_files import read_yaml
 from schemas.bundle import Bundle
-from schemas.common import MAX_DOCUMENT_BYTES, MAX_INTEGER
+from schemas.common import MAX_DOCUMENT_BYTES, MAX_INTEGER, canonical_json
 from schemas.problems import InvalidDocument
 from tests.support.checkpoints import adapt, micro, speak
 from tests.support.factories import bundle_body
@@ -235,6 +235,15 @@ def test_every_wrong_value_and_key_is_told_at_once_with_what_it_has_to_be(comman
         "/serving": 'is "lots", and has to be an object',
     }
     assert said["/max_sequences"].startswith("is no field here")
+
+
+def test_the_least_number_that_no_document_can_have_is_refused_as_such(command, folder):
+    (folder / "wrong.json").write_text(json.dumps({"context_length": MAX_INTEGER + 1}))
+    ran = command("bundle", "validate", folder / "m", "-f", folder / "wrong.json", "--json")
+    assert (ran.status, [one["pointer"] for one in ran.json["errors"]]) == (2, ["/context_length"])
+    assert canonical_json(MAX_INTEGER) == str(MAX_INTEGER).encode()
+    with pytest.raises(ValueError, match="canonical"):
+        canonical_json(MAX_INTEGER + 1)
 
 
 def test_a_number_that_is_too_large_for_a_document_is_told_with_its_range(command, folder):

@@ -78,6 +78,10 @@ class Arm:
         if not 0 <= self.weight_bp <= WHOLE_BP:
             raise ValueError(f"weight_bp {self.weight_bp} is outside 0–{WHOLE_BP}")
 
+    def serves(self, bundle: str) -> bool:
+        """Tell whether the replica is one of a bundle, by its cluster's name. A target's name may hold any digits."""
+        return self.cluster.split("/")[1:2] == [bundle[7:19]]
+
 
 @dataclass(frozen=True, slots=True)
 class Split:

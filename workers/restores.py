@@ -100,7 +100,7 @@ def _went_back_to(session: Session, release: ReleaseRow, facts: Facts, applied: 
     arm = applied.split.arm(STABLE)
     if arm is not None:
         for before in targets.accepted_before(session, release):
-            if before.bundle[7:19] in arm.cluster:
+            if arm.serves(before.bundle):
                 return before
     return session.get(ReleaseRow, facts.way_back) if facts.way_back is not None else None
 
@@ -129,7 +129,7 @@ def is_taken_back(gateway: EnvoyGateway, facts: Facts, split: Split | None) -> b
     if split is None:
         return False
     arm = split.arm(CANDIDATE)
-    is_ours = not split.arms or (arm is not None and arm.weight_bp == 0 and facts.bundle[7:19] in arm.cluster)
+    is_ours = not split.arms or (arm is not None and arm.weight_bp == 0 and arm.serves(facts.bundle))
     return is_ours and gateway.is_restored(facts.target)
 
 
@@ -181,7 +181,7 @@ def has_traffic(control: Control, held: Held, facts: Facts, gateway: EnvoyGatewa
     """Tell whether the gateway sends traffic to a release that its log gives none."""
     split = gateway.desired(facts.target)
     arm = split.arm(CANDIDATE) if split else None
-    if arm is None or not arm.weight_bp or facts.bundle[7:19] not in arm.cluster:
+    if arm is None or not arm.weight_bp or not arm.serves(facts.bundle):
         return False
     with control.transaction(held) as (session, release):
         return not is_bundle_needed(session, release)
@@ -258,7 +258,7 @@ def _is_taken_back_in_soak(split: Split, bundle: str) -> bool:
     whose soak is over it took nothing, whatever the notice says of the target.
     """
     arm = split.arm(CANDIDATE)
-    return not split.arms or (arm is not None and arm.weight_bp == 0 and bundle[7:19] in arm.cluster)
+    return not split.arms or (arm is not None and arm.weight_bp == 0 and arm.serves(bundle))
 
 
 def is_bundle_needed(session: Session, release: ReleaseRow) -> bool:
@@ -328,7 +328,7 @@ def record_settled(
     def record(session: Session, release: ReleaseRow) -> None:
         target = targets.lock(session, release.target_id)
         live = targets.stable_release(session, target.id)
-        if live is None or live.bundle[7:19] not in alone.cluster or _is_recorded(session, release, split):
+        if live is None or not alone.serves(live.bundle) or _is_recorded(session, release, split):
             return
         body = Traffic(
             desired=[SplitEntry(bundle=live.bundle, weight_bp=alone.weight_bp)],

@@ -118,7 +118,7 @@ def _first_step(control: Control, session: Session, release: ReleaseRow) -> tupl
         return len(policy.canary.steps) - 1, None
     split = control.gateway(target).desired(target.name)
     arm = split.arm(STABLE) if split else None
-    is_settled = arm is not None and arm.weight_bp == WHOLE_BP and stable.bundle[7:19] in arm.cluster
+    is_settled = arm is not None and arm.weight_bp == WHOLE_BP and arm.serves(stable.bundle)
     if not is_settled or live_bundle(session, target, stable.bundle) is None:
         # The release before is still soaking, or its replica is booting: there is no way back yet.
         return None, WAIT_SECONDS
@@ -240,7 +240,7 @@ def soak(control: Control, held: Held) -> float | None:
     if is_taken_back(gateway, facts, split):
         return record_taken_back(control, held, facts, gateway)
     arm = split.arm(CANDIDATE) if split else None
-    if arm is not None and arm.weight_bp and facts.bundle[7:19] not in arm.cluster:
+    if arm is not None and arm.weight_bp and not arm.serves(facts.bundle):
         # Another release's traffic has moved, and is recorded next; or that one has ended, and takes it back itself.
         return WAIT_SECONDS
     if facts.now >= ends_at or arm is None:
@@ -299,7 +299,7 @@ def settle(control: Control, held: Held) -> float | None:
             return None
         is_observed = is_found(session, release, "restore:observed")
     arm = split.arm(CANDIDATE) if split else None
-    is_ours = arm is not None and facts.bundle[7:19] in arm.cluster
+    is_ours = arm is not None and arm.serves(facts.bundle)
     patience = float(facts.policy.canary.drain_seconds)
     if arm is not None and is_ours and not gateway.drained(arm.cluster) and since < patience:
         return TICK_SECONDS
@@ -577,6 +577,6 @@ def _why_settled(facts: Facts, split: Split | None) -> str:
     arm = split.arm(CANDIDATE)
     if arm is None:
         return MOVED
-    if facts.bundle[7:19] not in arm.cluster:
+    if not arm.serves(facts.bundle):
         return TAKEN_BACK
     return SOAKED if split.arm(STABLE) is None else LET_GO

@@ -135,5 +135,5 @@ def _is_in_force(split: Split, stable: Arm, restore: Traffic) -> bool:
     It may have been told again since: once the release that has it all is past its soak, or its replica moved.
     """
     whole = [each.bundle for each in restore.desired if each.weight_bp == WHOLE_BP]
-    is_that = any(bundle[7:19] in stable.cluster for bundle in whole)
+    is_that = any(stable.serves(bundle) for bundle in whole)
     return split.revision >= int(restore.revision) and stable.weight_bp == WHOLE_BP and is_that

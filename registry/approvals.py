@@ -5,6 +5,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
+from gates.policy import Outcome
 from registry import acts, documents, evidence, quarantine, releases
 from registry.advice import Deed
 from registry.auth import Actor
@@ -176,7 +177,8 @@ def settle(
     entries = log(session, release.id)
     if found is None:
         found = standing(session, release, policy, now=acts.moment(session), entries=entries)
-    if unaccepted(entries, found):
+    # Since its grant a result may have been revoked, or have grown too old.
+    if found.decision.outcome is not Outcome.PASSED or unaccepted(entries, found):
         return release
     required = policy.approval.required
     granted = in_force(entries)

@@ -80,7 +80,7 @@ def _begin(control: Control, held: Held) -> float | None:
         # A worker died between moving traffic and recording it. It is recorded, and watched from then on; or it goes
         # back, where a person was first, or what it stands on is gone.
         is_broken = facts.candidate is None or (facts.stable_bundle is not None and facts.stable is None)
-        if is_broken or facts.is_paused or facts.is_held or facts.quarantined:
+        if is_broken or facts.is_paused or facts.is_held or facts.quarantined or not _is_let_on(control, held):
             withdraw(control, held, facts, gateway)
             return TICK_SECONDS
         return _shift(control, held, 0 if facts.stable_bundle is not None else len(facts.policy.canary.steps) - 1)
@@ -404,6 +404,8 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
         return 0.0  # a person was first
     if facts.quarantined:
         return 0.0  # it has come to that since; the next look takes it back
+    if is_more and not _is_let_on(control, held):
+        return TICK_SECONDS
     if not is_more:
         gateway = gateway.within(SUCCESSOR_SECONDS)
     requested_at = facts.now
@@ -417,16 +419,16 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
 
     def record(session: Session, release: ReleaseRow) -> float:
         quarantine.require_free(session, release.project_id, release.bundle)
-        if release.is_paused and is_more:
-            return _refuse_more(control, session, release, step, applied)
+        if is_more and (why := _why_not_on(control, session, release)) is not None:
+            return _refuse_more(control, session, release, step, applied, why)
         record_shift(control, session, release, act, body)
         return TICK_SECONDS
 
     try:
         return control.perform(held, record)
     except (TransitionRefused, BundleQuarantined):
-        # While the gateway took the split, a person paused or rejected the release, withdrew an approval or quarantined
-        # the bundle: they were first.
+        # While the gateway took the split, a person paused or rejected the release, withdrew an approval, revoked a
+        # result or quarantined the bundle: they were first.
         gateway.restore(facts.target)
         raise
 
@@ -452,18 +454,20 @@ def _republish(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway
     return TICK_SECONDS
 
 
-def _refuse_more(control: Control, session: Session, release: ReleaseRow, step: int, applied: Applied) -> float:
-    """Of a release that was paused while the gateway took more traffic for it, have the step before put in force again.
+def _refuse_more(
+    control: Control, session: Session, release: ReleaseRow, step: int, applied: Applied, why: str
+) -> float:
+    """Of a release that may not go on since the gateway took more traffic for it, have the step before put in force.
 
     The next look finds another split than that of the step that the log says. Raises TransitionRefused when there was
     no step before.
     """
     if release.phase == Phase.APPROVED:
-        detail = f"release {release.id} was paused while the gateway took its first traffic"
+        detail = f"while the gateway took the first traffic of release {release.id}: {why}"
         raise TransitionRefused(detail, phase=release.phase)
     revision = applied.split.revision
-    detail = f"it was paused while the gateway took step {step + 1} at revision {revision}; the step before comes back"
-    body = Attempt(problem="traffic-unrecorded", detail=detail, attempt=1)
+    detail = f"while the gateway took step {step + 1} at revision {revision}: {why}; the step before comes back"
+    body = Attempt(problem="traffic-unrecorded", detail=detail[:4000], attempt=1)
     control.act(session, release, f"undone:{step}:r{revision}", Kind.ATTEMPT_ERRORED, body)
     return 0.0
 
@@ -478,7 +482,7 @@ def _promote(control: Control, held: Held, judgement: StepJudgement) -> float | 
 
     def record(session: Session, release: ReleaseRow) -> None:
         targets.lock(session, release.target_id)
-        if not _is_eligible_now(control, session, release):
+        if _why_not_on(control, session, release) is not None:
             return
         if judgement.outcome is StepOutcome.PASSED:
             _step_entry(control, session, release, step, revision, judgement)
@@ -494,24 +498,30 @@ def _promote(control: Control, held: Held, judgement: StepJudgement) -> float | 
     return TICK_SECONDS
 
 
-def _is_eligible_now(control: Control, session: Session, release: ReleaseRow) -> bool:
-    """Tell whether people and the evidence still let a release move; when the evidence does not, it holds."""
-    if release.is_paused or is_found(session, release, "rollback"):
-        return False  # a person was first
+def _why_not_on(control: Control, session: Session, release: ReleaseRow) -> str | None:
+    """Return why a release may not go on now, by people or by its evidence; where the evidence forbids it, it holds."""
+    if release.is_paused:
+        return "it was paused"
+    if is_found(session, release, "rollback"):
+        return "its traffic was asked back"
     policy = documents.load_policy(session, release.project_id, release.policy)
     try:
         releases.require_eligible(session, release, policy, now=db.now(session))
     except NotEligible as problem:
         control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
-        return False
-    return True
+        return problem.detail
+    return None
+
+
+def _is_let_on(control: Control, held: Held) -> bool:
+    return control.perform(held, lambda session, release: _why_not_on(control, session, release)) is None
 
 
 def _is_step_recorded(control: Control, held: Held, step: int, revision: int, judgement: StepJudgement) -> bool:
     """Record that a step passed, and tell whether the release may go on; nothing is recorded when it may not."""
 
     def record(session: Session, release: ReleaseRow) -> bool:
-        if not _is_eligible_now(control, session, release):
+        if _why_not_on(control, session, release) is not None:
             return False
         _step_entry(control, session, release, step, revision, judgement)
         return True

@@ -9,7 +9,7 @@ import pytest
 from registry import acts, approvals, releases, targets, verification
 from registry.auth import Actor
 from registry.keys import Signer
-from schemas.api import Act
+from schemas.api import Act, Revoke
 from schemas.evidence import Kind
 from schemas.problems import TransitionRefused, Unavailable
 from schemas.release import Phase
@@ -102,6 +102,18 @@ def test_many_acts_at_once_are_each_done_once(service, remote, actor, sound):
     written = kinds(service, release)
     assert written.count(Kind.APPROVAL_GRANTED) == 4
     assert written.count(Kind.APPROVED) == 1
+
+
+def test_what_was_granted_before_a_result_was_revoked_is_not_approved_after_it(service, remote, actor, sound):
+    release = gated(service, actor, approval={"required": 1})
+    remote.signer.seconds = 0.0
+    act(remote, person(actor, "kim"), release, approvals.approve)
+    with service.database.transaction() as session:
+        result = next(entry for entry in releases.log(session, release) if entry.kind == Kind.GATE_RECORDED)
+        releases.revoke(session, service, actor, Revoke(entry=result.entry_digest, reason="it was throttled"))
+    row = acts.perform(remote, lambda session: approvals.look(session, remote, release))
+    assert row.phase == Phase.GATED
+    assert Kind.APPROVED not in kinds(service, release)
 
 
 def test_an_act_of_several_entries_is_whole_or_not_at_all(service, remote, actor, sound):

@@ -290,8 +290,9 @@ def standing(
         for gate, (_, result) in latest.items()
         if gate == DRILL and result.verdict is Verdict.PASSED and result.against != accepted
     }
-    for gate, (entry, _) in latest.items():
-        if entry.recorded_at < oldest:
+    for gate, (entry, result) in latest.items():
+        # A failure stays one: what would be measured again because of its age might pass.
+        if entry.recorded_at < oldest and result.verdict is not Verdict.FAILED:
             expired[gate] = f"ran too long ago: its result counts for {policy.evidence_seconds} s"
     if doubt is not None:
         for gate, (entry, result) in latest.items():

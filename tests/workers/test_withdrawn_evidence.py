@@ -145,3 +145,18 @@ def test_first_traffic_that_a_dead_controller_had_moved_goes_back_when_a_result_
         assert Kind.TRAFFIC_SHIFTED not in [entry.kind for entry in shown.log]
         assert any(entry.body.get("problem") == "traffic-unrecorded" for entry in shown.log)
         assert set(ask_many(here.envoy.url(), 20).engines) == {"one"}
+
+
+def test_a_gate_that_failed_stays_failed_however_old_its_result_is(here: World) -> None:
+    release = here.release(here.bundle("one", b"1" * 10), here.policy(evidence_seconds="0"))
+    claim = here.claim()
+    with here.service.database.transaction() as session:
+        releases.pause(session, here.service, here.actor, release, Act(reason="lunch"))
+    here.report(claim, "staged:1", "staged", {"files": 1, "size": 10, "duration_ms": 1})
+    here.verdict(claim, "integrity", "passed")
+    here.verdict(claim, "compatibility", "failed")
+    here.complete(claim)
+    with here.service.database.transaction() as session:
+        releases.resume(session, here.service, here.actor, release, Act(reason="back"))
+    shown = here.until_phase(release, Phase.REJECTED, seconds=10)
+    assert "compatibility said failed" in str(shown.reason)

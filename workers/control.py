@@ -18,7 +18,7 @@ from sqlalchemy import case, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from gates.tally import Tally
-from registry import acts, db, evidence, releases
+from registry import acts, db, evidence, hindsight, releases
 from registry.service import Service
 from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.common import Closed
@@ -60,6 +60,8 @@ class Watch:
     position: str
     started_at: datetime | None = None
     """When the gateway that wrote it was started, as far as it could be asked."""
+    is_behind: bool = False
+    """Whether the clock was set back to before the step began: it proves nothing then, and may only stop one."""
 
 
 @dataclass(slots=True)
@@ -185,6 +187,7 @@ class Control:
         """Make releases due again whose worker died holding them. Returns how many."""
         with self.service.database.transaction() as session:
             at = db.now(session)
+            hindsight.bring_near(session, self.service.settings, at)
             revived = session.scalars(
                 update(ReleaseRow)
                 .where(ReleaseRow.lease_until < at)

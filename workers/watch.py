@@ -26,7 +26,7 @@ def look(control: Control, facts: Facts, gateway: EnvoyGateway, split: Split) ->
     _ask(control, watch, facts, gateway)
     now = control.now()
     conditions = facts.policy.canary.stop_conditions
-    if facts.is_paused or facts.is_held or facts.phase is not Phase.CANARY:
+    if facts.is_paused or facts.is_held or facts.phase is not Phase.CANARY or watch.is_behind:
         return judge_stop(watch.tally, conditions=conditions, now=now), None
     step = facts.policy.canary.steps[facts.step or 0]
     return judge_step(watch.tally, step, conditions=conditions, now=now), None
@@ -37,6 +37,9 @@ def _watch(control: Control, facts: Facts, gateway: EnvoyGateway, split: Split) 
 
     A gateway that was killed has cut streams and told nobody: no line of the log says so, hence what was counted
     before proves nothing about the step, and it begins anew.
+
+    Where the clock was set back to before the step began, requests count from now on: stop conditions stay armed, and
+    nothing passes until the clock has caught up.
     """
     began_at = facts.step_since or facts.phase_since
     watch = control.watches.get(facts.release)
@@ -48,12 +51,16 @@ def _watch(control: Control, facts: Facts, gateway: EnvoyGateway, split: Split) 
             watch.tally.miss(facts.now, problem.detail)
     if started_at is not None:
         began_at = max(began_at, started_at)
+    is_behind = began_at > facts.now
+    if is_behind:
+        is_known = watch is not None and watch.is_behind and watch.tally.began_at <= facts.now
+        began_at = watch.tally.began_at if watch is not None and is_known else facts.now
     if watch is None or watch.tally.split != split or watch.tally.began_at != began_at:
         # Lines before it are passed over by their time and revision.
         position = watch.position if watch else gateway.log.position_at(began_at)
         watch = Watch(Tally(split, began_at), position)
         control.watches[facts.release] = watch
-    watch.started_at = started_at
+    watch.started_at, watch.is_behind = started_at, is_behind
     return watch
 
 

@@ -14,6 +14,7 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from registry.api.middleware import unbounded
 from registry.auth import Actor
 from registry.service import Service
 from registry.storage.incoming import Incoming
@@ -137,6 +138,7 @@ async def pieces(request: Request) -> AsyncIterator[bytes]:
         Unavailable: the caller went away.
         HTTPException: it came too slowly; see `registry.api.middleware`.
     """
+    unbounded(request)
     part = bytearray()
     try:
         async for chunk in request.stream():

@@ -23,6 +23,8 @@ DRAIN_SECONDS = 10.0
 CLOSED_STATUS = 499
 """Logged and counted for a request whose caller went away before all of it had come, whatever was answered then."""
 IS_CUT = "is_cut"
+BODY = "body_of_the_request"
+MAY_BE_RAW = frozenset({"PUT", "PATCH"})
 QUIET = frozenset({"/healthz", "/readyz"})
 """Asked every few seconds by whatever watches the process: not worth a log line."""
 
@@ -100,8 +102,9 @@ def _about(path: str) -> dict[str, str]:
 class BodyLimit:
     """Refuses bodies larger than a document before they are read, and lets callers hear an early refusal.
 
-    PUT and PATCH carry raw bytes, which their endpoints stream under a limit of their own. No body may be silent for
-    long, or come so slowly that it keeps its place for ever.
+    PUT and PATCH may carry raw bytes, which their endpoints stream under a limit of their own (`unbounded`); the others
+    are refused when their bodies are read. No body may be silent for long, or come so slowly that it keeps its place
+    for ever.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -114,7 +117,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         patience = Patience.of(scope["app"].state.service.settings)
-        body = _Body(receive, _limit(scope["method"]), patience, scope["state"])
+        body = _Body(receive, patience, scope["state"])
         headers = Headers(scope=scope)
 
         async def sending(message: Message) -> None:
@@ -127,16 +130,17 @@ class BodyLimit:
             await send(message)
 
         declared = headers.get("content-length", "")
-        if body.limit is not None and declared.isdecimal() and int(declared) > body.limit:
-            await problems.answer(Request(scope), TooLarge(_too_large(body.limit), limit=body.limit))(
-                scope, receive, sending
-            )
+        is_larger = declared.isdecimal() and int(declared) > MAX_DOCUMENT_BYTES
+        if is_larger and scope["method"] not in MAY_BE_RAW:
+            await problems.answer(Request(scope), _too_large())(scope, receive, sending)
             return
         await self._app(scope, body.receive, sending)
 
 
-def _limit(method: str) -> int | None:
-    return None if method in {"PUT", "PATCH"} else MAX_DOCUMENT_BYTES
+def unbounded(request: Request) -> None:
+    """Let the body of a request have any size: whoever reads it piece by piece has a limit of its own."""
+    body: _Body = request.scope["state"][BODY]
+    body.is_bounded = False
 
 
 class Patience:
@@ -161,9 +165,10 @@ class Patience:
 
 
 class _Body:
-    def __init__(self, receive: Receive, limit: int | None, patience: Patience, state: dict[str, Any]) -> None:
-        self.limit = limit
+    def __init__(self, receive: Receive, patience: Patience, state: dict[str, Any]) -> None:
+        self.is_bounded = True
         self._state = state
+        state[BODY] = self
         self._patience = patience
         self._receive = receive
         self._seen = 0
@@ -179,8 +184,8 @@ class _Body:
         except TimeoutError:
             raise HTTPException(408, f"{self._seen} bytes came, and then too few for too long") from None
         self._patience.waited(time.monotonic() - began, len(message.get("body", b"")))
-        if self.limit is not None and self._seen > self.limit:
-            raise HTTPException(413, _too_large(self.limit))
+        if self.is_bounded and self._seen > MAX_DOCUMENT_BYTES:
+            raise HTTPException(413, _too_large().detail)
         return message
 
     async def _next(self) -> Message:
@@ -202,5 +207,5 @@ class _Body:
                 await self._next()
 
 
-def _too_large(limit: int) -> str:
-    return f"the body is larger than {limit} bytes"
+def _too_large() -> TooLarge:
+    return TooLarge(f"the body is larger than {MAX_DOCUMENT_BYTES} bytes", limit=MAX_DOCUMENT_BYTES)

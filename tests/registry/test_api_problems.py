@@ -257,22 +257,25 @@ HUNDRED_MEGABYTES = 100 * 1024 * 1024
 CHUNK = b" " * 65536
 
 
-def post(api, path, chunks, headers):
-    """Post as simple clients do: the whole body first, then the answer."""
+def sent_whole(api, method, path, chunks, headers):
+    """Send as simple clients do: the whole body first, then the answer."""
     address = urlsplit(api.url)
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
     headers = {"authorization": f"Bearer {api.tokens['manager']}", "content-type": "application/json", **headers}
     try:
-        connection.request("POST", path, body=chunks, headers=headers)
+        connection.request(method, path, body=chunks, headers=headers)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     finally:
         connection.close()
 
 
-@pytest.mark.parametrize("path", ["/v1/bundles", "/v1/policies", "/v1/suites", "/v1/tokens", "/v1/blobs/missing"])
+POSTS = ["/v1/bundles", "/v1/policies", "/v1/suites", "/v1/tokens", "/v1/blobs/missing"]
+
+
+@pytest.mark.parametrize(("method", "path"), [*(("POST", path) for path in POSTS), ("PUT", "/v1/aliases/live")])
 @pytest.mark.parametrize("headers", [{"content-length": str(HUNDRED_MEGABYTES)}, {}])
-def test_a_hundred_megabytes_are_refused_without_being_kept(api, path, headers):
+def test_a_hundred_megabytes_are_refused_without_being_kept(api, method, path, headers):
     sent = 0
 
     def chunks():
@@ -282,10 +285,11 @@ def test_a_hundred_megabytes_are_refused_without_being_kept(api, path, headers):
             yield CHUNK
 
     before, peak, started = counted(api.service), peak_bytes(), time.monotonic()
-    status, body = post(api, path, chunks(), headers)
+    status, body = sent_whole(api, method, path, chunks(), headers)
     assert status == 413
     assert body["type"] == "http://sluicegate.test/problems/too-large"
-    assert body["limit" if "content-length" in headers else "detail"] in {
+    is_told_at_once = method == "POST" and "content-length" in headers
+    assert body["limit" if is_told_at_once else "detail"] in {
         MAX_DOCUMENT_BYTES,
         f"the body is larger than {MAX_DOCUMENT_BYTES} bytes",
     }

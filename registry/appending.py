@@ -1,11 +1,11 @@
 """What `registry.evidence` asks the database when it puts an entry into its place."""
 
-from sqlalchemy import text
+from registry.db import Sql
 
 # The transaction gets its number before it waits, and before the entry gets its sequence: see `registry.cursors`.
-HOLD = text("SELECT pg_advisory_xact_lock(hashtextextended(:stream, 0)), CAST(pg_current_xact_id() AS text)")
+HOLD = Sql("SELECT pg_advisory_xact_lock(hashtextextended(:stream, 0)), CAST(pg_current_xact_id() AS text)")
 # A statement of its own: what it sees was committed before the stream was held.
-END = text(
+END = Sql(
     """
     SELECT
         (SELECT sequence FROM entries WHERE stream = :stream AND act = :act),
@@ -22,7 +22,7 @@ END = text(
 
 
 # Where the stream is held already, and what is in it is known.
-HERE = text(
+HERE = Sql(
     """
     SELECT CAST(pg_current_xact_id() AS text), clock_timestamp(), key.key_id, key.valid_until
     FROM (VALUES (1)) AS one LEFT JOIN signing_keys AS key ON key.key_id = :key
@@ -33,14 +33,14 @@ WRITTEN = (
     "id", "project_id", "stream", "position", "act", "kind", "actor", "recorded_at", "envelope", "previous",
     "entry_digest", "key_id", "transaction_id",
 )  # fmt: skip
-INSERT = text(
+INSERT = Sql(
     f"INSERT INTO entries ({', '.join(WRITTEN)}) VALUES ({', '.join(f':{name}' for name in WRITTEN[:-1])},"  # noqa: S608 - names from above
     " CAST(CAST(:transaction_id AS text) AS xid8)) RETURNING sequence"
 )
 FOLDED = ("phase", "phase_since", "is_paused", "reason", "step", "step_since", "weight_bp")
 # A release moves with its entry, and what its target serves, or is about to, is told by the phases of its releases. How
 # far it was before, as its progress says, is no news any more.
-RECORD = text(
+RECORD = Sql(
     f"""
     WITH moved AS (
         UPDATE releases SET {", ".join(f"{name} = :new_{name}" for name in FOLDED)},
@@ -52,4 +52,4 @@ RECORD = text(
     {INSERT.text}
     """  # noqa: S608 - names from above
 )
-CHANGED = text("UPDATE targets SET generation = generation + 1 WHERE id = :target")
+CHANGED = Sql("UPDATE targets SET generation = generation + 1 WHERE id = :target")

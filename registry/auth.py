@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
@@ -146,7 +146,7 @@ def confirm(session: Session, actor: Actor) -> None:
     """
     if actor.token is None:
         return
-    found = session.execute(_CONFIRM, {"token": actor.token}).one_or_none()
+    found = db.ask_any(session, _CONFIRM, {"token": actor.token})
     if found is None:
         raise Unauthenticated("the token is not known, or no longer valid")
     require_counting(*found)
@@ -158,7 +158,7 @@ def require_counting(revoked_at: datetime | None, expires_at: datetime | None, n
         raise Unauthenticated("the token is not known, or no longer valid")
 
 
-_CONFIRM = text("SELECT revoked_at, expires_at, clock_timestamp() FROM tokens WHERE id = :token FOR SHARE")
+_CONFIRM = db.Sql("SELECT revoked_at, expires_at, clock_timestamp() FROM tokens WHERE id = :token FOR SHARE")
 
 
 def fingerprint(secret: str) -> str:
@@ -185,7 +185,7 @@ def authenticate(session: Session | Connection, secret: str, now: datetime | Non
         Unauthenticated: unknown, expired or revoked. The answer does not say which.
     """
     sought = fingerprint(secret)
-    found = session.execute(_HOLDER, {"sought": sought}).one_or_none()
+    found = db.ask_any(session, _HOLDER, {"sought": sought})
     stored = found.secret_sha256 if found else fingerprint("")
     if not hmac.compare_digest(stored, sought) or found is None:
         raise Unauthenticated("the token is not known, or no longer valid")
@@ -194,7 +194,7 @@ def authenticate(session: Session | Connection, secret: str, now: datetime | Non
     return Actor(found.project_id, found.project, found.name, found.role, token=found.id, targets=targets)
 
 
-_HOLDER = text(
+_HOLDER = db.Sql(
     """
     SELECT clock_timestamp() AS now, token.id, token.name, token.role, token.targets, token.secret_sha256,
         token.expires_at, token.revoked_at, token.project_id, project.name AS project

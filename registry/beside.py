@@ -2,16 +2,15 @@
 
 from typing import Any
 
-from sqlalchemy import Row, text
 from sqlalchemy.orm import Session
 
-from registry import documents, quarantine, targets
+from registry import db, documents, quarantine, targets
 from registry.tables import IN_PROGRESS, ReleaseRow
 from schemas.release import Phase
 from schemas.runner import JobState
 
 # The last entry of a bundle by which it was quarantined, or that was lifted, and what is live on a target.
-_FACTS = text(
+_FACTS = db.Sql(
     """
     SELECT
         (SELECT sequence FROM entries WHERE stream = :stream AND kind = ANY(CAST(:kinds AS text[]))
@@ -29,21 +28,21 @@ def facts(session: Session, release: ReleaseRow) -> tuple[str | None, int | None
         "target": release.target_id,
         "live": Phase.PROMOTED.value,
     }
-    found = session.execute(_FACTS, asked).one()
+    found = db.ask_one(session, _FACTS, asked)
     if found.live is not None and release.phase in IN_PROGRESS:
         return found.live, found.doubt
     before = targets.way_back_past_live(session, release)
     return before.bundle if before is not None else None, found.doubt
 
 
-def shown(session: Session, release: ReleaseRow) -> Row[Any]:
+def shown(session: Session, release: ReleaseRow) -> Any:
     """Return `target` and `bundle_name`, `is_quarantined`, and `waiting`: a job of the release that is due, if any."""
     asked = {"release": release.id, "project": release.project_id, "target": release.target_id}
-    return session.execute(_SHOWN, {**asked, "bundle": release.bundle, "pending": JobState.PENDING.value}).one()
+    return db.ask_one(session, _SHOWN, {**asked, "bundle": release.bundle, "pending": JobState.PENDING.value})
 
 
 # What is shown with a release and is not in it: names, a job of it that waits, whether there is a quarantine to tell.
-_SHOWN = text(
+_SHOWN = db.Sql(
     """
     SELECT target.name AS target, member.name AS bundle_name, member.quarantined_at IS NOT NULL AS is_quarantined,
         (SELECT id FROM jobs WHERE release_id = :release AND state = :pending AND due_at <= clock_timestamp()

@@ -142,7 +142,7 @@ def sizes(session: Session, project: UUID, digests: Iterable[str], *, is_needed:
     `is_needed`: nobody clears them up until the transaction ends; whoever does so now is waited for.
     """
     asked = {"project": project, "digests": list(set(digests))}
-    rows = session.execute(_SIZES_NEEDED if is_needed else _SIZES, asked)
+    rows = db.ask(session, _SIZES_NEEDED if is_needed else _SIZES, asked)
     return {row.digest: row.size for row in rows}
 
 
@@ -150,7 +150,7 @@ _SELECT = (
     "SELECT blob.digest, blob.size FROM blobs AS blob JOIN project_blobs AS held ON held.digest = blob.digest"
     " WHERE held.project_id = :project AND blob.digest = ANY(CAST(:digests AS text[]))"
 )
-_SIZES, _SIZES_NEEDED = text(_SELECT), text(f"{_SELECT} FOR KEY SHARE OF held")
+_SIZES, _SIZES_NEEDED = db.Sql(_SELECT), db.Sql(f"{_SELECT} FOR KEY SHARE OF held")
 
 
 def missing(session: Session, project: UUID, digests: Sequence[str]) -> list[str]:
@@ -180,10 +180,10 @@ def damaged(session: Session, digests: Iterable[str]) -> set[str]:
 
     Whoever is to rely on this asks for `sizes` before, as `is_needed`: what is found later waits for its lock.
     """
-    return set(session.scalars(_DAMAGED, {"digests": list(set(digests))}))
+    return {row.digest for row in db.ask(session, _DAMAGED, {"digests": list(set(digests))})}
 
 
-_DAMAGED = text("SELECT digest FROM blobs WHERE digest = ANY(CAST(:digests AS text[])) AND damaged_at IS NOT NULL")
+_DAMAGED = db.Sql("SELECT digest FROM blobs WHERE digest = ANY(CAST(:digests AS text[])) AND damaged_at IS NOT NULL")
 
 
 def require_whole(session: Session, digest: str) -> None:

@@ -172,7 +172,7 @@ def sealed(session: Session, project: UUID, number: int) -> list[EntryRow]:
     return list(session.scalars(query.order_by(EntryRow.sequence)))
 
 
-_DUE = text(
+_DUE = db.Sql(
     """
     SELECT projects.id FROM projects
     LEFT JOIN LATERAL (
@@ -187,7 +187,9 @@ _DUE = text(
 def due(service: Service) -> list[UUID]:
     """Return the projects whose last checkpoint is older than the settings say, with something new to seal."""
     with service.database.reading() as session:
-        return list(session.scalars(_DUE, {"age": timedelta(seconds=service.settings.checkpoint_seconds)}))
+        return [
+            row.id for row in db.ask(session, _DUE, {"age": timedelta(seconds=service.settings.checkpoint_seconds)})
+        ]
 
 
 def wire(row: CheckpointRow, *, with_envelope: bool = False) -> Checkpoint:

@@ -1,15 +1,19 @@
 """The database: engine, unit of work, and the only `commit()` of the product."""
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from select import POLLOUT, poll
+from typing import Any
 
 import psycopg
+from psycopg.pq import ExecStatus
+from psycopg.rows import namedtuple_row
 from pydantic_core import from_json
-from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -19,7 +23,8 @@ AFTER_COMMIT = "after_commit"
 ASKED_SECONDS = 5.0
 """A connection that has rested for so long is asked whether it still stands before it is used."""
 _RESTS_SINCE = "rests_since"
-_CLOCK = text("SELECT clock_timestamp()")
+_CURSOR = "cursor_of_plain_statements"
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z]\w*)")
 
 
 def connect(settings: Settings) -> Engine:
@@ -66,6 +71,80 @@ def _wake(connection: psycopg.Connection, record: ConnectionPoolEntry, _: object
         raise InvalidatePoolError("the server has ended the connection") from error
 
 
+class Sql:
+    """SQL with `:named` parameters, for `ask`. Of a cast, only `CAST(… AS …)` can be told from a parameter."""
+
+    __slots__ = ("names", "sql", "text")
+
+    def __init__(self, sql: str) -> None:
+        """Take SQL as PostgreSQL has it, but for the parameters."""
+        self.text = sql
+        places = {name: f"${place}" for place, name in enumerate(dict.fromkeys(_PARAMETER.findall(sql)), 1)}
+        self.names = tuple(places)
+        self.sql = _PARAMETER.sub(lambda found: places[found[1]], sql).encode()
+
+
+_CLOCK = Sql("SELECT clock_timestamp()")
+
+
+def ask(session: Session | Connection, statement: Sql, values: Mapping[str, Any] | None = None) -> list[Any]:
+    """Return the rows that a statement gives, as named tuples, from the driver itself.
+
+    It is one more statement of the session's transaction. What `session.execute` does around it, to make SQL out of
+    objects and objects out of rows, costs as much as the driver does, and is nothing to what is SQL already.
+
+    Raises:
+        KeyError: a parameter has no value.
+        sqlalchemy.exc.DBAPIError: as `session.execute`.
+    """
+    if isinstance(session, Session):
+        session.flush()
+        session = session.connection()
+    proxied = session.connection
+    cursor: Any = proxied.info.get(_CURSOR)
+    if cursor is None:
+        cursor = proxied.info[_CURSOR] = psycopg.RawCursor(_driver_of(session), row_factory=namedtuple_row)
+    given = tuple([values[name] for name in statement.names]) if values else ()
+    try:
+        cursor.execute(statement.sql, given)
+        result = cursor.pgresult
+        return cursor.fetchall() if result is not None and result.status == ExecStatus.TUPLES_OK else []
+    except psycopg.Error as error:
+        dialect: Any = session.dialect
+        is_gone = dialect.is_disconnect(error, _driver_of(session), cursor)
+        if is_gone:
+            session.invalidate(error)
+        raise DBAPIError.instance(
+            statement.text, None, error, psycopg.Error, connection_invalidated=is_gone, dialect=dialect
+        ) from error
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            # Whoever was told to end in the middle of an answer has left the rest of it in the connection.
+            session.invalidate(error)
+        raise
+
+
+def ask_one(session: Session | Connection, statement: Sql, values: Mapping[str, Any] | None = None) -> Any:
+    """Return the one row that a statement gives. Raises ValueError for more or fewer, else as `ask`."""
+    (row,) = ask(session, statement, values)
+    return row
+
+
+def ask_any(session: Session | Connection, statement: Sql, values: Mapping[str, Any] | None = None) -> Any:
+    """Return the row that a statement gives, or None. Raises ValueError for more than one, else as `ask`."""
+    rows = ask(session, statement, values)
+    if len(rows) > 1:
+        raise ValueError(f"one row was expected, and {len(rows)} came")
+    return rows[0] if rows else None
+
+
+def _driver_of(connection: Connection) -> Any:
+    driver = connection.connection.driver_connection
+    if not isinstance(driver, psycopg.Connection):
+        raise TypeError(f"plain statements are asked of psycopg, not of a {type(driver).__name__}")
+    return driver
+
+
 class Database:
     """Hands out units of work: each commits whole or leaves nothing."""
 
@@ -109,7 +188,7 @@ class Database:
 
 def now(session: Session) -> datetime:
     """Return the database's clock, which leases and records use: it does not stand still within a transaction."""
-    instant: datetime = session.execute(_CLOCK).scalar_one()
+    instant: datetime = ask_one(session, _CLOCK)[0]
     return instant
 
 

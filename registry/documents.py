@@ -17,7 +17,7 @@ from uuid6 import uuid7
 
 from gates.files.document import refuse_document
 from gates.policy import plan_problems
-from registry import auth, blobs, evidence, quotas, statements
+from registry import auth, blobs, db, evidence, quotas, statements
 from registry.auth import Actor
 from registry.posted import ADAPTERS, AnyDocument, posted
 from registry.posted import parse as parse  # noqa: PLC0414 - a part of what this module offers
@@ -163,7 +163,8 @@ def _store(
     identity = uuid7()
     resolved = None if locks is None else [one.model_dump(mode="json") for one in locks]
     files = sorted({file.sha256 for file in document.files}) if isinstance(document, Bundle) else []
-    added = session.execute(
+    added = db.ask_one(
+        session,
         statements.STORE,
         {
             "project": actor.project_id, "digest": digest, "identity": identity, "kind": kind, "name": name, "at": at,
@@ -173,7 +174,7 @@ def _store(
             "locks": json.dumps(resolved), "key": (key := service.signer.key_id),
         },
     )  # fmt: skip
-    now, kept, own, known, ends_at, damaged = added.one()
+    now, kept, own, known, ends_at, damaged = added
     if kept is None:
         return None
     if isinstance(document, Bundle) and damaged:
@@ -235,13 +236,13 @@ def hold(session: Session, project: UUID, digest: str) -> bool:
 
     Returns whether it is quarantined.
     """
-    found = session.execute(statements.HOLD, {"project": project, "digest": digest}).one()
+    found = db.ask_one(session, statements.HOLD, {"project": project, "digest": digest})
     return bool(found.is_quarantined)
 
 
 def _held(session: Session, project: UUID, digest: str) -> tuple[bool, datetime]:
     """Hold a document. Returns whether the project has it, or had, and the database's clock."""
-    found = session.execute(statements.HOLD, {"project": project, "digest": digest}).one()
+    found = db.ask_one(session, statements.HOLD, {"project": project, "digest": digest})
     return found.is_there, found.at
 
 
@@ -367,7 +368,7 @@ def _select(project: UUID, kind: str) -> Select[ProjectDocumentRow, DocumentRow]
 
 
 def _find(session: Session, project: UUID, kind: str, digest: str) -> Found | None:
-    found = session.execute(statements.FIND, {"project": project, "kind": kind, "digest": digest}).one_or_none()
+    found = db.ask_any(session, statements.FIND, {"project": project, "kind": kind, "digest": digest})
     # It was read strictly when it came, and has been canonical since.
     return None if found is None else _wire(found, from_json(found.body), found.locks)
 
@@ -491,7 +492,7 @@ def _relative(session: Session, query: Select[ProjectDocumentRow, DocumentRow], 
 
 def names(session: Session, project: UUID, digests: Sequence[str]) -> dict[str, str]:
     """Return digest → name of those of these documents that the project has."""
-    rows = session.execute(statements.NAMES, {"project": project, "digests": list(set(digests))})
+    rows = db.ask(session, statements.NAMES, {"project": project, "digests": list(set(digests))})
     return {row.digest: row.name for row in rows}
 
 
@@ -518,7 +519,7 @@ def browse(
     if after is not None:
         asked["after"] = after
     query = statements.page(len(labels), len(names), quarantined=quarantined, is_after=after is not None)
-    rows = session.execute(query, asked)
+    rows = db.ask(session, query, asked)
     return [_wire(row, None, None) for row in rows]
 
 
@@ -531,7 +532,7 @@ def _read(session: Session, kind: str, digest: str) -> AnyDocument:
 
 def is_there(session: Session, project: UUID, kind: str, digest: str, *, or_deleted: bool = False) -> bool:
     """Tell whether a project has a document; with `or_deleted`, whether it ever had it."""
-    found = session.execute(statements.IS_THERE, {"project": project, "kind": kind, "digest": digest}).one_or_none()
+    found = db.ask_any(session, statements.IS_THERE, {"project": project, "kind": kind, "digest": digest})
     return found is not None and (or_deleted or not found.is_deleted)
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 from uuid import UUID
 
-from sqlalchemy import Select, Text, TextClause, cast, event, func, literal, or_, select, tuple_
+from sqlalchemy import Select, Text, cast, event, func, literal, or_, select, tuple_
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.orm.attributes import set_committed_value
 from uuid6 import uuid7
@@ -207,7 +207,7 @@ def _here(session: Session, key_id: str) -> Sequence[Any]:
     """Return the transaction's number, the instant of its entries, and whether and until when a key signs."""
     here: dict[str, Sequence[Any]] = session.info.setdefault(_PLACES, {})
     if key_id not in here:
-        here[key_id] = session.execute(appending.HERE, {"key": key_id}).one()
+        here[key_id] = db.ask_one(session, appending.HERE, {"key": key_id})
     return here[key_id]
 
 
@@ -256,9 +256,9 @@ def _known_end(session: Session, signed: Signed) -> _Place | None:
 
 def _end_of(session: Session, signed: Signed) -> _Place:
     """Hold the stream of a statement for the rest of the transaction, and return its end."""
-    own = int(session.execute(appending.HOLD, {"stream": signed.stream}).one()[1])
+    own = int(db.ask_one(session, appending.HOLD, {"stream": signed.stream})[1])
     asked = {"stream": signed.stream, "act": signed.act, "key": signed.key_id}
-    known, position, digest, floor, at, key, ends_at = session.execute(appending.END, asked).one()
+    known, position, digest, floor, at, key, ends_at = db.ask_one(session, appending.END, asked)
     return _Place(known, position, digest, max(own, int(floor or 0)), at, key is not None, ends_at)
 
 
@@ -290,12 +290,11 @@ def _entry(project: UUID, signed: Signed, place: _Place) -> EntryRow:
     return row
 
 
-def _put(session: Session, row: EntryRow, statement: TextClause, beside: Mapping[str, Any]) -> None:
+def _put(session: Session, row: EntryRow, statement: db.Sql, beside: Mapping[str, Any]) -> None:
     """Write an entry by a statement that gives back its sequence, with what is written `beside` it."""
-    # What the entry is about has been written before it.
-    session.flush()
     written = {name: getattr(row, name) for name in appending.WRITTEN}
-    row.sequence = session.execute(statement, {**written, **beside}).scalar_one()
+    # What the entry is about is written before it: asking does that.
+    (row.sequence,) = db.ask_one(session, statement, {**written, **beside})
     session.info[_LATEST] = row.recorded_at
     if known := session.info.get(_LOGS, {}).get(row.stream):
         known.append(row)
@@ -357,7 +356,7 @@ def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
 
 def _touch(session: Session, release: ReleaseRow) -> None:
     """What a target serves, or is about to, is told by the phases of its releases: it has changed."""
-    session.execute(appending.CHANGED, {"target": release.target_id})
+    db.ask(session, appending.CHANGED, {"target": release.target_id})
     _forget_generation(session, release)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from registry import db
@@ -51,11 +51,11 @@ def room(session: Session, settings: Settings, project: UUID) -> int | None:
 
 def _bytes(session: Session, settings: Settings, project: UUID) -> tuple[int, int]:
     """Return how many bytes a project holds, those under way among them, and how many it may; 0 is any number."""
-    found = session.execute(_ROOM, {"project": project}).one()
+    found = db.ask_one(session, _ROOM, {"project": project})
     return found.bytes, settings.project_bytes if found.max_bytes is None else found.max_bytes
 
 
-_ROOM = text(
+_ROOM = db.Sql(
     """
     SELECT
         (SELECT max_bytes FROM projects WHERE id = :project) AS max_bytes,
@@ -75,8 +75,7 @@ def count(session: Session, settings: Settings, project: UUID, added: Added, *, 
     """
     # What an upload brings is counted when it is there.
     lasting = 0 if added.uploads else added.bytes
-    session.flush()
-    counted = session.execute(_COUNT, {"project": project, "bytes": lasting, "documents": added.documents}).one()
+    counted = db.ask_one(session, _COUNT, {"project": project, "bytes": lasting, "documents": added.documents})
     if not is_bound:
         return
     limit = _limits(settings, counted.max_bytes, counted.max_uploads, counted.max_documents)
@@ -90,7 +89,7 @@ def count(session: Session, settings: Settings, project: UUID, added: Added, *, 
 
 
 # The row is locked by whoever is first, whether it is there or not.
-_COUNT = text(
+_COUNT = db.Sql(
     """
     INSERT INTO project_usage AS held (project_id, bytes, documents) VALUES (:project, :bytes, :documents)
     ON CONFLICT (project_id) DO UPDATE
@@ -181,11 +180,11 @@ def spend(job: JobRow, until: datetime) -> None:
 
 def _worked(session: Session, project: UUID, at: datetime) -> tuple[int, int]:
     """Return how many jobs runners hold for a project, and how many seconds they measured for it within a day."""
-    row = session.execute(_WORKED, {"project": project, "at": at}).one()
+    row = db.ask_one(session, _WORKED, {"project": project, "at": at})
     return int(row.jobs), int(row.seconds)
 
 
-_WORKED = text(
+_WORKED = db.Sql(
     """
     SELECT
         (SELECT count(*) FROM jobs WHERE project_id = :project AND state = 'claimed' AND lease_until >= :at) AS jobs,

@@ -2,18 +2,18 @@
 
 from functools import lru_cache
 
-from sqlalchemy import TextClause, text
+from registry.db import Sql
 
-HOLD = text(
+HOLD = Sql(
     "WITH held AS MATERIALIZED"
     " (SELECT quarantined_at FROM project_documents WHERE project_id = :project AND digest = :digest FOR KEY SHARE)"
     " SELECT EXISTS (SELECT FROM held) AS is_there, clock_timestamp() AS at,"
     " EXISTS (SELECT FROM held WHERE quarantined_at IS NOT NULL) AS is_quarantined"
 )
-NAMES = text(
+NAMES = Sql(
     "SELECT digest, name FROM project_documents WHERE project_id = :project AND digest = ANY(CAST(:digests AS text[]))"
 )
-IS_THERE = text(
+IS_THERE = Sql(
     "SELECT deleted_at IS NOT NULL AS is_deleted FROM project_documents"
     " WHERE project_id = :project AND kind = :kind AND digest = :digest"
 )
@@ -21,7 +21,7 @@ _COLUMNS = (
     "member.digest, member.name, stored.schema_id, member.created_at, member.created_by, stored.serving_digest,"
     " stored.components, stored.labels, member.quarantined_at IS NOT NULL AS is_quarantined"
 )
-FIND = text(
+FIND = Sql(
     f"SELECT member.id, {_COLUMNS}, member.locks, stored.body FROM project_documents AS member"  # noqa: S608 - names from above
     " JOIN documents AS stored ON stored.digest = member.digest"
     " WHERE member.project_id = :project AND member.kind = :kind AND member.digest = :digest"
@@ -32,7 +32,7 @@ FIND = text(
 # It tells too what the document's first entry needs, as `registry.appending.HERE` does, and which blobs are damaged by
 # now: what marks one waits for the locks that were taken before this statement began to look. The clock is read first:
 # whoever waits here for another's registration signs as of before, when the key was what this statement sees.
-STORE = text(
+STORE = Sql(
     """
     WITH stored AS (
         INSERT INTO documents (digest, kind, schema_id, body, serving_digest, components, labels)
@@ -63,7 +63,7 @@ STORE = text(
 
 
 @lru_cache(maxsize=256)
-def page(labels: int, names: int, *, quarantined: bool | None, is_after: bool) -> TextClause:
+def page(labels: int, names: int, *, quarantined: bool | None, is_after: bool) -> Sql:
     """Return the query of one page of documents, with so many labels and names asked for.
 
     `quarantined`: only those that are, or only the others, or all; `is_after`: only what comes after a cursor.
@@ -101,7 +101,7 @@ def page(labels: int, names: int, *, quarantined: bool | None, is_after: bool) -
         of += f" AND member.{held}" if quarantined is not None else ""
     if is_after:
         of += " AND member.id < :after"
-    return text(
+    return Sql(
         f"SELECT member.id, {_COLUMNS} FROM project_documents AS member"  # noqa: S608 - of numbers alone
         f" JOIN documents AS stored ON stored.digest = member.digest{joined} {of}"
         " ORDER BY member.id DESC LIMIT :limit"

@@ -14,6 +14,7 @@ from uuid6 import uuid7
 
 from registry import acts, alias_patterns, auth, conditions, db, documents, evidence, quarantine
 from registry.auth import Actor
+from registry.logged import Logged
 from registry.service import Service
 from registry.tables import AliasRow, EntryRow
 from schemas.alias import Alias, AliasAt, AliasChange, AliasDelete, AliasProtect, AliasSet, Movers
@@ -115,7 +116,7 @@ def of_bundle(session: Session, project: UUID, bundle: str) -> list[str]:
     return sorted(session.scalars(names))
 
 
-def history(session: Session, row: AliasRow, *, after: UUID | None, limit: int) -> Sequence[EntryRow]:
+def history(session: Session, row: AliasRow, *, after: UUID | None, limit: int) -> Sequence[Logged]:
     """Return the acts on an alias, newest first, before the entry named by a cursor. Raises NotFound."""
     query = select(EntryRow).where(EntryRow.stream == stream(row.project_id, row.name))
     if after is not None:
@@ -137,7 +138,7 @@ def named_at(session: Session, row: AliasRow, at: datetime) -> AliasAt:
     return AliasAt(name=row.name, at=at, bundle=found.bundle if found else None, change=found)
 
 
-def change(row: EntryRow) -> AliasChange:
+def change(row: Logged) -> AliasChange:
     """Return an entry of an alias's stream as the service gives it out."""
     body = AliasChanged.model_validate(evidence.claim_of(row.envelope)["body"])
     return AliasChange(

@@ -29,6 +29,15 @@ HERE = Sql(
     """
 )
 
+_READ = (
+    "sequence, id, project_id, stream, position, act, kind, actor, recorded_at, envelope, previous, entry_digest,"
+    " key_id, CAST(CAST(transaction_id AS text) AS bigint) AS transaction_id"
+)
+# As `registry.logged.Logged`. The log of a release is read whole by most acts on it.
+LOG = Sql(
+    f"SELECT {_READ} FROM entries WHERE stream = :stream AND position > :after ORDER BY position LIMIT :limit"  # noqa: S608 - names from above
+)
+
 WRITTEN = (
     "id", "project_id", "stream", "position", "act", "kind", "actor", "recorded_at", "envelope", "previous",
     "entry_digest", "key_id", "transaction_id",

@@ -9,9 +9,10 @@ from gates.policy import Outcome
 from registry import acts, documents, evidence, quarantine, releases
 from registry.advice import Deed
 from registry.auth import Actor
+from registry.logged import Logged
 from registry.releases import Standing, act, log, require_eligible, standing
 from registry.service import Service
-from registry.tables import EntryRow, ReleaseRow
+from registry.tables import ReleaseRow
 from schemas.api import Act, Approve, Withdraw
 from schemas.evidence import Accepted, Approved, Kind, Note, Withdrawn
 from schemas.policy import Policy
@@ -20,7 +21,7 @@ from schemas.release import TERMINAL, Phase
 from schemas.result import Severity
 
 
-def unaccepted(entries: Sequence[EntryRow], found: Standing) -> dict[str, list[str]]:
+def unaccepted(entries: Sequence[Logged], found: Standing) -> dict[str, list[str]]:
     """Return gate → codes of its `warn` findings that no manager has accepted; gates without any are left out.
 
     `entries` is the release's log.
@@ -52,7 +53,7 @@ def _accept(
     release: ReleaseRow,
     policy: Policy,
     body: Act,
-    entries: Sequence[EntryRow],
+    entries: Sequence[Logged],
 ) -> tuple[ReleaseRow, Standing]:
     """Record the acceptance of findings; refuse when a warning is left, or a code is none.
 
@@ -113,9 +114,9 @@ def approve(
     return release if acts.is_ahead(session) else settle(session, service, release, policy, found)
 
 
-def in_force(entries: Sequence[EntryRow]) -> dict[str, EntryRow]:
+def in_force(entries: Sequence[Logged]) -> dict[str, Logged]:
     """Return who approves a release with this log → the entry of it. What was withdrawn counts no more."""
-    found: dict[str, EntryRow] = {}
+    found: dict[str, Logged] = {}
     for entry in entries:
         if entry.kind == Kind.APPROVAL_GRANTED:
             found[entry.actor] = entry

@@ -7,7 +7,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from registry import evidence
-from registry.tables import EntryRow, JobRow
+from registry.logged import Logged
+from registry.tables import JobRow
 from schemas.boots import WARM_PERCENT, Boot
 from schemas.evidence import EngineBooted, Kind
 from schemas.result import GateResult
@@ -28,7 +29,7 @@ def of_bundle(session: Session, project: UUID, bundle: str, *, limit: int) -> li
         .order_by(JobRow.id.desc())
         .limit(limit)
     ).all()
-    streams: dict[str, list[EntryRow]] = {}
+    streams: dict[str, list[Logged]] = {}
     found: list[Boot] = []
     for row in rows:
         stream = evidence.release_stream(row.release_id) if row.release_id else f"run/{row.id}"
@@ -38,9 +39,9 @@ def of_bundle(session: Session, project: UUID, bundle: str, *, limit: int) -> li
     return found
 
 
-def _boots(job: JobRow, entries: list[EntryRow]) -> Iterator[Boot]:
+def _boots(job: JobRow, entries: list[Logged]) -> Iterator[Boot]:
     """Yield a job's boots in order. The gates that follow one, before the next, ran on it."""
-    booted: tuple[EntryRow, EngineBooted] | None = None
+    booted: tuple[Logged, EngineBooted] | None = None
     gates = 0
     for row in (one for one in entries if one.act.startswith(f"job:{job.id}:")):
         if row.kind == Kind.ENGINE_BOOTED:
@@ -53,7 +54,7 @@ def _boots(job: JobRow, entries: list[EntryRow]) -> Iterator[Boot]:
         yield _boot(job, *booted, gates)
 
 
-def _boot(job: JobRow, entry: EntryRow, body: EngineBooted, gates_ms: int) -> Boot:
+def _boot(job: JobRow, entry: Logged, body: EngineBooted, gates_ms: int) -> Boot:
     in_memory = body.page_cache_percent
     is_cold = None if in_memory is None else in_memory < WARM_PERCENT or body.kernel_cache == "empty"
     return Boot(

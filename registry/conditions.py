@@ -4,14 +4,15 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from registry import evidence
-from registry.tables import EntryRow, ReleaseRow, TargetRow
+from registry.logged import Logged
+from registry.tables import ReleaseRow, TargetRow
 from schemas.common import format_instant
 from schemas.problems import StaleEdit
 
 ANY = "*"
 
 
-def release_version(release: ReleaseRow, last: EntryRow | None) -> str:
+def release_version(release: ReleaseRow, last: Logged | None) -> str:
     """Return what names the state of a release: its phase and how long its log is."""
     return f"{release.phase}:{last.position if last else 0}"
 
@@ -49,7 +50,7 @@ def require_target(session: Session, target: TargetRow, expected: str | None) ->
     raise _stale(f"target {target.name}", str(target.generation), expected, last)
 
 
-def require(what: str, current: str, expected: str | None, last: EntryRow | None) -> None:
+def require(what: str, current: str, expected: str | None, last: Logged | None) -> None:
     """Return when something, held by this transaction, is still of the version that the caller saw.
 
     `last` is the entry of its latest change.
@@ -66,13 +67,13 @@ def _matches(expected: str, current: str) -> bool:
     return ANY in wanted or current in wanted
 
 
-def _stale(what: str, current: str, expected: str, last: EntryRow | None) -> StaleEdit:
+def _stale(what: str, current: str, expected: str, last: Logged | None) -> StaleEdit:
     by = f"; the latest change is {last.kind} by {last.actor} at {format_instant(last.recorded_at)}" if last else ""
     members = changed_by(last)
     return StaleEdit(f"{what} is {current} now, not {expected.strip()}{by}; look again", version=current, **members)
 
 
-def changed_by(last: EntryRow | None) -> dict[str, str]:
+def changed_by(last: Logged | None) -> dict[str, str]:
     """Return the members of a problem that say who changed something last."""
     if last is None:
         return {}

@@ -16,8 +16,9 @@ from sqlalchemy.orm import Session
 from gates.gate import MAX_FINDINGS
 from gates.integrity import DIFFERS
 from registry import damage, db, quarantine
+from registry.logged import Logged
 from registry.service import Service
-from registry.tables import BlobDoubtRow, BundleBlobRow, EntryRow
+from registry.tables import BlobDoubtRow, BundleBlobRow
 from schemas.problems import NotFound, Unavailable
 from schemas.result import GateResult, Verdict
 
@@ -29,7 +30,7 @@ ROUND_SECONDS = 60.0
 log = structlog.get_logger("registry.doubts")
 
 
-def of_result(session: Session, entry: EntryRow, bundle: str, result: GateResult) -> None:
+def of_result(session: Session, entry: Logged, bundle: str, result: GateResult) -> None:
     """Doubt the blobs that a failed integrity gate found changed; all of the bundle's where its list is full."""
     if result.gate != quarantine.INTEGRITY or result.verdict is not Verdict.FAILED:
         return

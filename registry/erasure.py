@@ -9,8 +9,9 @@ from sqlalchemy.orm import Session
 
 from registry import auth, blobs, collection, db, evidence
 from registry.auth import Actor
+from registry.logged import Logged
 from registry.service import Service
-from registry.tables import BundleBlobRow, EntryRow, ProjectBlobRow, RecordRow
+from registry.tables import BundleBlobRow, ProjectBlobRow, RecordRow
 from schemas.api import Erase
 from schemas.evidence import Kind, RecordsErased
 from schemas.problems import Conflict, InvalidDocument, NotFound, Problem
@@ -26,7 +27,7 @@ def stream(project: UUID, digest: str) -> str:
     return f"records/{project}/{digest}"
 
 
-def erase(session: Session, service: Service, actor: Actor, body: Erase) -> tuple[EntryRow, bool]:
+def erase(session: Session, service: Service, actor: Actor, body: Erase) -> tuple[Logged, bool]:
     """Erase the records of a gate's result, as a recorded act.
 
     Returns:
@@ -52,7 +53,7 @@ def erase(session: Session, service: Service, actor: Actor, body: Erase) -> tupl
 
 def _erase(
     session: Session, service: Service, project: UUID, digest: str, by: str, cause: str, reason: str
-) -> tuple[EntryRow, bool]:
+) -> tuple[Logged, bool]:
     blobs.hold(session, digest)
     at = db.now(session)
     record = session.get(RecordRow, (project, digest), with_for_update=True, populate_existing=True)
@@ -84,7 +85,7 @@ def _erase(
     return row, True
 
 
-def erased(session: Session, project: UUID, digest: str) -> EntryRow | None:
+def erased(session: Session, project: UUID, digest: str) -> Logged | None:
     """Return the entry by which records were erased last, or None when they never were."""
     row = evidence.latest(session, stream(project, digest))
     return row if row is not None and row.kind == Kind.RECORDS_ERASED else None

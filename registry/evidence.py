@@ -20,6 +20,7 @@ from uuid6 import uuid7
 from gates import evidence as proof
 from registry import appending, cursors, db, keys, lifecycle
 from registry.cursors import Cursor
+from registry.logged import Logged, Written
 from registry.tables import EntryRow, ReleaseRow, TargetRow
 from schemas.common import Closed, canonical_json, format_instant, sha256_digest, strict_json
 from schemas.evidence import (
@@ -137,7 +138,7 @@ def _predicate(kind: Kind, body: Closed, claim: dict[str, Any]) -> tuple[str, di
     return f"{PREDICATE_BASE}{kind}/v1", claim
 
 
-def as_record(row: EntryRow) -> proof.Record:
+def as_record(row: Logged) -> proof.Record:
     """Return a row as the verifier takes it."""
     return proof.Record(
         sequence=row.sequence,
@@ -156,17 +157,17 @@ def as_record(row: EntryRow) -> proof.Record:
     )
 
 
-def link(row: EntryRow) -> str:
+def link(row: Logged) -> str:
     """Return the digest that a row's entry must have."""
     return as_record(row).link()
 
 
-def find(session: Session, stream: str, act: str) -> EntryRow | None:
+def find(session: Session, stream: str, act: str) -> Logged | None:
     """Return the entry of an act, if it is in the log."""
     return session.scalar(select(EntryRow).where(EntryRow.stream == stream, EntryRow.act == act))
 
 
-def latest(session: Session, stream: str) -> EntryRow | None:
+def latest(session: Session, stream: str) -> Logged | None:
     """Return the last entry of a stream."""
     return session.scalar(select(EntryRow).where(EntryRow.stream == stream).order_by(EntryRow.position.desc()).limit(1))
 
@@ -177,17 +178,17 @@ def next_position(session: Session, stream: str) -> int:
     return last.position + 1 if last else 1
 
 
-def by_id(session: Session, entry: UUID) -> EntryRow | None:
+def by_id(session: Session, entry: UUID) -> Logged | None:
     """Return an entry by its identity, of whichever project."""
     return session.scalar(select(EntryRow).where(EntryRow.id == entry))
 
 
-def by_digest(session: Session, project: UUID, digest: str) -> EntryRow | None:
+def by_digest(session: Session, project: UUID, digest: str) -> Logged | None:
     """Return a project's entry by its digest."""
     return session.scalar(select(EntryRow).where(EntryRow.entry_digest == digest, EntryRow.project_id == project))
 
 
-def open_stream(session: Session, project: UUID, signed: Signed) -> EntryRow:
+def open_stream(session: Session, project: UUID, signed: Signed) -> Logged:
     """Append the first entry of a stream that nobody else can write to yet: what it is about is not committed.
 
     Raises:
@@ -211,7 +212,7 @@ def _here(session: Session, key_id: str) -> Sequence[Any]:
     return here[key_id]
 
 
-def append(session: Session, project: UUID, signed: Signed) -> tuple[EntryRow, bool]:
+def append(session: Session, project: UUID, signed: Signed) -> tuple[Logged, bool]:
     """Append a signed statement to its stream.
 
     Returns:
@@ -245,7 +246,7 @@ def _known_end(session: Session, signed: Signed) -> _Place | None:
 
     Nobody else can append to it. It is recorded when the transaction last recorded something: never before that.
     """
-    log: list[EntryRow] | None = session.info.get(_LOGS, {}).get(signed.stream)
+    log: list[Logged] | None = session.info.get(_LOGS, {}).get(signed.stream)
     if not log:
         return None
     own, at, key, ends_at = _here(session, signed.key_id)
@@ -262,16 +263,16 @@ def _end_of(session: Session, signed: Signed) -> _Place:
     return _Place(known, position, digest, max(own, int(floor or 0)), at, key is not None, ends_at)
 
 
-def _write(session: Session, project: UUID, signed: Signed, place: _Place) -> EntryRow:
+def _write(session: Session, project: UUID, signed: Signed, place: _Place) -> Logged:
     row = _entry(project, signed, place)
     _put(session, row, appending.INSERT, {})
     return row
 
 
-def _entry(project: UUID, signed: Signed, place: _Place) -> EntryRow:
+def _entry(project: UUID, signed: Signed, place: _Place) -> Written:
     """Return the entry of a statement in its place. Raises Unavailable."""
     keys.require_in_force(signed.key_id, place.at, is_known=place.is_known_key, ends_at=place.key_ends_at)
-    row = EntryRow(
+    row = Written(
         id=uuid7(),
         project_id=project,
         stream=signed.stream,
@@ -290,7 +291,7 @@ def _entry(project: UUID, signed: Signed, place: _Place) -> EntryRow:
     return row
 
 
-def _put(session: Session, row: EntryRow, statement: db.Sql, beside: Mapping[str, Any]) -> None:
+def _put(session: Session, row: Written, statement: db.Sql, beside: Mapping[str, Any]) -> None:
     """Write an entry by a statement that gives back its sequence, with what is written `beside` it."""
     written = {name: getattr(row, name) for name in appending.WRITTEN}
     # What the entry is about is written before it: asking does that.
@@ -402,19 +403,14 @@ def _columns(folded: lifecycle.State) -> dict[str, Any]:
     return {**{name: getattr(folded, name) for name in appending.FOLDED}, "held": list(folded.held)}
 
 
-def read(session: Session, stream: str, *, after: int = 0, limit: int | None = None) -> list[EntryRow]:
+def read(session: Session, stream: str, *, after: int = 0, limit: int | None = None) -> list[Logged]:
     """Return a stream's entries after a position, oldest first."""
     if after == 0 and limit is None and _is_held(session, stream):
         known = _known_log(session, stream)
         if not known:
-            known.extend(session.scalars(_log(stream, 0)))
+            known.extend(db.ask(session, appending.LOG, {"stream": stream, "after": 0, "limit": None}))
         return list(known)
-    query = _log(stream, after)
-    return list(session.scalars(query if limit is None else query.limit(limit)))
-
-
-def _log(stream: str, after: int) -> Select[EntryRow]:
-    return select(EntryRow).where(EntryRow.stream == stream, EntryRow.position > after).order_by(EntryRow.position)
+    return db.ask(session, appending.LOG, {"stream": stream, "after": after, "limit": limit})
 
 
 def _is_held(session: Session, stream: str) -> bool:
@@ -424,9 +420,9 @@ def _is_held(session: Session, stream: str) -> bool:
     return kind == "release" and any(str(one) == name for one in held)
 
 
-def _known_log(session: Session, stream: str) -> list[EntryRow]:
+def _known_log(session: Session, stream: str) -> list[Logged]:
     """Return what is known of the log of a release that is held; it is read once, and grows by what is appended."""
-    logs: dict[str, list[EntryRow]] = session.info.setdefault(_LOGS, {})
+    logs: dict[str, list[Logged]] = session.info.setdefault(_LOGS, {})
     return logs.setdefault(stream, [])
 
 
@@ -450,7 +446,7 @@ def browse(
     before: int,
     limit: int,
     is_newest_first: bool = False,
-) -> list[EntryRow]:
+) -> list[Logged]:
     """Return entries of a project in the order of cursors; none that is committed later comes before them.
 
     Args:
@@ -485,7 +481,7 @@ def browse(
 
 def browse_stream(
     session: Session, project: UUID, stream: str, *, after: int, limit: int, is_newest_first: bool = False
-) -> list[EntryRow]:
+) -> list[Logged]:
     """Return a stream's entries after a sequence, oldest first: its lock makes sequence and commit agree.
 
     With `is_newest_first`, those before that sequence, the newest first.
@@ -498,7 +494,7 @@ def browse_stream(
     return list(session.scalars(query.limit(limit)))
 
 
-def traffic(session: Session, target: UUID, *, upto: int | None, limit: int) -> list[EntryRow]:
+def traffic(session: Session, target: UUID, *, upto: int | None, limit: int) -> list[Logged]:
     """Return the changes of a target's split, newest first, from a sequence on backwards."""
     return of_target(session, target, MOVES_TRAFFIC, upto=upto, limit=limit)
 
@@ -511,7 +507,7 @@ def of_target(
     upto: int | None = None,
     by: datetime | None = None,
     limit: int,
-) -> list[EntryRow]:
+) -> list[Logged]:
     """Return entries of a target's releases, newest first.
 
     Args:
@@ -532,7 +528,7 @@ def of_target(
 
 def of_target_since(
     session: Session, target: UUID, kinds: Sequence[Kind], since: datetime, *, limit: int
-) -> list[EntryRow]:
+) -> list[Logged]:
     """Return entries of a target's releases that were recorded after an instant, oldest first."""
     query = _of_target(target, kinds).where(EntryRow.recorded_at > since)
     return list(session.scalars(query.order_by(EntryRow.sequence).limit(limit)))
@@ -543,12 +539,12 @@ def _of_target(target: UUID, kinds: Sequence[Kind]) -> Select[EntryRow]:
     return select(EntryRow).where(EntryRow.stream.in_(of), EntryRow.kind.in_(kinds))
 
 
-def cursor_of(row: EntryRow) -> Cursor:
+def cursor_of(row: Logged) -> Cursor:
     """Return the cursor of a reader whose last entry is this one."""
     return Cursor(row.transaction_id, row.sequence)
 
 
-def wire(row: EntryRow, *, with_envelope: bool = False) -> Entry:
+def wire(row: Logged, *, with_envelope: bool = False) -> Entry:
     """Return an entry as the service gives it out."""
     return Entry(
         sequence=row.sequence,
@@ -568,7 +564,7 @@ def wire(row: EntryRow, *, with_envelope: bool = False) -> Entry:
     )
 
 
-def bodies(rows: Sequence[EntryRow]) -> list[tuple[Kind, dict[str, Any], datetime]]:
+def bodies(rows: Sequence[Logged]) -> list[tuple[Kind, dict[str, Any], datetime]]:
     """Return (kind, body, recorded_at) of entries, as `lifecycle.fold` takes them."""
     return [(Kind(row.kind), claim_of(row.envelope)["body"], row.recorded_at) for row in rows]
 

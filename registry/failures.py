@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from registry import evidence
-from registry.tables import EntryRow
+from registry.logged import Logged
 from schemas.evidence import Kind
 from schemas.failures import FAILURES, Cause, is_final, is_transient
 from schemas.runner import ReplicaState
@@ -56,7 +56,7 @@ def backoff(failures: int) -> float:
     return BACKOFF_SECONDS * min(2 ** max(0, failures - 1), 12) if failures else 0.0
 
 
-def history(log: Sequence[EntryRow]) -> History:
+def history(log: Sequence[Logged]) -> History:
     """Return how a release's live replica fared.
 
     An approval, a person who lets the release go on and traffic that came back begin anew. A replica that was ready

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from registry import db, evidence
 from registry.evidence import MOVES_TRAFFIC
+from registry.logged import Logged
 from registry.tables import EntryRow, ReleaseRow, TargetRow
 from schemas.evidence import Kind, SplitEntry, Traffic
 from schemas.problems import InvalidDocument, NotFound
@@ -48,7 +49,7 @@ def served_at(session: Session, target: TargetRow, at: datetime) -> ServedAt:
     )
 
 
-def _live(session: Session, target: TargetRow, at: datetime) -> EntryRow | None:
+def _live(session: Session, target: TargetRow, at: datetime) -> Logged | None:
     """Return the entry that made a release live which was so at an instant.
 
     Read backwards: the first release that became live is the one, unless its traffic was taken back after that. A
@@ -69,14 +70,14 @@ def _live(session: Session, target: TargetRow, at: datetime) -> EntryRow | None:
         upto = rows[-1].sequence - 1
 
 
-def _split(session: Session, target: TargetRow, at: datetime) -> EntryRow | None:
+def _split(session: Session, target: TargetRow, at: datetime) -> Logged | None:
     """Return the entry of the weights that the gateway had acknowledged by an instant."""
     late = evidence.of_target_since(session, target.id, MOVES_TRAFFIC, at, limit=LATE)
     in_force = [row for row in late if Traffic.model_validate(_body(row)).applied_at <= at]
     return next(iter(in_force[::-1] or evidence.of_target(session, target.id, MOVES_TRAFFIC, by=at, limit=1)), None)
 
 
-def browse(session: Session, target: TargetRow, *, after: UUID | None, limit: int) -> Sequence[EntryRow]:
+def browse(session: Session, target: TargetRow, *, after: UUID | None, limit: int) -> Sequence[Logged]:
     """Return the changes of what a target serves, newest first, before the entry named by a cursor.
 
     Raises:
@@ -91,7 +92,7 @@ def browse(session: Session, target: TargetRow, *, after: UUID | None, limit: in
     return evidence.of_target(session, target.id, CHANGES, upto=upto, limit=limit)
 
 
-def wire(session: Session, row: EntryRow) -> TargetChange:
+def wire(session: Session, row: Logged) -> TargetChange:
     """Return a change as the service gives it out."""
     release = session.get_one(ReleaseRow, _release(row))
     moved = Traffic.model_validate(_body(row)) if row.kind in MOVES_TRAFFIC else None
@@ -110,7 +111,7 @@ def wire(session: Session, row: EntryRow) -> TargetChange:
     )
 
 
-def who(session: Session, row: EntryRow) -> str:
+def who(session: Session, row: Logged) -> str:
     """Return who is answerable: who asked for the promotion or the rollback, else who approved, else the recorder."""
     of, asked = row.stream, _ASKED.get(Kind(row.kind), (Kind.PROMOTION_REQUESTED, Kind.APPROVAL_GRANTED))
     if row.kind in (Kind.REINSTATED, Kind.REPLACED):
@@ -126,7 +127,7 @@ def who(session: Session, row: EntryRow) -> str:
     return row.actor
 
 
-def _reason(row: EntryRow) -> str | None:
+def _reason(row: Logged) -> str | None:
     body = _body(row)
     if row.kind == Kind.REINSTATED:
         return f"release {body['release']} was taken back"
@@ -136,9 +137,9 @@ def _reason(row: EntryRow) -> str | None:
     return "; ".join(str(one) for one in reasons if one) or None
 
 
-def _body(row: EntryRow) -> dict[str, Any]:
+def _body(row: Logged) -> dict[str, Any]:
     return dict(evidence.claim_of(row.envelope)["body"])
 
 
-def _release(row: EntryRow) -> UUID:
+def _release(row: Logged) -> UUID:
     return UUID(row.stream.removeprefix("release/"))

@@ -24,8 +24,9 @@ from registry import (
     targets,
     waits,
 )
+from registry.logged import Logged
 from registry.service import Service
-from registry.tables import EntryRow, JobRow, ReleaseRow, RunnerRow, TargetRow
+from registry.tables import JobRow, ReleaseRow, RunnerRow, TargetRow
 from schemas.api import Complete, Progress, Run
 from schemas.common import format_instant
 from schemas.evidence import BODIES, Kind, ReplicaChanged, RunEnded
@@ -484,7 +485,7 @@ def results(session: Session, job: JobRow) -> list[GateResult]:
     return [GateResult.model_validate(evidence.claim_of(row.envelope)["body"]) for row in entries]
 
 
-def _recorded(session: Session, job: JobRow) -> list[EntryRow]:
+def _recorded(session: Session, job: JobRow) -> list[Logged]:
     """Return the entries with the gate results that a job recorded, oldest first."""
     stream = evidence.release_stream(job.release_id) if job.release_id else f"run/{job.id}"
     prefix = f"job:{job.id}:"
@@ -543,7 +544,7 @@ def browse(session: Session, project: UUID, *, release: UUID | None, after: UUID
     return list(session.scalars(query.order_by(JobRow.id.desc()).limit(limit)))
 
 
-def measured(session: Session, project: UUID, bundle: str, *, limit: int) -> list[tuple[JobRow, EntryRow, GateResult]]:
+def measured(session: Session, project: UUID, bundle: str, *, limit: int) -> list[tuple[JobRow, Logged, GateResult]]:
     """Return the newest gate results of a bundle, newest first, each with its job and its entry.
 
     Args:

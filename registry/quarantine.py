@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from registry import acts, auth, conditions, db, documents, evidence
 from registry.auth import Actor
 from registry.lifecycle import BEFORE_TRAFFIC
+from registry.logged import Logged
 from registry.service import Service
 from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow
 from schemas.api import Act, Ground, Quarantine, QuarantineState
@@ -113,7 +114,7 @@ def _wake(session: Session, member: ProjectDocumentRow) -> None:
     )
 
 
-def of_result(session: Session, service: Service, entry: EntryRow, bundle: str, result: GateResult) -> None:
+def of_result(session: Session, service: Service, entry: Logged, bundle: str, result: GateResult) -> None:
     """Quarantine a bundle whose integrity gate failed, by the entry of that result. Other results change nothing."""
     if result.gate != INTEGRITY or result.verdict is not Verdict.FAILED:
         return
@@ -221,9 +222,9 @@ def standing(session: Session, project: UUID, digests: Iterable[str]) -> dict[st
     }
 
 
-def in_force(rows: Iterable[EntryRow]) -> list[EntryRow]:
+def in_force(rows: Iterable[Logged]) -> list[Logged]:
     """Return what a bundle is quarantined for, from the entries of its stream, oldest first."""
-    grounds: list[EntryRow] = []
+    grounds: list[Logged] = []
     for row in rows:
         if row.kind == Kind.BUNDLE_QUARANTINED:
             grounds.append(row)
@@ -243,7 +244,7 @@ def _among(session: Session, project: UUID, digests: Iterable[str]) -> Sequence[
     ).all()
 
 
-def _grounds(session: Session, project: UUID, digests: Sequence[str]) -> dict[str, list[EntryRow]]:
+def _grounds(session: Session, project: UUID, digests: Sequence[str]) -> dict[str, list[Logged]]:
     """Return digest → the entries that it is quarantined by."""
     if not digests:
         return {}
@@ -253,7 +254,7 @@ def _grounds(session: Session, project: UUID, digests: Sequence[str]) -> dict[st
         .where(EntryRow.stream.in_(streams), EntryRow.kind.in_(KINDS))
         .order_by(EntryRow.stream, EntryRow.position)
     )
-    by_bundle: dict[str, list[EntryRow]] = {}
+    by_bundle: dict[str, list[Logged]] = {}
     for row in rows:
         by_bundle.setdefault(streams[row.stream], []).append(row)
     return {digest: found for digest, log in by_bundle.items() if (found := in_force(log))}
@@ -286,7 +287,7 @@ def _quarantine(session: Session, service: Service, member: ProjectDocumentRow, 
 
 def _record(
     session: Session, service: Service, member: ProjectDocumentRow, act: str, actor: str, kind: Kind, said: Closed
-) -> EntryRow:
+) -> Logged:
     stream = documents.stream(member.project_id, member.digest)
     signed = evidence.state(
         acts.signer_of(session, service),
@@ -306,11 +307,11 @@ def _state(session: Session, member: ProjectDocumentRow) -> QuarantineState:
     return QuarantineState(digest=member.digest, name=member.name, quarantine=found)
 
 
-def _version(grounds: Sequence[EntryRow]) -> str:
+def _version(grounds: Sequence[Logged]) -> str:
     return f"quarantined:{grounds[-1].position}"
 
 
-def _ground(row: EntryRow) -> Ground:
+def _ground(row: Logged) -> Ground:
     body = Quarantined.model_validate(evidence.claim_of(row.envelope)["body"])
     return Ground(cause=body.cause, reason=body.reason, by=row.actor, at=row.recorded_at, entry=row.entry_digest)
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from gates import catalog
 from registry import documents, erasure, evidence, verification
+from registry.logged import Logged
 from registry.service import Service
 from registry.tables import EntryRow
 from schemas.common import format_instant, sha256_digest, strict_json
@@ -71,7 +72,7 @@ def _erased(session: Session, service: Service, project: UUID, recorded: GateRes
 
 
 def _again(
-    session: Session, service: Service, project: UUID, row: EntryRow, recorded: GateResult
+    session: Session, service: Service, project: UUID, row: Logged, recorded: GateResult
 ) -> tuple[GateResult | None, list[str], list[str]]:
     """Return the result computed now, what is lacking for it, and what is wrong with what is there."""
     if recorded.records is None:
@@ -100,7 +101,7 @@ def _again(
         return None, [str(error).splitlines()[0]], wrong
 
 
-def _mismatches(session: Session, project: UUID, row: EntryRow, body: dict[str, Any]) -> list[str]:
+def _mismatches(session: Session, project: UUID, row: Logged, body: dict[str, Any]) -> list[str]:
     """Return how the records were measured with something else than the entry is about."""
     envelope = Envelope.model_validate(strict_json(row.envelope))
     statement = Statement.model_validate(strict_json(envelope.payload_bytes()))
@@ -135,7 +136,7 @@ def _differences(recorded: GateResult, now: GateResult) -> list[str]:
 
 
 def _told(
-    row: EntryRow, recorded: GateResult | None, now: GateResult | None, outcome: Agreement, faults: list[str]
+    row: Logged, recorded: GateResult | None, now: GateResult | None, outcome: Agreement, faults: list[str]
 ) -> Recomputation:
     return Recomputation(
         entry_digest=row.entry_digest,

@@ -29,8 +29,9 @@ from registry import (
 )
 from registry.advice import Deed
 from registry.auth import Actor
+from registry.logged import Logged
 from registry.service import Service
-from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, TargetRow
+from registry.tables import ProjectDocumentRow, ReleaseRow, TargetRow
 from schemas.api import Act, ReleaseCreate, Revoke, RollBack
 from schemas.bundle import Bundle
 from schemas.common import Closed
@@ -226,7 +227,7 @@ def lines(
     return [Line(release, of, name) for release, of, name in rows]
 
 
-def log(session: Session, release: UUID) -> list[EntryRow]:
+def log(session: Session, release: UUID) -> list[Logged]:
     """Return the log of a release, oldest entry first."""
     return evidence.read(session, evidence.release_stream(release))
 
@@ -258,7 +259,7 @@ class Standing:
     """What a release's evidence says now about its gates."""
 
     decision: judgement.Decision
-    results: dict[str, tuple[EntryRow, GateResult]]
+    results: dict[str, tuple[Logged, GateResult]]
     """Latest result of each gate, however old."""
     expired: dict[str, str]
     """Gates whose latest result does not count any more, with why."""
@@ -270,7 +271,7 @@ def standing(
     policy: Policy,
     *,
     now: datetime,
-    entries: Sequence[EntryRow] | None = None,
+    entries: Sequence[Logged] | None = None,
 ) -> Standing:
     """Fold the latest result of each required gate that is neither expired nor revoked. Computed, never stored.
 
@@ -309,7 +310,7 @@ def require_eligible(
     policy: Policy,
     *,
     now: datetime,
-    entries: Sequence[EntryRow] | None = None,
+    entries: Sequence[Logged] | None = None,
 ) -> Standing:
     """Return the standing of a release whose gates have all passed.
 
@@ -407,7 +408,7 @@ def promote(
     return act(session, service, release, "promotion", actor.name, Kind.PROMOTION_REQUESTED, Note(reason=body.reason))
 
 
-def revoke(session: Session, service: Service, actor: Actor, body: Revoke) -> tuple[EntryRow, bool]:
+def revoke(session: Session, service: Service, actor: Actor, body: Revoke) -> tuple[Logged, bool]:
     """Let a gate result of a release count no more. What has traffic keeps it; nothing moves on by that result.
 
     Returns:
@@ -508,7 +509,7 @@ def _once(name: str, session: Session) -> str:
     return f"{name}:{acts.moment(session).isoformat()}"
 
 
-def wire(session: Session, release: ReleaseRow, entries: Sequence[EntryRow] | None = None) -> Release:
+def wire(session: Session, release: ReleaseRow, entries: Sequence[Logged] | None = None) -> Release:
     """Return a release as the service gives it out."""
     return Release(**_fields(session, release, entries if entries is not None else log(session, release.id)))
 
@@ -520,7 +521,7 @@ def detail(session: Session, release: ReleaseRow) -> ReleaseDetail:
     return ReleaseDetail(**_fields(session, release, entries), doing=waits.doing(session, release), log=told)
 
 
-def _fields(session: Session, release: ReleaseRow, entries: Sequence[EntryRow]) -> dict[str, Any]:
+def _fields(session: Session, release: ReleaseRow, entries: Sequence[Logged]) -> dict[str, Any]:
     of = release.project_id
     told = beside.shown(session, release)
     policy = documents.bound_policy(session, release.policy)
@@ -548,9 +549,9 @@ def _fields(session: Session, release: ReleaseRow, entries: Sequence[EntryRow]) 
     }
 
 
-def _results(entries: Sequence[EntryRow]) -> dict[str, tuple[EntryRow, GateResult]]:
+def _results(entries: Sequence[Logged]) -> dict[str, tuple[Logged, GateResult]]:
     """Return the latest result of each gate."""
-    latest: dict[str, tuple[EntryRow, GateResult]] = {}
+    latest: dict[str, tuple[Logged, GateResult]] = {}
     for entry in entries:
         if entry.kind == Kind.GATE_RECORDED:
             result = GateResult.model_validate(evidence.claim_of(entry.envelope)["body"])
@@ -558,13 +559,13 @@ def _results(entries: Sequence[EntryRow]) -> dict[str, tuple[EntryRow, GateResul
     return latest
 
 
-def revocations(entries: Sequence[EntryRow]) -> dict[str, str]:
+def revocations(entries: Sequence[Logged]) -> dict[str, str]:
     """Return entry digest → why it counts no more."""
     bodies = [evidence.claim_of(entry.envelope)["body"] for entry in entries if entry.kind == Kind.EVIDENCE_REVOKED]
     return {body["entry"]: body["reason"] for body in bodies}
 
 
-def _gates(policy: Policy, entries: Sequence[EntryRow]) -> list[GateStatus]:
+def _gates(policy: Policy, entries: Sequence[Logged]) -> list[GateStatus]:
     latest, revoked = _results(entries), revocations(entries)
     statuses = []
     for rule in policy.gates:

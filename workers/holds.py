@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 from gates.canary import is_silence
 from gates.tally import Tally
 from registry import db, evidence, lifecycle, releases
-from registry.tables import EntryRow, ReleaseRow
+from registry.logged import Logged
+from registry.tables import ReleaseRow
 from schemas.evidence import Kind, Reasoned
 
 STEP_ERRORED: Final = "step_errored"
@@ -30,9 +31,9 @@ def _shape(reasons: Sequence[str]) -> list[str]:
     return sorted(_PASSING.sub("", reason.replace("\0", "\ufffd")) for reason in reasons)
 
 
-def standing(log: Sequence[EntryRow]) -> list[tuple[EntryRow, Reasoned]]:
+def standing(log: Sequence[Logged]) -> list[tuple[Logged, Reasoned]]:
     """Return the entries of a release's log that say why it holds since it began to; none when it does not hold."""
-    found: list[tuple[EntryRow, Reasoned]] = []
+    found: list[tuple[Logged, Reasoned]] = []
     state: lifecycle.State | None = None
     for entry in log:
         kind, body = Kind(entry.kind), evidence.claim_of(entry.envelope)["body"]

@@ -24,8 +24,8 @@ from registry.api.problems import declare
 from registry.api.routes import Route
 from registry.cursors import Cursor
 from registry.evidence import Selection
+from registry.logged import Logged
 from registry.service import Service
-from registry.tables import EntryRow
 from schemas.api import TargetName
 from schemas.evidence import Kind
 from schemas.problems import InvalidDocument, NotFound, NotPermitted, Unauthenticated, Unavailable
@@ -164,6 +164,6 @@ class EventStream(Response):
         return _Look("".join(map(frame, shown)).encode(), at, is_more)
 
 
-def frame(row: EntryRow) -> str:
+def frame(row: Logged) -> str:
     """Return an entry as one event. JSON has no line breaks of its own."""
     return f"id: {evidence.cursor_of(row)}\ndata: {evidence.wire(row).model_dump_json()}\n\n"

@@ -14,6 +14,7 @@ from gates.errors import InstrumentError
 from gates.load_records import Run, read_run
 from registry import db, documents, evidence, releases
 from registry.api.deps import ServiceDep, SessionDep
+from registry.logged import Logged
 from registry.service import Service
 from registry.tables import EntryRow
 from registry.web.curves import Curve, curves
@@ -70,7 +71,7 @@ def result_page(
     )
 
 
-def _entry(session: Session, project: UUID, digest: str) -> EntryRow:
+def _entry(session: Session, project: UUID, digest: str) -> Logged:
     row = session.scalar(select(EntryRow).where(EntryRow.project_id == project, EntryRow.entry_digest == digest))
     if row is None or row.kind != Kind.GATE_RECORDED:
         raise NotFound(f"there is no gate result {digest}")

@@ -7,7 +7,7 @@ from uuid import UUID
 
 
 class Logged(Protocol):
-    """What can be asked of an entry, whether its row was read as an object, as a plain row, or has just been written."""
+    """What an entry tells, whether its row was read as an object, as a plain row, or has just been written."""
 
     @property
     def sequence(self) -> int:

@@ -320,7 +320,7 @@ def test_an_entry_signed_by_a_key_that_is_not_enrolled_is_found(service, actor, 
 
 def test_a_forged_statement_does_not_match_its_signature(service, actor, story):
     with service.database.transaction() as session:
-        row = evidence.read(session, story)[2]
+        row = session.get_one(EntryRow, evidence.read(session, story)[2].sequence)
         envelope = json.loads(row.envelope)
     statement = json.loads(base64.b64decode(envelope["payload"]))
     statement["predicate"]["body"]["reasons"] = ["all is well"]

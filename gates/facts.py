@@ -13,7 +13,7 @@ from gates.files.strict_json import read_json, read_object
 from gates.files.weights import read as read_weights
 from schemas.bundle import Role
 
-VERSION = 3
+VERSION = 4
 """Changes whenever a reader tells more or other things, so that nothing remembered is taken for it."""
 MAX_TEXT_BYTES = 8 * 1024 * 1024
 

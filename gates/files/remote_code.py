@@ -4,7 +4,7 @@
 is accepted only by name, in the bundle's `engine.remote_code`, and then each file of it is part of the bundle.
 
 Source: `dynamic_module_utils.py` of transformers for `auto_map`, and its hub kernels, whose repository
-`_attn_implementation` names.
+`_attn_implementation` names; `maybe_override_with_speculators` of vLLM for the model that a head's configuration names.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +20,7 @@ _KERNELS: Final = (
     "_attn_implementation_internal",
     "_experts_implementation",
 )
+_CONFIG: Final = "config.json"
 _DEEPEST: Final = 8
 _ADVICE_LIST: Final = "name each file under engine.remote_code in -f, after somebody has read it"
 
@@ -28,16 +29,30 @@ def told(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what one configuration says about code, small enough to be remembered; empty when it says nothing."""
     modules = sorted(set(_modules(config)))
     hooks = sorted(set(_hooks(config, "", 0)))
-    facts = {"modules": modules[:200], "hooks": [list(hook) for hook in hooks[:50]]}
+    facts = {
+        "modules": modules[:200],
+        "hooks": [list(hook) for hook in hooks[:50]],
+        "stands_for": _verifier(config.get("speculators_config")),
+    }
     return {key: value for key, value in facts.items() if value}
 
 
 def _modules(config: Mapping[str, Any]) -> Iterator[str]:
     auto_map = config.get("auto_map")
-    for value in auto_map.values() if isinstance(auto_map, dict) else [] if auto_map is None else [auto_map]:
+    # A class without a name is none that a loader asks for: heads that draft are published so, without the code.
+    named = [value for key, value in auto_map.items() if key] if isinstance(auto_map, dict) else [auto_map]
+    for value in named:
         for name in value if isinstance(value, list) else [value]:
             if name is not None:
                 yield str(name)[:300]
+
+
+def _verifier(told: Any) -> str | None:
+    """Return the model that a head drafts for, by its own configuration."""
+    if not isinstance(told, dict):
+        return None
+    verifier = told.get("verifier")
+    return str(verifier.get("name_or_path") if isinstance(verifier, dict) else verifier)[:200]
 
 
 def _hooks(value: Any, place: str, depth: int) -> Iterator[tuple[str, str]]:
@@ -101,6 +116,8 @@ def refuse_code(
     for file, facts in sorted(said.items()):
         for place, value in facts.get("hooks", ()):
             yield _refused(file, "makes a loader fetch or trust code", place, value, "remove it from the file")
+        if file == _CONFIG and "stands_for" in facts:
+            yield _elsewhere(facts["stands_for"])
         is_own = model_types.get(file.rpartition("/")[0], model_types.get("", "")) in own
         for module in facts.get("modules", ()):
             yield from _refuse_module(file, module, accepted, runs=is_trusted, is_own=is_own)
@@ -133,6 +150,19 @@ def _refuse_module(
             _ADVICE_LIST if runs else f"remove auto_map if the engine knows this model by itself, or {_ADVICE_LIST}"
         )
         yield _refused(file, f"needs code that comes with the model, {path}", "/auto_map", module, advice)
+
+
+def _elsewhere(verifier: str) -> FileRefused:
+    said = f"is that of a head that drafts: the engine would load the model that it names, {verifier}, in its place"
+    return FileRefused(
+        "launch-refused",
+        said,
+        file=_CONFIG,
+        pointer="/speculators_config/verifier",
+        found=verifier,
+        expected="weights of the bundle",
+        advice="give the model that it drafts for, and name this as its draft in -f",
+    )
 
 
 def _refused(file: str, said: str, place: str, found: str, advice: str) -> FileRefused:

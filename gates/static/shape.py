@@ -102,7 +102,7 @@ class Shape:
     @property
     def is_head(self) -> bool:
         """Whether the class is a head that drafts for another model, and reads that model's embedding and states."""
-        return _HEADS.search(self.architecture) is not None
+        return _HEADS.search(self.architecture) is not None or isinstance(self.config.get("speculators_config"), dict)
 
     def at(self, name: str) -> str:
         """Return the JSON Pointer of one of the text configuration's values."""

@@ -7,6 +7,7 @@ import pytest
 from gates.static.composition import of_directory
 from gates.static.declared import Declared
 from gates.static.examine import examine
+from tests.support import published_further
 from tests.support.checkpoints import alarms, validate
 from tests.support.families import FAMILIES
 from tests.support.published import write
@@ -22,6 +23,15 @@ def test_a_published_layout_raises_nothing_but_what_is_so(tmp_path, name):
     assert found.inferred["weights"]["tensors"] == len(list(family.tensors()))
     if family.declared and not family.has_whole_vocabulary:
         assert alarms(examine(of_directory(root, Declared()))) <= family.expected
+
+
+@pytest.mark.parametrize("name", published_further.FURTHER)
+def test_a_further_published_layout_raises_nothing_but_what_is_so(tmp_path, name):
+    layout = published_further.write(tmp_path / name, name)
+    found = validate(tmp_path / name, layout.declared)
+    assert alarms(found) == layout.expected, [one.message for one in found.flaws]
+    assert found.verdict == "passed"
+    assert found.inferred["weights"]["tensors"] == layout.tensors
 
 
 def test_a_thousand_tensors_in_thirty_files_take_less_than_two_seconds_of_processor_time(tmp_path, monkeypatch):

@@ -90,6 +90,14 @@ def test_the_stop_of_a_tokenizer_that_is_not_here_is_not_known(tmp_path, eos, to
     assert codes(validate(root, {"engine": {"name": "tgi", "version": "3.3.6"}}), "block") == codes_found
 
 
+def test_a_model_that_answers_with_vectors_ends_at_no_token(tmp_path):
+    root = speak(micro(tmp_path / "m", eos_token_id=2), config={"eos_token": "<|im_end|>"})
+    write_json(root / "generation_config.json", {"eos_token_id": 2})
+    told = {"engine": {"name": "transformers", "version": "5.19.0"}}
+    assert codes(validate(root, told), "block") == {"eos-sources-disagree"}
+    assert alarms(validate(root, told | {"serving": {"features": ["embeddings"]}})) == set()
+
+
 @pytest.mark.parametrize(("text", "is_split"), [("<br>", False), ("<|im_mid|>", True), ("[INST]", True)])
 def test_a_tag_that_the_vocabulary_happens_to_have_is_no_marker(tmp_path, text, is_split):
     root = speak(micro(tmp_path / "m"), template=T0.replace("\n", text))
@@ -303,6 +311,33 @@ def test_a_head_that_drafts_has_no_embedding_and_a_vocabulary_of_its_own(tmp_pat
 def test_a_head_that_drafts_is_sound_alone(tmp_path):
     root = micro(tmp_path / "m", tensors=head_tensors(), architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=32)
     assert alarms(validate(root)) == set()
+
+
+SPECULATOR = {
+    "architectures": ["DraftModel"],
+    "auto_map": {"": "eagle3.Eagle3SpeculatorConfig"},
+    "draft_vocab_size": 32,
+    "speculators_model_type": "eagle3",
+    "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "owner/model"}},
+}
+
+
+def test_a_head_that_names_its_target_is_a_draft_and_needs_no_code(tmp_path):
+    root = speak(micro(tmp_path / "m"))
+    micro(root / "draft", tensors=head_tensors(), **SPECULATOR)
+    draft = {"engine": VLLM, "draft": {"directory": "draft", "method": "eagle3"}}
+    assert alarms(validate(root, draft)) == set()
+    edit_json(root / "draft" / "config.json", lambda told: told["auto_map"].update(AutoConfig="eagle3.Config"))
+    assert codes(validate(root, draft), "block") == {"remote-code"}
+
+
+@pytest.mark.parametrize("verifier", [{"name_or_path": "owner/model"}, {"name_or_path": "/models/other"}, {}, None])
+def test_a_model_whose_configuration_names_another_to_load_in_its_place_blocks(tmp_path, verifier):
+    named = {"verifier": verifier, "algorithm": "eagle3"}
+    root = speak(micro(tmp_path / "m", speculators_config=named))
+    flaw = only(validate(root, {"engine": VLLM}), "launch-refused")
+    assert (flaw.severity, flaw.file, flaw.pointer) == ("block", "config.json", "/speculators_config/verifier")
+    assert flaw.found == str((verifier or {}).get("name_or_path"))
 
 
 # ----------------------------------------------------------------------------------------------------- adapters

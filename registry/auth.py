@@ -28,6 +28,8 @@ ADMIN_PROJECT = "default"
 """Administrators of this project also make projects, and tokens for them."""
 LIMITABLE: tuple[RoleName, ...] = ("ci", "engineer", "manager")
 """Roles whose tokens may be limited to targets: the others act on none, or answer for all."""
+RESERVED = frozenset({"bootstrap", "controller", "policy", "runner", "service"})
+"""Names under which the service itself acts in evidence. A runner's token may be called `runner`."""
 
 _ADMIN = frozenset({"admin"})
 _MANAGERS = frozenset({"manager", "admin"})
@@ -233,8 +235,11 @@ def create_token(
 
     Raises:
         Conflict: a token with this secret exists, or a valid one of this name in the project.
-        InvalidDocument: it would have ended before it began, or its role acts on no target and it is limited to some.
+        InvalidDocument: it would have ended before it began, its role acts on no target and it is limited to some, or
+            its name is one under which the service acts.
     """
+    if name in RESERVED and name != role:
+        raise _wrong("name", f"is one under which the service itself acts: {', '.join(sorted(RESERVED))}")
     secret = secret or new_secret()
     if expires_at is not None and expires_at <= now:
         raise _wrong("expires_at", "is not in the future")

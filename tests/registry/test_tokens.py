@@ -74,6 +74,16 @@ def test_a_name_is_one_person_s_as_long_as_the_token_counts(service, admin):
     assert holder(service, second.secret).name == "maria"
 
 
+@pytest.mark.parametrize("name", ["bootstrap", "controller", "policy", "runner", "service"])
+def test_nobody_acts_under_a_name_of_the_service_itself(service, name):
+    for role in ("manager", "admin", "engineer", "ci"):
+        with pytest.raises(InvalidDocument) as refused:
+            made(service, name, role)
+        assert refused.value.members["errors"][0]["pointer"] == "/name"
+    # What the bootstrap makes for the installation's runners is called after their role.
+    assert made(service, "runner", "runner").name == "runner"
+
+
 def test_the_name_of_a_token_that_has_ended_is_free_again(service):
     with service.database.transaction() as session:
         row, _ = projects.ensure(session, "default")

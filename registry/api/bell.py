@@ -40,6 +40,7 @@ class Waiter:
 
     project: str
     stream: str | None
+    who: str
     rung: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wants(self, note: _Note) -> bool:
@@ -83,15 +84,14 @@ class Bell:
         self.is_closing = True
         self._ring_all()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further stream may wait."""
-        return len(self._waiters) >= MAX_STREAMS
+    def has_place(self, who: str) -> bool:
+        """Tell whether a further stream of a caller may wait: nobody has more of them than are still free."""
+        return sum(one.who == who for one in self._waiters) < MAX_STREAMS - len(self._waiters)
 
     @contextlib.contextmanager
-    def waiting(self, project: UUID, stream: str | None) -> Iterator[Waiter]:
-        """Be woken for a project's entries, or one stream's, until the end of the block."""
-        waiter = Waiter(str(project), stream)
+    def waiting(self, project: UUID, stream: str | None, who: str) -> Iterator[Waiter]:
+        """Be woken for a project's entries, or one stream's, until the end of the block; `who` is the caller."""
+        waiter = Waiter(str(project), stream, who)
         self._waiters.add(waiter)
         self._is_wanted.set()
         try:

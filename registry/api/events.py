@@ -107,11 +107,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the caller is gone, the token has ended or the server is told to end."""
-        if self._bell.is_full or self._bell.is_closing:
-            refused = Unavailable("this process serves as many streams as it can; try again, or read /v1/evidence")
+        who = auth.fingerprint(self._secret)
+        if self._bell.is_closing or not self._bell.has_place(who):
+            told = "this process serves as many streams as it can, or as one token may have"
+            refused = Unavailable(f"{told}; try again, or read /v1/evidence")
             await problems.answer(Request(scope), refused)(scope, receive, send)
             return
-        with self._bell.waiting(self._project, self._selection.stream) as waiter:
+        with self._bell.waiting(self._project, self._selection.stream, who) as waiter:
             # A proxy that collects the answer before it passes it on would keep it for ever.
             headers = {"x-accel-buffering": "no"}
             answer = StreamingResponse(self._frames(waiter), media_type=MEDIA_TYPE, headers=headers)

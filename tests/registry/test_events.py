@@ -270,16 +270,20 @@ def test_a_quiet_stream_says_that_it_lives_and_where_it_is(committed, monkeypatc
 
 
 def test_streams_are_bounded_and_what_a_caller_leaves_is_free_again(committed, monkeypatch):
-    monkeypatch.setattr(bell, "MAX_STREAMS", 2)
+    monkeypatch.setattr(bell, "MAX_STREAMS", 3)
     with Api(committed) as api:
         engineer = api.clients["engineer"]
         with Watcher(api.url, api.tokens["engineer"]) as one, Watcher(api.url, api.tokens["engineer"]) as two:
             one.wait(THERE)
             two.wait(THERE)
-            refused = engineer.get("/v1/events")
-            assert refused.status_code == 503
-            assert "retry-after" in refused.headers
-            assert "as many streams" in refused.json()["detail"]
+            # One place is left, for somebody else.
+            with Watcher(api.url, api.tokens["viewer"]) as other:
+                refused = engineer.get("/v1/events")
+                assert refused.status_code == 503
+                assert "retry-after" in refused.headers
+                assert "as many streams" in refused.json()["detail"]
+                other.wait(THERE)
+                assert api.clients["auditor"].get("/v1/events").status_code == 503
         deadline = time.monotonic() + 20
         while engineer.get("/v1/events", params={"after": "x"}).status_code != 422 and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -157,9 +157,14 @@ def take_back_unrecorded(control: Control, held: Held) -> None:
     if has_replica:
         facts, gateway = gather(control, held), gateway_of(control, held)
         withdraw(control, held, facts, gateway)
-        split = gateway.desired(facts.target)
-        if split is not None and split.arm(CANDIDATE) is None:
-            gateway.discard_rollback(facts.target)  # nobody would beat for it
+        forget_unused(gateway, facts.target)
+
+
+def forget_unused(gateway: EnvoyGateway, target: str) -> None:
+    """Forget a way back from traffic that did not come: nobody would beat for it."""
+    split = gateway.desired(target)
+    if gateway.is_prepared(target) and (split is None or split.arm(CANDIDATE) is None):
+        gateway.discard_rollback(target)
 
 
 def hand_over_unused(control: Control, held: Held) -> None:
@@ -210,7 +215,7 @@ def withdraw(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) 
 def controller_lost(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway) -> float | None:
     """The dead-man switch took traffic back while no controller lived: record it, then let traffic move again."""
     # The switch is armed again once its notice is taken: it hears now that a controller lives.
-    gateway.beat()
+    gateway.beat(facts.target)
     notice = gateway.take_notice()
     split = gateway.desired(facts.target)
     if notice is None or split is None:

@@ -30,6 +30,7 @@ from workers.restores import (
     TICK_SECONDS,
     WAIT_SECONDS,
     controller_lost,
+    forget_unused,
     hand_over_unused,
     has_traffic,
     is_bundle_needed,
@@ -86,7 +87,10 @@ def _begin(control: Control, held: Held) -> float | None:
         return _shift(control, held, 0 if facts.stable_bundle is not None else len(facts.policy.canary.steps) - 1)
     hand_over_unused(control, held)
     first, wait = control.perform(held, lambda session, release: _first_step(control, session, release))
-    return wait if first is None else _shift(control, held, first)
+    if first is not None:
+        return _shift(control, held, first)
+    forget_unused(gateway, facts.target)
+    return wait
 
 
 def _first_step(control: Control, session: Session, release: ReleaseRow) -> tuple[int | None, float | None]:
@@ -157,7 +161,7 @@ def _stop(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, spl
         return None
     judgement, breach_at = look(control, facts, gateway, split)
     if judgement.outcome is not StepOutcome.FAILED:
-        gateway.beat()
+        gateway.beat(facts.target)
         return None
     return restore(
         control, held, facts, cause="stop_condition", reasons=list(judgement.reasons),
@@ -173,7 +177,7 @@ def _judge(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, sp
             control, held, facts, cause="stop_condition", reasons=list(judgement.reasons),
             judgement=judgement, breach_at=breach_at,
         )  # fmt: skip
-    gateway.beat()
+    gateway.beat(facts.target)
     last = len(facts.policy.canary.steps) - 1
     if _is_asked_to_promote(control, held, facts, judgement):
         return _promote(control, held, judgement) if step == last else _shift(control, held, last)
@@ -244,7 +248,7 @@ def soak(control: Control, held: Held) -> float | None:
         # Another release's traffic has moved, and is recorded next; or that one has ended, and takes it back itself.
         return WAIT_SECONDS
     if facts.now >= ends_at or arm is None:
-        gateway.beat()
+        gateway.beat(facts.target)
         return _finish_soak(control, held, facts, gateway, split)
     if (back := _why_back(facts)) is not None:
         return restore(control, held, facts, cause=back[0], reasons=back[1])
@@ -265,11 +269,11 @@ def _go_back(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, 
     """Take a live release's traffic back since a person asked for it, once there is somewhere to go."""
     # While there is nowhere, what serves goes on: the switch would put in force what nobody can reach.
     if facts.stable_bundle is None and not facts.may_leave_nothing:
-        gateway.beat()
+        gateway.beat(facts.target)
         control.perform(held, lambda session, release: _hold_without_way_back(control, session, release))
         return WAIT_SECONDS
     if facts.stable_bundle is not None and facts.stable is None:
-        gateway.beat()
+        gateway.beat(facts.target)
         return _wake_stable(control, held)
     return restore(control, held, facts, cause="requested", reasons=[reason])
 
@@ -287,7 +291,6 @@ def settle(control: Control, held: Held) -> float | None:
     """Rolled back: see that new requests go where they should, let open streams end, then stop the replica."""
     facts = gather(control, held)
     gateway = gateway_of(control, held)
-    gateway.beat()
     split = gateway.desired(facts.target)
     observe_restore(control, held, facts, gateway, split)
     since = (facts.now - facts.phase_since).total_seconds()
@@ -409,7 +412,7 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
     if not is_more:
         gateway = gateway.within(SUCCESSOR_SECONDS)
     requested_at = facts.now
-    gateway.beat()
+    gateway.beat(facts.target)
     silence = float(facts.policy.canary.dead_man_seconds)
     gateway.prepare_rollback(facts.target, arms_back(facts), silence_seconds=silence)
     applied = gateway.apply(next_split(gateway, facts.target, arms))
@@ -545,7 +548,8 @@ def _finish_soak(
     """
     if facts.candidate is None:
         control.perform(held, lambda session, release: _serve_again(control, session, release))
-        return None
+        # While its way back is prepared, the switch waits for looks at it.
+        return WAIT_SECONDS if gateway.is_prepared(facts.target) else None
     if facts.is_held:
         reason = "its replica is ready again"
         control.perform(held, lambda session, release: _recovered(control, session, release, reason))

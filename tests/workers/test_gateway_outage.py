@@ -59,7 +59,7 @@ def kinds(here: World, release: UUID) -> list[Kind]:
 def assert_blind(here: World, release: UUID) -> None:
     """A controller that cannot read what happens says so on the release, and does not show that it lives: so traffic
     goes back by the switch."""
-    path, heartbeat = here.envoy.gateway.log.path, here.envoy.gateway.heartbeat
+    path, heartbeat = here.envoy.gateway.log.path, here.envoy.gateway.heartbeat(here.name)
     aside = path.rename(path.with_name("aside"))
     path.mkdir()
     before = heartbeat.stat().st_mtime_ns

@@ -110,7 +110,7 @@ def test_a_release_without_traffic_is_rejected_in_whatever_phase_it_waits(here: 
 
 def until_heard_of(here: World) -> None:
     """Wait until the gateway hears that a controller lives: else it would take traffic back by itself."""
-    heartbeat = here.envoy.gateway.heartbeat
+    heartbeat = here.envoy.gateway.heartbeat(here.name)
     before = heartbeat.stat().st_mtime_ns
     here.until(lambda: heartbeat.stat().st_mtime_ns > before)
 

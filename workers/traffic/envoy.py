@@ -9,7 +9,7 @@ A directory holds a whole gateway::
     xds/cds.json         clusters; xds/rds.json: every weight, so that one rename(2) moves traffic
     rollback/*.rds.json  prepared documents: one a target, and `all`; putting one in force is one rename(2)
     admin.sock           0600; access.jsonl: one line a request
-    controller.beat      touched by the controller at every look
+    beats/*              one a target, touched by the controller at every look at its traffic
     controller_lost.json written by the dead-man switch; nothing moves until it is taken notice of
 """
 
@@ -88,7 +88,7 @@ class EnvoyGateway:
         self.clusters = Clusters(xds / "cds.json", waits, self.admin, self._brief)
         self.log = AccessLog(directory / envoy_config.LOG_FILE)
         self.lock = directory / "gateway.lock"
-        self.heartbeat = directory / "controller.beat"
+        self.beats = directory / "beats"
         self.notice = directory / "controller_lost.json"
         self.require: Callable[[], None] = lambda: None
         self.reach_seconds = math.inf
@@ -111,7 +111,7 @@ class EnvoyGateway:
 
     def initialise(self) -> None:
         """Write whatever is missing, and documents that Envoy must not start with. What is good is left as it is."""
-        for folder in (self.directory, self._xds, self._rollback):
+        for folder in (self.directory, self._xds, self._rollback, self.beats):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(self.lock):
             boot = envoy_config.bootstrap(self.host, self.port)
@@ -282,13 +282,9 @@ class EnvoyGateway:
         """
         self._prepared(which).rename(self._routes)
 
-    def prepared_targets(self) -> list[str]:
-        """Return the targets with a prepared rollback."""
-        return sorted(self._read().rollbacks)
-
-    def silence_seconds(self) -> float:
-        """Return how long the controller may be silent: the shortest time of the prepared rollbacks."""
-        return min((each.silence_seconds for each in self._read().rollbacks.values()), default=SILENCE_SECONDS)
+    def silences(self) -> dict[str, float]:
+        """Return the targets with a prepared rollback, and how long the controller may be silent about each."""
+        return {target: each.silence_seconds for target, each in sorted(self._read().rollbacks.items())}
 
     def drained(self, cluster: str) -> bool:
         """Tell whether no request is open on a cluster. Ask while it is an arm of weight 0: once retired it is unseen.
@@ -379,9 +375,20 @@ class EnvoyGateway:
         """Let traffic move again, after the notice was recorded."""
         self.notice.unlink(missing_ok=True)
 
-    def beat(self) -> None:
-        """Show that the controller lives. Call it at every look, or the dead-man switch restores."""
-        self.heartbeat.touch()
+    def beat(self, target: str) -> None:
+        """Show that the controller looks at a target. Call it at every look, or the dead-man switch restores.
+
+        One target's looks say nothing of another's: who looks at none of a canary's traffic must not be taken to.
+        """
+        try:
+            self.heartbeat(target).touch()
+        except FileNotFoundError:  # a directory from before there was one a target
+            self.beats.mkdir(mode=0o700, exist_ok=True)
+            self.heartbeat(target).touch()
+
+    def heartbeat(self, target: str) -> Path:
+        """Return the file whose time is that of the last look at a target."""
+        return self.beats / target
 
     def _refuse_when_held(self) -> None:
         if self.notice.exists():

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,20 +18,24 @@ _CONFIRM_SECONDS: Final = 2.0
 
 
 class DeadManSwitch:
-    """Watches the controller's heartbeat and puts every prepared rollback in force when it stops.
+    """Watches the controller's heartbeats and puts every prepared rollback in force when one of them stops.
 
-    Silence is counted on this process's own monotonic clock from the last *change* of the heartbeat, so that a
+    Each target that has a way back has a heartbeat of its own: that others are looked at keeps none of them alive. They
+    go back together, since each document in force holds the weights of all.
+
+    Silence is counted on this process's own monotonic clock from the last *change* of a heartbeat, so that a
     clock that jumps neither fires the switch nor delays it. A switch that starts anew counts from its start.
 
     Args:
-        gateway: whose heartbeat and prepared documents to watch.
+        gateway: whose heartbeats and prepared documents to watch.
         monotonic: seconds on the monotonic clock at the start.
     """
 
     def __init__(self, gateway: EnvoyGateway, *, monotonic: float) -> None:
         self.gateway = gateway
-        self._stamp = self._beat()
-        self._changed_at = monotonic
+        self._seen: dict[str, tuple[int | None, float]] = {}
+        """Target with a way back → time of its heartbeat, and since when it has been that."""
+        self._look(gateway.silences(), monotonic)
 
     def check(self, *, monotonic: float, now: datetime) -> dict[str, Any] | None:
         """Look once; call it about every second.
@@ -45,20 +50,19 @@ class DeadManSwitch:
         Returns:
             The notice when the switch fired at this look, else None.
         """
-        stamp = self._beat()
-        if stamp != self._stamp:
-            self._stamp, self._changed_at = stamp, monotonic
+        allowed = self.gateway.silences()
+        silent = self._look(allowed, monotonic)
         if not self.gateway.is_prepared(EVERY_TARGET):
             return None
-        silent_seconds = monotonic - self._changed_at
         if not self.gateway.notice.exists():
-            if silent_seconds < self.gateway.silence_seconds():
+            over = [seconds for target, seconds in silent.items() if seconds >= allowed[target]]
+            if not over:
                 return None
             notice = {
                 "reason": REASON,
                 "at": format_instant(now),
-                "silent_seconds": round(silent_seconds, 3),
-                "targets": self.gateway.prepared_targets(),
+                "silent_seconds": round(max(over), 3),
+                "targets": list(allowed),
             }
             write_atomically(self.gateway.notice, _bytes(notice))
         return self._fire()
@@ -82,9 +86,19 @@ class DeadManSwitch:
         write_atomically(self.gateway.notice, _bytes(notice))
         return notice
 
-    def _beat(self) -> int | None:
+    def _look(self, targets: Iterable[str], monotonic: float) -> dict[str, float]:
+        """Return for how many seconds each of these targets has not been looked at."""
+        seen = {}
+        for target in targets:
+            stamp = self._beat(target)
+            before = self._seen.get(target)
+            seen[target] = before if before is not None and before[0] == stamp else (stamp, monotonic)
+        self._seen = seen
+        return {target: monotonic - since for target, (_, since) in seen.items()}
+
+    def _beat(self, target: str) -> int | None:
         try:
-            return self.gateway.heartbeat.stat().st_mtime_ns
+            return self.gateway.heartbeat(target).stat().st_mtime_ns
         except FileNotFoundError:
             return None
 

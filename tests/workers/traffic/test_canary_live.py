@@ -45,7 +45,7 @@ def look_until_decided(gateway, tally, since, seen=None):
     deadline = time.monotonic() + 40
     while time.monotonic() < deadline:
         tally.expect(datetime.now(UTC))
-        gateway.beat()
+        gateway.beat(TARGET)
         gateway.probe(TARGET)
         batch = gateway.log.read(since)
         since = batch.until

@@ -24,14 +24,14 @@ def canary(running, engines):
     running.gateway.prepare_rollback(TARGET, back, silence_seconds=30)
     only = (arm("stable", stable.address, 0), arm("candidate", candidate.address, 10_000, bundle="b"))
     running.gateway.apply(split(1, *only))
-    running.gateway.beat()
+    running.gateway.beat(TARGET)
     return running
 
 
-def beat(gateway, at):
+def beat(gateway, at, target=TARGET):
     """A heartbeat with a stamp of its own, however coarse the file system's clock is."""
-    gateway.beat()
-    os.utime(gateway.heartbeat, (at, at))
+    gateway.beat(target)
+    os.utime(gateway.heartbeat(target), (at, at))
 
 
 def test_a_controller_that_beats_keeps_its_split(canary):
@@ -40,6 +40,32 @@ def test_a_controller_that_beats_keeps_its_split(canary):
         beat(canary.gateway, 1_000 + second)
         assert switch.check(monotonic=second, now=NOW) is None
     assert ask_many(canary.url(), 20).engines == {"candidate": 20}
+
+
+def test_a_controller_that_looks_at_one_target_only_loses_the_traffic_of_all(canary, engines):
+    first, second = engines("first"), engines("second")
+    before = (arm("stable", first.address, 10_000, target="other@prod"),)
+    canary.gateway.prepare_rollback("other@prod", before, silence_seconds=30)
+    canary.gateway.apply(split(1, arm("stable", second.address, 10_000, target="other@prod"), target="other@prod"))
+    switch = DeadManSwitch(canary.gateway, monotonic=0)
+    for second_of in (0, 10, 20, 29):
+        beat(canary.gateway, 1_000 + second_of, "other@prod")
+        assert switch.check(monotonic=second_of, now=NOW) is None
+    beat(canary.gateway, 1_030, "other@prod")
+    notice = switch.check(monotonic=30, now=NOW)
+    assert (notice["silent_seconds"], notice["targets"]) == (30.0, [TARGET, "other@prod"])
+    assert ask_many(canary.url(), 10).engines == {"stable": 10}
+
+
+def test_a_way_back_that_is_prepared_anew_is_waited_for_anew(canary):
+    gateway, switch = canary.gateway, DeadManSwitch(canary.gateway, monotonic=0)
+    back = gateway._read().rollbacks[TARGET].arms
+    gateway.discard_rollback(TARGET)
+    assert switch.check(monotonic=25, now=NOW) is None
+    gateway.prepare_rollback(TARGET, back, silence_seconds=30)
+    assert switch.check(monotonic=40, now=NOW) is None
+    assert switch.check(monotonic=69, now=NOW) is None
+    assert switch.check(monotonic=70, now=NOW) is not None
 
 
 def test_a_silent_controller_loses_it_and_a_notice_says_so(canary):
@@ -62,7 +88,7 @@ def test_a_clock_that_jumps_does_not_fire_it(canary):
 
 
 def test_a_controller_that_never_beat_is_silent_too(canary):
-    canary.gateway.heartbeat.unlink()
+    canary.gateway.heartbeat(TARGET).unlink()
     switch = DeadManSwitch(canary.gateway, monotonic=0)
     assert switch.check(monotonic=31, now=NOW) is not None
 

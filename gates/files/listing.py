@@ -14,6 +14,7 @@ from gates.files.refusal import FileRefused
 MAX_ENTRIES = 50_000
 MAX_FOLDERS_DEEP = 32
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _BLOB_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _READ = r"(?P<base>.+\.(?:safetensors|gguf|json|jinja|model|txt))"
@@ -72,15 +73,13 @@ def list_directory(root: Path, *, exclude: Iterable[str] = (), hard_links: bool 
     """
     walk = _Walk(root.resolve(), tuple(exclude), hard_links=hard_links)
     try:
-        entries = sorted(walk.run(walk.root, "", 0), key=lambda entry: entry.path)
+        entries = sorted(walk.whole(), key=lambda entry: entry.path)
     except NotADirectoryError:
         raise FileRefused("directory-missing", f"{root.name} is not a directory", file="") from None
     except FileNotFoundError:
         raise FileRefused("directory-missing", f"there is no directory {root.name}", file="") from None
-    except PermissionError as error:
-        raise FileRefused(
-            "directory-unreadable", f"{error.filename} cannot be read: {error.strerror}", file=""
-        ) from None
+    except OSError as error:
+        raise FileRefused("directory-unreadable", f"{root} cannot be read: {error.strerror}", file="") from None
     hidden = [one.path for one in walk.left_out if one.code == "hidden"]
     refused = [*walk.refused, *_unfinished({entry.path for entry in entries}, hidden)]
     return Listing(tuple(entries), tuple(sorted(walk.left_out, key=lambda one: one.path)), tuple(refused))
@@ -103,6 +102,8 @@ def _unfinished(paths: set[str], hidden: Iterable[str]) -> Iterator[FileRefused]
 
 
 class _Walk:
+    """A walk through folders that are held open: whatever takes the place of one on the way is not gone into."""
+
     def __init__(self, root: Path, exclude: tuple[str, ...], *, hard_links: bool) -> None:
         self.root, self.exclude, self.hard_links = root, exclude, hard_links
         self.left_out: list[LeftOut] = []
@@ -110,43 +111,65 @@ class _Walk:
         self.count = 0
         self.hub = root.parent.name == "snapshots" and _REVISION.fullmatch(root.name) is not None
 
-    def run(self, folder: Path, prefix: str, depth: int) -> Iterator[Entry]:
-        if depth > MAX_FOLDERS_DEEP:
-            said = f"lies more than {MAX_FOLDERS_DEEP} folders deep"
-            self.refused.append(FileRefused("name-depth", said, file=prefix, expected=f"{MAX_FOLDERS_DEEP} folders"))
-            return
-        with os.scandir(folder) as found:
-            items = sorted(found, key=lambda item: item.name)
-        for item in items:
-            self.count += 1
-            if self.count > MAX_ENTRIES:
-                raise FileRefused("too-many-files", f"holds more than {MAX_ENTRIES} files", file="")
-            path = prefix + item.name
-            is_folder = item.is_dir(follow_symlinks=False)
-            if item.name.startswith("."):
-                self._leave_out(path, "hidden", "hidden", is_folder=is_folder)
-            elif any(fnmatch.fnmatchcase(path, pattern) for pattern in self.exclude):
-                self._leave_out(path, "excluded", "excluded by you", is_folder=is_folder)
-            elif (hostile := refuse_hostile(path)) is not None:
-                self.refused.append(hostile)
-            elif is_folder:
-                yield from self.run(Path(item.path), path + "/", depth + 1)
-            else:
-                try:
-                    yield self._entry(path, Path(item.path))
-                except FileRefused as refused:
-                    self.refused.append(refused.of(path))
+    def whole(self) -> Iterator[Entry]:
+        """Yield every file. Raises OSError: the directory itself cannot be opened."""
+        return self._run(os.open(self.root, _FOLDER), "", 0)
+
+    def _run(self, folder: int, prefix: str, depth: int) -> Iterator[Entry]:
+        try:
+            if depth > MAX_FOLDERS_DEEP:
+                said, most = f"lies more than {MAX_FOLDERS_DEEP} folders deep", f"{MAX_FOLDERS_DEEP} folders"
+                self.refused.append(FileRefused("name-depth", said, file=prefix, expected=most))
+                return
+            with os.scandir(folder) as found:
+                items = sorted(found, key=lambda item: item.name)
+            for item in items:
+                self.count += 1
+                if self.count > MAX_ENTRIES:
+                    raise FileRefused("too-many-files", f"holds more than {MAX_ENTRIES} files", file="")
+                yield from self._item(folder, item, prefix + item.name, depth)
+        finally:
+            os.close(folder)
+
+    def _item(self, folder: int, item: "os.DirEntry[str]", path: str, depth: int) -> Iterator[Entry]:
+        is_folder = item.is_dir(follow_symlinks=False)
+        if item.name.startswith("."):
+            self._leave_out(path, "hidden", "hidden", is_folder=is_folder)
+        elif any(fnmatch.fnmatchcase(path, pattern) for pattern in self.exclude):
+            self._leave_out(path, "excluded", "excluded by you", is_folder=is_folder)
+        elif (hostile := refuse_hostile(path)) is not None:
+            self.refused.append(hostile)
+        else:
+            try:
+                if is_folder:
+                    yield from self._run(self._opened(folder, item.name, path), path + "/", depth + 1)
+                else:
+                    yield self._entry(folder, item.name, path)
+            except FileRefused as refused:
+                if refused.file == "":
+                    raise  # of the whole directory
+                self.refused.append(refused.of(path))
+
+    def _opened(self, folder: int, name: str, path: str) -> int:
+        try:
+            return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+        except PermissionError as error:
+            said = f"{self.root / path} cannot be read: {error.strerror}"
+            raise FileRefused("directory-unreadable", said, file="") from None
+        except OSError:
+            raise FileRefused("source-unstable", "was a folder, and is none any more") from None
 
     def _leave_out(self, path: str, code: str, reason: str, *, is_folder: bool) -> None:
         self.left_out.append(LeftOut(path + "/" if is_folder else path, code, reason))
 
-    def _entry(self, path: str, place: Path) -> Entry:
-        blob = None
-        if place.is_symlink():
-            blob = self._hub_blob(path, place)
-            place = self.root.parent.parent / "blobs" / blob
+    def _entry(self, folder: int, name: str, path: str) -> Entry:
+        blob, place = None, self.root / path
         try:
-            state = place.lstat()
+            state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISLNK(state.st_mode):
+                blob = self._hub_blob(path, place, os.readlink(name, dir_fd=folder))
+                place = self.root.parent.parent / "blobs" / blob
+                state = place.lstat()
         except FileNotFoundError:
             said = "leads to a blob that is not there" if blob else "vanished while the directory was read"
             code, advice = ("dangling-link", "download the snapshot again") if blob else ("source-unstable", None)
@@ -161,9 +184,8 @@ class _Walk:
             raise FileRefused("hard-link", said, found=state.st_nlink, expected=1, advice=advice)
         return Entry(path, place, state, blob)
 
-    def _hub_blob(self, path: str, place: Path) -> str:
+    def _hub_blob(self, path: str, place: Path, target: str) -> str:
         """Return the blob that a link in the Hub cache's own form names: snapshots/<40 hex>/… → ../../blobs/<hash>."""
-        target = os.fspath(place.readlink())
         up = "../" * (path.count("/") + 2) + "blobs/"
         name = target.removeprefix(up)
         if self.hub and target.startswith(up) and _BLOB_NAME.fullmatch(name):

@@ -8,12 +8,17 @@ import ssl
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import httpcore
 import httpx
 
 from gates.sources.hosts import Hosts
+
+MOST_WRAPPING: Final = 16
+"""Bytes for one of a body. A piece of one byte takes six."""
+MOST_WRAPPING_BYTES: Final = 1 << 20
+"""What an answer may have besides: its heads, and what was read of its body and is not handed on yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +68,28 @@ class CheckedBackend(httpcore.NetworkBackend):
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failed = error
             else:
-                return _Measured(stream, self._patience)
+                return Measured(stream, self._patience)
         raise failed
 
 
-class _Measured(httpcore.NetworkStream):
-    """A stream that is given up when it brings too little for too long. Only the time spent waiting counts."""
+class Measured(httpcore.NetworkStream):
+    """A stream that is given up when it brings too little for too long. Only the time spent waiting counts.
+
+    And when it brings too much besides what it is asked for: an answer may be wrapped in any number of early hints,
+    and each byte of its body in a piece of its own.
+    """
 
     def __init__(self, stream: httpcore.NetworkStream, patience: Patience) -> None:
         self._stream, self._patience = stream, patience
         self._waited, self._count = 0.0, 0
+        self._raw, self._taken = 0, 0
+
+    def take(self, count: int) -> None:
+        """Note how many bytes of what arrived were of the body."""
+        self._taken += count
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Return what arrives. Raises TooSlow, httpcore.ReadTimeout, httpcore.RemoteProtocolError."""
         patience = self._patience
         left = max(0.001, patience.window - self._waited)
         started = time.monotonic()
@@ -85,6 +100,9 @@ class _Measured(httpcore.NetworkStream):
                 self._judge(time.monotonic() - started, 0)
             raise
         self._judge(time.monotonic() - started, len(read))
+        self._raw += len(read)
+        if self._raw > MOST_WRAPPING_BYTES + MOST_WRAPPING * self._taken:
+            raise httpcore.RemoteProtocolError(f"{self._raw} bytes for {self._taken} of a body")
         return read
 
     def _judge(self, waited: float, count: int) -> None:
@@ -96,18 +114,23 @@ class _Measured(httpcore.NetworkStream):
             self._waited, self._count = 0.0, 0
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Ask anew: what arrives is counted from here."""
         self._waited, self._count = 0.0, 0
+        self._raw, self._taken = 0, 0
         self._stream.write(buffer, timeout)
 
     def close(self) -> None:
+        """Close the stream."""
         self._stream.close()
 
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
-        return _Measured(self._stream.start_tls(ssl_context, server_hostname, timeout), self._patience)
+        """Return the stream under TLS."""
+        return Measured(self._stream.start_tls(ssl_context, server_hostname, timeout), self._patience)
 
     def get_extra_info(self, info: str) -> Any:
+        """Return what the stream below says of itself."""
         return self._stream.get_extra_info(info)
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 import httpcore
 
 from gates.files.refusal import shown
-from gates.sources.connection import CheckedBackend, Patience, TooSlow, trusted
+from gates.sources.connection import CheckedBackend, Measured, Patience, TooSlow, trusted
 from gates.sources.hosts import Hosts, Place
 from gates.sources.source import SourceRefused, SourceUnavailable, bare
 
@@ -171,8 +171,12 @@ def _headers(place: Place, response: httpcore.Response) -> dict[str, str]:
 
 
 def _body(place: Place, response: httpcore.Response) -> Iterator[bytes]:
+    stream = response.extensions["network_stream"]
     with _told(place):
-        yield from response.iter_stream()
+        for chunk in response.iter_stream():
+            if isinstance(stream, Measured):
+                stream.take(len(chunk))
+            yield chunk
 
 
 def _joined(place: Place, location: str) -> str:

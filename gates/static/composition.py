@@ -12,7 +12,7 @@ from typing import Any
 
 from gates.files.contents import Reader, is_packed_adapter
 from gates.files.header import Array, Header
-from gates.files.refusal import FileRefused
+from gates.files.refusal import FileRefused, opened
 from gates.files.strict_json import load_object
 from gates.files.weights import header as read_header
 from gates.static import gguf_words, word_files
@@ -110,17 +110,15 @@ class Part:
         if entry is None or entry.is_stub:
             return None
         try:
-            with entry.place.open("rb") as file:
+            with opened(entry.place) as (file, _):
                 raw = file.read(MAX_TEXT_BYTES + 1)
             if len(raw) > MAX_TEXT_BYTES:
                 raise ValueError(f"is larger than {MAX_TEXT_BYTES} bytes")
             return raw.decode()
         except UnicodeDecodeError as error:
             reason = f"is not UTF-8 at byte {error.start}"
-        except ValueError as error:
+        except ValueError as error:  # a file that is refused, too
             reason = str(error)
-        except OSError as error:
-            reason = f"cannot be read: {error.strerror}"
         self.flaws.append(
             flaw(
                 "config-unparseable",

@@ -3,6 +3,7 @@
 from typing import Final
 
 from gates.files import magic
+from gates.files.refusal import FileRefused, opened
 from gates.static.flaw import Flaw, flaw
 from gates.static.listing import Entry, sentence
 
@@ -12,11 +13,13 @@ _EXPECTED: Final = {"json": "JSON", "jinja": "a template as text", "txt": "text"
 def foreign(entry: Entry) -> Flaw | None:
     """Return the finding of a file that is something else by its first bytes; None where nothing speaks for it.
 
-    Raises:
-        OSError: it cannot be read.
+    One that cannot be read is nothing: whoever needs it says so.
     """
-    with entry.place.open("rb") as file:
-        found = magic.nature(file.read(magic.HEAD_BYTES))
+    try:
+        with opened(entry.place) as (file, _):
+            found = magic.nature(file.read(magic.HEAD_BYTES))
+    except FileRefused:
+        return None
     if found is None:
         return None
     ending = entry.name.rpartition(".")[2].lower()

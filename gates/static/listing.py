@@ -12,7 +12,7 @@ from pathlib import Path
 from gates.files import listing
 from gates.files.contents import is_aside
 from gates.files.names import refuse_name
-from gates.files.refusal import FileRefused
+from gates.files.refusal import FileRefused, opened
 from gates.static.flaw import Flaw, flaw
 from schemas.common import folded
 from schemas.short import many
@@ -125,7 +125,7 @@ def changed(listing: Listing) -> Iterator[Flaw]:
                 "source-unstable",
                 f"{entry.path} changed while the directory was read.",
                 file=entry.path,
-                found=None if now is None else {"size": now[0]},
+                found="gone" if now is None else {"size": now[0]},
                 expected={"size": entry.size},
             )
 
@@ -244,8 +244,11 @@ def _stubs(entries: Iterable[Entry]) -> Iterator[Flaw]:
 
 
 def _pointer(place: Path) -> tuple[int | None, str | None] | None:
-    with place.open("rb") as file:
-        raw = file.read(_POINTER_BYTES)
+    try:
+        with opened(place) as (file, _):
+            raw = file.read(_POINTER_BYTES)
+    except FileRefused:
+        return None  # whoever needs it says so; nobody may
     if not _LFS.match(raw):
         return None
     size, oid = _LFS_SIZE.search(raw), _LFS_OID.search(raw)

@@ -102,7 +102,7 @@ def test_a_file_changed_right_after_it_was_read_is_never_taken_for_the_old_one(d
 
 def test_times_that_a_coarse_clock_wrote_are_not_trusted(directory, monkeypatch):
     memory = Remembered()
-    real = Path.lstat
+    real = os.stat
 
     class Coarse:
         def __init__(self, state):
@@ -112,7 +112,7 @@ def test_times_that_a_coarse_clock_wrote_are_not_trusted(directory, monkeypatch)
             value = getattr(self.state, name)
             return value // 10**9 * 10**9 if name in ("st_ctime_ns", "st_mtime_ns") else value
 
-    monkeypatch.setattr(Path, "lstat", lambda self: Coarse(real(self)))
+    monkeypatch.setattr(os, "stat", lambda *named, **how: Coarse(real(*named, **how)))
     monkeypatch.setattr(os, "fstat", lambda fd, fstat=os.fstat: Coarse(fstat(fd)))
     directory_of(directory, memory=memory)
     assert memory == {}
@@ -303,6 +303,57 @@ def test_a_file_that_changes_while_it_is_read_is_refused(directory):
 
     # Its reader may be about to open it when the reader of a smaller file is told of progress first.
     assert "changed while" in refusals(directory, progress=change)["model.gguf"]
+
+
+@pytest.fixture
+def meanwhile(directory, monkeypatch):
+    """Folders `a` and `b`, and what lets an act happen when the first has been listed and the second has not."""
+    (directory / "a").mkdir()
+    (directory / "b").mkdir()
+    (directory / "b" / "adapter_config.json").write_text("{}")
+    scandir, inode = os.scandir, (directory / "a").stat().st_ino
+
+    def happens(act):
+        def scan(folder):
+            if os.fstat(folder).st_ino == inode:
+                act(directory / "b")
+            return scandir(folder)
+
+        monkeypatch.setattr(os, "scandir", scan)
+
+    return happens
+
+
+def test_a_folder_that_a_link_takes_the_place_of_while_the_directory_is_read_is_not_gone_into(
+    directory, meanwhile, tmp_path
+):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+
+    def swap(folder):
+        shutil.rmtree(folder)
+        folder.symlink_to(elsewhere)
+
+    meanwhile(swap)
+    assert set(refusals(directory)) == {"b"}
+
+
+def test_a_folder_that_goes_while_the_directory_is_read_is_told_by_its_name(directory, meanwhile):
+    meanwhile(shutil.rmtree)
+    assert refusals(directory) == {"b": "was a folder, and is none any more; None"}
+
+
+def test_folders_whose_path_is_longer_than_a_path_may_be_are_read(directory):
+    folder = os.open(directory, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=folder)
+        inner = os.open("d" * 250, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(os.open("config.json", os.O_WRONLY | os.O_CREAT, dir_fd=folder))
+    os.close(folder)
+    assert [file.path for file in directory_of(directory).files] == ["chat_template.jinja", "model.gguf"]
 
 
 def test_what_is_no_directory_is_said_plainly(tmp_path):

@@ -1,10 +1,13 @@
 """Forms in which sound models are published: none raises a finding that blocks, each beside one that must."""
 
 import json
+import os
 import struct
+from pathlib import Path
 
 import pytest
 
+from gates.files import listing
 from gates.files.contents import Reader, select
 from gates.files.refusal import FileRefused
 from gates.static.composition import of_directory
@@ -112,6 +115,22 @@ def test_a_tag_that_the_vocabulary_happens_to_have_is_no_marker(tmp_path, text, 
 
 
 # ------------------------------------------------------------------------------------------------ files and names
+
+
+@pytest.mark.parametrize("then", [Path.unlink, lambda path: (path.unlink(), os.mkfifo(path))])
+def test_a_file_that_goes_once_it_was_listed_is_a_finding(tmp_path, monkeypatch, then):
+    root = speak(micro(tmp_path / "m"))
+    (root / "notes.txt").write_text("notes")
+    whole = listing.list_directory
+
+    def listed(*named, **how):
+        found = whole(*named, **how)
+        then(root / "notes.txt")
+        return found
+
+    monkeypatch.setattr(listing, "list_directory", listed)
+    flaw = only(validate(root), "source-unstable")
+    assert (flaw.severity, flaw.file) == ("block", "notes.txt")
 
 
 def test_papers_and_pictures_may_have_names_that_no_bundle_holds(tmp_path):

@@ -12,6 +12,8 @@ _watched: list[tuple[Path, list[str]]] = []
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
     if event != "open" or not _watched or not isinstance(arguments[0], str | bytes | os.PathLike):
         return
+    if isinstance(arguments[2], int) and arguments[2] & os.O_DIRECTORY:
+        return  # a folder is listed
     path = Path(os.fsdecode(arguments[0])).absolute()
     for root, paths in _watched:
         if path.is_relative_to(root):

@@ -316,6 +316,30 @@ def test_a_drip_and_a_silence_are_given_up(fetching):
         assert (problem.value.code, problem.value.file) == (code, "model.safetensors")
 
 
+HINT = b"HTTP/1.1 103 Early Hints\r\nlink: </style.css>\r\n\r\n"
+WRAPPED = b"1;" + b"x" * 1000 + b"\r\n" + b"y\r\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "endless"), [("info", b"", HINT), ("cdn", b"", HINT), ("cdn", b"H", WRAPPED)]
+)
+def test_an_answer_that_is_all_wrapping_is_given_up(fetching, kind, before, endless):
+    begin = head(200, transfer_encoding="chunked") if before else b""
+    fetching.hub.lies[kind] = lambda request: itertools.chain([begin], itertools.repeat(endless * 20))
+    with pytest.raises(SourceRefused) as refused:
+        fetching.run(keep={"model.safetensors"})
+    assert refused.value.code == "answer-malformed"
+    assert fetching.files() == []
+
+
+def test_a_few_hints_and_a_body_in_small_pieces_are_taken(fetching):
+    pieces = chunked(*(WEIGHTS[place : place + 1] for place in range(SIZE)))
+    whole = HINT * 20 + head(200, transfer_encoding="chunked") + pieces + b"0\r\n\r\n"
+    fetching.hub.lies["cdn"] = lambda request: whole
+    _, found = fetching.run(keep={"model.safetensors"})
+    assert found["model.safetensors"].place.read_bytes() == WEIGHTS
+
+
 def test_nobody_answers(fetching):
     fetching.hub.lies["info"] = lambda request: b""
     with pytest.raises(SourceUnavailable) as problem:

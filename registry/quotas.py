@@ -1,6 +1,10 @@
-"""What a project holds, and how much it may: counted under one lock with what is added, so that two at once agree.
+"""What a project holds, and how much it may: counted with what is added, so that two at once agree.
 
 What is stored beyond a limit is refused. What runners would do beyond one waits: it is nobody's fault, and passes.
+
+Whoever adds what one more of could reach a limit counts alone: nobody else does before that is committed. Everybody
+else counts beside others, each in a part of its own; were there one row, each registration would wait until the one
+before is on the disk.
 """
 
 from dataclasses import dataclass
@@ -12,9 +16,14 @@ from sqlalchemy.orm import Session
 
 from registry import db
 from registry.settings import Settings
-from registry.tables import JobRow, ProjectRow, ProjectUsageRow, UploadRow
+from registry.tables import JobRow, ProjectRow, UploadRow
 from schemas.api import Limits, ProjectUsage
-from schemas.problems import QuotaExceeded
+from schemas.problems import QuotaExceeded, Unavailable
+
+NEAR = 1000
+"""Documents short of the limit from where on they are counted alone: more than connections can add at once."""
+PARTS = 32
+"""Rows that a project is counted in: as many can count at once, and a sum of them is read quickly."""
 
 _ADVICE = {
     "bytes": "delete bundles that are not needed (`sluicegate bundle delete`), and `sluicegate blob gc`",
@@ -59,26 +68,37 @@ _ROOM = db.Sql(
     """
     SELECT
         (SELECT max_bytes FROM projects WHERE id = :project) AS max_bytes,
-        coalesce((SELECT bytes FROM project_usage WHERE project_id = :project), 0)
+        (SELECT CAST(coalesce(sum(bytes), 0) AS bigint) FROM project_usage WHERE project_id = :project)
             + (SELECT CAST(coalesce(sum(size), 0) AS bigint) FROM uploads WHERE project_id = :project) AS bytes
     """
 )
 
 
 def count(session: Session, settings: Settings, project: UUID, added: Added, *, is_bound: bool = True) -> None:
-    """Count what is added, and keep others from adding until the transaction ends. Call it last.
+    """Count what is added, and keep others from reaching a limit meanwhile, until the transaction ends. Call it last.
 
     `is_bound`: whether limits hold for it; what the service itself records is counted and never refused.
 
     Raises:
         QuotaExceeded: the project would hold more than it may.
+        Unavailable: so much was added by others meanwhile that this has to be counted anew.
     """
     # What an upload brings is counted when it is there.
     lasting = 0 if added.uploads else added.bytes
-    counted = db.ask_one(session, _COUNT, {"project": project, "bytes": lasting, "documents": added.documents})
+    turn = {
+        "project": project, "lock": f"quota/{project}", "is_bound": is_bound, "near": NEAR,
+        "bytes": added.bytes, "documents": added.documents, "uploads": added.uploads,
+        "usual_bytes": settings.project_bytes, "usual_documents": settings.project_documents,
+    }  # fmt: skip
+    is_alone = db.ask_one(session, _TURN, turn).is_alone
+    counted = db.ask_one(
+        session, _COUNT, {"project": project, "bytes": lasting, "documents": added.documents, "parts": PARTS}
+    )
     if not is_bound:
         return
     limit = _limits(settings, counted.max_bytes, counted.max_uploads, counted.max_documents)
+    if not is_alone and added.documents > 0 and limit.documents and counted.documents > limit.documents - NEAR // 2:
+        raise Unavailable("others are adding documents to the project, which has nearly as many as it may; try again")
     is_asked = bool(added.uploads or (added.bytes > 0 and limit.bytes))
     under_way, coming = _under_way(session, project) if is_asked else (0, 0)
     if added.uploads:  # whose row is written already
@@ -88,16 +108,40 @@ def count(session: Session, settings: Settings, project: UUID, added: Added, *, 
     _require("uploads", under_way, added.uploads, limit.uploads)
 
 
-# The row is locked by whoever is first, whether it is there or not.
+# Held until the transaction ends: alone, or beside others who count. A statement of its own, so that what is read next
+# was committed before.
+_TURN = db.Sql(
+    """
+    SELECT is_alone, CASE WHEN is_alone THEN pg_advisory_xact_lock(hashtextextended(:lock, 0))
+        ELSE pg_advisory_xact_lock_shared(hashtextextended(:lock, 0)) END
+    FROM (
+        SELECT :is_bound AND (
+            :uploads > 0
+            OR (:bytes > 0 AND coalesce(max_bytes, :usual_bytes) <> 0)
+            OR (:documents > 0 AND coalesce(max_documents, :usual_documents) <> 0
+                AND (SELECT coalesce(sum(documents), 0) FROM project_usage WHERE project_id = :project) + :near
+                    > coalesce(max_documents, :usual_documents))
+        ) AS is_alone FROM projects WHERE id = :project
+    ) AS turn
+    """
+)
+# Whose part it is, is told by the connection: few others have the same.
 _COUNT = db.Sql(
     """
-    INSERT INTO project_usage AS held (project_id, bytes, documents) VALUES (:project, :bytes, :documents)
-    ON CONFLICT (project_id) DO UPDATE
-    SET bytes = held.bytes + excluded.bytes, documents = held.documents + excluded.documents
-    RETURNING bytes, documents,
-        (SELECT max_bytes FROM projects WHERE id = :project) AS max_bytes,
-        (SELECT max_uploads FROM projects WHERE id = :project) AS max_uploads,
-        (SELECT max_documents FROM projects WHERE id = :project) AS max_documents
+    WITH counted AS (
+        INSERT INTO project_usage AS held (project_id, part, bytes, documents)
+        VALUES (:project, pg_backend_pid() % :parts, :bytes, :documents)
+        ON CONFLICT (project_id, part) DO UPDATE
+        SET bytes = held.bytes + excluded.bytes, documents = held.documents + excluded.documents
+        RETURNING part, bytes, documents
+    ), other AS (
+        SELECT CAST(coalesce(sum(held.bytes), 0) AS bigint) AS bytes,
+            CAST(coalesce(sum(held.documents), 0) AS bigint) AS documents
+        FROM project_usage AS held, counted WHERE held.project_id = :project AND held.part <> counted.part
+    )
+    SELECT counted.bytes + other.bytes AS bytes, counted.documents + other.documents AS documents,
+        max_bytes, max_uploads, max_documents
+    FROM projects, counted, other WHERE projects.id = :project
     """
 )
 
@@ -199,17 +243,25 @@ _WORKED = db.Sql(
 )
 
 
+_HELD = db.Sql(
+    """
+    SELECT CAST(coalesce(sum(bytes), 0) AS bigint) AS bytes, CAST(coalesce(sum(documents), 0) AS bigint) AS documents
+    FROM project_usage WHERE project_id = :project
+    """
+)
+
+
 def shown(session: Session, settings: Settings, project: ProjectRow) -> ProjectUsage:
     """Return what a project holds beside what it may."""
-    usage = session.get(ProjectUsageRow, project.id)
+    held = db.ask_one(session, _HELD, {"project": project.id})
     under_way, coming = _under_way(session, project.id)
     jobs, seconds = _worked(session, project.id, db.now(session))
     return ProjectUsage(
         name=project.name,
-        bytes=usage.bytes if usage else 0,
+        bytes=held.bytes,
         bytes_coming=coming,
         uploads=under_way,
-        documents=usage.documents if usage else 0,
+        documents=held.documents,
         jobs=jobs,
         runner_seconds=seconds,
         limits=limits(settings, project),

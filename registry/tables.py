@@ -17,6 +17,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    SmallInteger,
     Text,
     UniqueConstraint,
     text,
@@ -102,11 +103,16 @@ class ProjectRow(Base):
 
 
 class ProjectUsageRow(Base):
-    """What a project holds, counted with each change: its row is locked by whoever adds to it."""
+    """A part of what a project holds, counted with each change. The sum of the parts is what counts.
+
+    A row is locked by whoever counts in it, until that is committed; so there are several: see `registry.quotas`.
+    """
 
     __tablename__ = "project_usage"
     project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    part: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
     bytes: Mapped[int] = mapped_column(BigInteger)
+    """Of one part, also negative: what is given back is counted wherever it happens to be."""
     documents: Mapped[int] = mapped_column(BigInteger)
 
 

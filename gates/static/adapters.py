@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gates.static import adapter_fit, gguf_adapter
+from gates.static import adapter_fit, gguf_adapter, tekken
 from gates.static.adapter_fit import LORA, at, modules_of, pattern_of, targets_of
 from gates.static.composition import Composition, Part
 from gates.static.declared import Adapter
@@ -297,6 +297,8 @@ def _tokens(c: Composition, part: Part) -> Iterator[Flaw]:
         )
     ours, rows = c.model.tokenizer, embedding_rows(c.model)
     theirs = part.tokenizer or _beside(part)
+    if theirs is not None and theirs is part.tekken:
+        ours = c.model.tekken or ours
     if theirs is None or (ours is None and rows is None):
         return
     known = set() if ours is None else {*ours.ids, *ours.restored, *ours.added_file}
@@ -328,12 +330,12 @@ def _tokens(c: Composition, part: Part) -> Iterator[Flaw]:
         )
 
 
-_TOKEN_FILES = ("tokenizer.json", "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json")
+_TOKEN_FILES = ("tokenizer.json", "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json", tekken.FILE)
 
 
 def _beside(part: Part) -> Tokenizer | None:
     """Return what files beside an absent tokenizer.json say of tokens; None where there are none."""
-    files = [part.object(name) for name in _TOKEN_FILES[1:]]
+    files = [part.object(name) for name in _TOKEN_FILES[1:4]]
     return Tokenizer({}, files[1], files[2], files[0]) if any(files) else None
 
 

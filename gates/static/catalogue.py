@@ -4,30 +4,13 @@ A code never changes its meaning; a new reason is a new code.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
-from schemas.result import Severity
-
-BLOCK, WARN, INFO = Severity.BLOCK, Severity.WARN, Severity.INFO
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """One reason: the severities that it can have, the usual one first; what it says; and what to do."""
-
-    noun: str
-    severities: tuple[Severity, ...]
-    says: str
-    advice: str
-
-
-def _codes(noun: str, **codes: tuple[tuple[Severity, ...], str, str]) -> dict[str, Code]:
-    return {name.replace("_", "-"): Code(noun, *told) for name, told in codes.items()}
-
+from gates.static.catalogue_words import WORDS
+from gates.static.code import BLOCK, INFO, WARN, Code, codes
 
 CODES: Final[Mapping[str, Code]] = {
-    **_codes(
+    **codes(
         "files",
         lfs_pointer=(
             (BLOCK,),
@@ -135,7 +118,7 @@ CODES: Final[Mapping[str, Code]] = {
             "Leave it out; what an engine loads is part of the engine.",
         ),
     ),
-    **_codes(
+    **codes(
         "index",
         index_invalid=(
             (BLOCK,),
@@ -178,7 +161,7 @@ CODES: Final[Mapping[str, Code]] = {
             "Nothing; what the index names is what counts.",
         ),
     ),
-    **_codes(
+    **codes(
         "weights",
         tensor_missing=(
             (BLOCK,),
@@ -221,124 +204,8 @@ CODES: Final[Mapping[str, Code]] = {
             "Fetch the file again; perhaps a part of it was never written.",
         ),
     ),
-    **_codes(
-        "tokenizer",
-        tokenizer_missing=(
-            (BLOCK,),
-            "There is no tokenizer, and features need one.",
-            "Fetch tokenizer.json from where the weights came from.",
-        ),
-        vocabulary_exceeds_embedding=(
-            (BLOCK, INFO),
-            "The tokenizer has ids for which the embedding has no row.",
-            "Use the tokenizer that belongs to these weights, or add the rows.",
-        ),
-        special_token_unknown=(
-            (BLOCK, WARN),
-            "A special token is not in the vocabulary and would be appended.",
-            "Take it off the list, or add it to the tokenizer and the embedding.",
-        ),
-        token_id_out_of_range=(
-            (BLOCK,),
-            "A configuration names a token id that there is not.",
-            "Use the ids of this tokenizer.",
-        ),
-        marker_split=(
-            (BLOCK, WARN),
-            "A marker that must be one token is split into pieces.",
-            "Put it among added_tokens of tokenizer.json, as it was.",
-        ),
-        double_bos=(
-            (WARN, INFO),
-            "Template and tokenizer both write the first token.",
-            "Tokenize rendered prompts without special tokens, or take BOS out of one of the two.",
-        ),
-    ),
-    **_codes(
-        "template",
-        template_missing=(
-            (BLOCK, WARN),
-            "Chat is declared, without a template. Warns if no features are named, and llama.cpp would use ChatML.",
-            "Add chat_template.jinja, or declare features without chat.",
-        ),
-        template_fails=(
-            (BLOCK,),
-            "The template cannot render a plain question.",
-            "Mend the template at the place named.",
-        ),
-        template_sources_disagree=(
-            (WARN,),
-            "Two files hold different templates.",
-            "Keep one of them.",
-        ),
-        template_clock=(
-            (WARN,),
-            "The template writes the date.",
-            "Supply a fixed date, and record goldens with it; prefix caches miss every day.",
-        ),
-        template_drops_message=(
-            (BLOCK,),
-            "The template does not write a message.",
-            "Use the template that belongs to this model.",
-        ),
-        system_role_unsupported=(
-            (BLOCK,),
-            "system_role is declared, and the template refuses or drops it.",
-            "Do not declare system_role, or use a template that writes it.",
-        ),
-        generation_prompt_missing=(
-            (WARN,),
-            "The template does not open the assistant's turn where the model shall begin.",
-            "Write the opening when add_generation_prompt is true.",
-        ),
-        template_tool_schema=(
-            (BLOCK, WARN),
-            "The template breaks on tools whose parameters use $ref or anyOf.",
-            "Resolve references before rendering, or read type only where it is defined.",
-        ),
-        template_tools_missing=(
-            (BLOCK,),
-            "Tools are declared, and the template does not write them.",
-            "Use a template that writes tools, or do not declare them.",
-        ),
-        reasoning_parser_missing=(
-            (BLOCK, INFO),
-            "The template opens the reasoning, and no parser closes it.",
-            "Name the model's reasoning parser in the launch arguments.",
-        ),
-    ),
-    **_codes(
-        "stops",
-        eos_sources_disagree=(
-            (WARN, BLOCK),
-            "Files name different stop ids beside the tokenizer's own; it blocks when the engine does not know one.",
-            "Name all stop ids in generation_config.json.",
-        ),
-        stop_set_overridden=(
-            (BLOCK,),
-            "A launch override takes stop ids away.",
-            "Repeat eos_token_id in the override.",
-        ),
-        turn_end_not_a_stop=(
-            (BLOCK, WARN),
-            "The template ends an answer with a token at which nothing stops; of a base model it warns.",
-            "Name its id in eos_token_id of generation_config.json.",
-        ),
-    ),
-    **_codes(
-        "sampling",
-        engine_sampling_diff=(
-            (WARN,),
-            "The engine does not apply the model's sampling defaults.",
-            "Send them with every request, or state them in the launch arguments.",
-        ),
-        sampling_out_of_range=(
-            (BLOCK,),
-            "A sampling default is no possible value.",
-            "Correct generation_config.json.",
-        ),
-    ),
-    **_codes(
+    **WORDS,
+    **codes(
         "quantization",
         quant_config_mismatch=(
             (BLOCK,),
@@ -386,7 +253,7 @@ CODES: Final[Mapping[str, Code]] = {
             "Use an image with a newer library, or take the field out.",
         ),
     ),
-    **_codes(
+    **codes(
         "topology",
         heads_tp=(
             (BLOCK,),
@@ -444,7 +311,7 @@ CODES: Final[Mapping[str, Code]] = {
             "Ask for the devices that the layout takes.",
         ),
     ),
-    **_codes(
+    **codes(
         "context",
         context_too_long=(
             (BLOCK, WARN),
@@ -472,7 +339,7 @@ CODES: Final[Mapping[str, Code]] = {
             "Correct rope_scaling.",
         ),
     ),
-    **_codes(
+    **codes(
         "adapters",
         adapter_incomplete=(
             (BLOCK,),
@@ -525,7 +392,7 @@ CODES: Final[Mapping[str, Code]] = {
             "Merge the adapter into the base.",
         ),
     ),
-    **_codes(
+    **codes(
         "draft",
         draft_incomplete=(
             (BLOCK,),
@@ -537,9 +404,14 @@ CODES: Final[Mapping[str, Code]] = {
             "The draft does not speak the target's tokens; padding alone warns.",
             "Use a draft of the same family.",
         ),
+        draft_shape=(
+            (BLOCK,),
+            "A head that drafts from the target's own states has other sizes than the target.",
+            "Use the head that was trained on this target.",
+        ),
         draft_method_unknown=((WARN,), "The engine is not known to draft by that method.", "Write one that it has."),
     ),
-    **_codes(
+    **codes(
         "serving",
         engine_unknown=(
             (BLOCK, WARN),

@@ -4,6 +4,7 @@ Each file is read once, when the first check asks for it, and what it tells is s
 """
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from gates.files.header import Array, Header
 from gates.files.refusal import FileRefused, opened
 from gates.files.strict_json import load_object
 from gates.files.weights import header as read_header
-from gates.static import gguf_words, word_files
+from gates.static import gguf_words, tekken, word_files
 from gates.static.chosen import choose
 from gates.static.declared import Adapter, Arguments, Declared, declared_by
 from gates.static.flaw import Flaw, flaw
@@ -49,6 +50,7 @@ _OBJECTS = (
     "added_tokens.json",
     "tokenizer.json",
     "params.json",
+    tekken.FILE,
     "adapter_config.json",
     "hf_quant_config.json",
     "quantize_config.json",
@@ -114,6 +116,8 @@ class Part:
                 raw = file.read(MAX_TEXT_BYTES + 1)
             if len(raw) > MAX_TEXT_BYTES:
                 raise ValueError(f"is larger than {MAX_TEXT_BYTES} bytes")
+            if raw.startswith(BOM_UTF8):
+                raise ValueError("begins with a byte order mark, which engines write before each prompt")
             return raw.decode()
         except UnicodeDecodeError as error:
             reason = f"is not UTF-8 at byte {error.start}"
@@ -184,15 +188,24 @@ class Part:
         config, special_map, added_file = (self.object(name) for name in names)
         if self.has("tokenizer.json"):
             document = self.object("tokenizer.json")
-            return Tokenizer(document, config, special_map, added_file) if document else None
+            whole = Tokenizer(document, config, special_map, added_file, numbers_itself=True)
+            return whole if document else None
+        if self.tekken is not None:
+            return self.tekken
         pieces = self.entries.get(word_files.PIECES)
         place = None if pieces is None or pieces.is_stub else pieces.place
         return word_files.tokenizer_of(self.object(word_files.VOCABULARY), place, config, special_map, added_file)
 
+    @cached_property
+    def tekken(self) -> Tokenizer | None:
+        """Mistral's own tokenizer; None without one that its library loads."""
+        document = self.object(tekken.FILE)
+        return tekken.tokenizer_of(document, self.object("tokenizer_config.json")) if document else None
+
     @property
     def tokenizer_file(self) -> str:
         """Path of the file that names the tokens, or of tokenizer.json where none does."""
-        names = (*self.gguf_files, "tokenizer.json", word_files.VOCABULARY, word_files.PIECES)
+        names = (*self.gguf_files, "tokenizer.json", tekken.FILE, word_files.VOCABULARY, word_files.PIECES)
         return self.path(next((name for name in names if name in self.entries), "tokenizer.json"))
 
     def _gguf_tokenizer(self) -> Tokenizer | None:

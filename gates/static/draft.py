@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from gates.files.contents import is_pickled
+from gates.static import heads
 from gates.static.composition import Composition, Part
 from gates.static.flaw import Flaw, flaw
 from gates.static.vocabulary import embedding_rows
@@ -14,6 +15,7 @@ from schemas.short import many
 def check(c: Composition) -> Iterator[Flaw]:
     """Check the draft against the target."""
     part = c.draft
+    yield from heads.own(c)
     if part is None:
         return
     if not part.config and part.gguf is None:
@@ -24,7 +26,8 @@ def check(c: Composition) -> Iterator[Flaw]:
         yield _absent(part, "model.safetensors")
         return
     if c.is_head(part):
-        return  # heads of this kind read the target's own states and tokens
+        yield from heads.check(c, part)  # they read the target's own states and tokens
+        return
     target, draft = c.model.tokenizer, part.tokenizer
     differing = False
     if target is not None and draft is not None:

@@ -10,6 +10,9 @@ from gates.files.templates import Case, Rendering, render_all
 
 QUESTION: Final = "ping"
 ANSWER: Final = "Sluicegate answers"
+NEXT: Final = 'pong <i> & "it\'s"'
+"""A second question, with what templates of pages would change."""
+RESULT: Final = "Sluicegate finds"
 SYSTEM: Final = "Sluicegate instructs"
 MARKER: Final = re.compile(
     r"<\|[^|<>\n]{1,40}\|>|<[｜][^<>\n]{1,40}[｜]>|</?(?:start|end)_of_turn>|\[/?INST\]"
@@ -57,11 +60,18 @@ FURTHER: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 """Conversation of CASES → what a tool's parameter is there, and the tool. Clients write each of them by themselves."""
 
+_CALL: Final[dict[str, Any]] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "find", "arguments": {"filter": "x"}}}],
+}
+_RESULT: Final = {"role": "tool", "tool_call_id": "call00001", "name": "find", "content": RESULT}
+
 CASES: Final[dict[str, dict[str, Any]]] = {
     "plain": {"messages": [_USER]},
     "closed": {"messages": [_USER], "add_generation_prompt": False},
     "answered": {"messages": [_USER, _ASSISTANT], "add_generation_prompt": False},
-    "history": {"messages": [_USER, _ASSISTANT, {"role": "user", "content": "pong"}]},
+    "history": {"messages": [_USER, _ASSISTANT, {"role": "user", "content": NEXT}]},
     "system": {"messages": [{"role": "system", "content": SYSTEM}, _USER]},
     "later": {"messages": [_USER], "now": _LATER},
     "tool": {"messages": [_USER], "tools": [_FLAT]},
@@ -70,22 +80,10 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "dressed-later": {"messages": [{"role": "system", "content": SYSTEM}, _USER], "tools": [_FLAT], "now": _LATER},
     "system-later": {"messages": [{"role": "system", "content": SYSTEM}, _USER], "now": _LATER},
     "tool-later": {"messages": [_USER], "tools": [_FLAT], "now": _LATER},
-    "history-later": {"messages": [_USER, _ASSISTANT, {"role": "user", "content": "pong"}], "now": _LATER},
+    "history-later": {"messages": [_USER, _ASSISTANT, {"role": "user", "content": NEXT}], "now": _LATER},
     **{name: {"messages": [_USER], "tools": [tool]} for name, (_, tool) in FURTHER.items()},
-    "called": {
-        "messages": [
-            _USER,
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [
-                    {"id": "call00001", "type": "function", "function": {"name": "find", "arguments": {"filter": "x"}}}
-                ],
-            },
-        ],
-        "tools": [_FLAT],
-        "add_generation_prompt": False,
-    },
+    "called": {"messages": [_USER, _CALL], "tools": [_FLAT], "add_generation_prompt": False},
+    "tool-answered": {"messages": [_USER, _CALL, _RESULT], "tools": [_FLAT]},
 }
 
 

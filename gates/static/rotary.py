@@ -15,6 +15,8 @@ from gates.static.shape import Shape, rope_of
 from schemas.short import many
 
 _OLD_THETA = 10_000
+_ALIKE = (("su", "longrope"), ("mrope", "default"))
+"""An older name and a newer one that vLLM takes beside each other. Source: patch_legacy_rope_type of 0.32."""
 _LISTS = ("short_factor", "long_factor")
 
 
@@ -85,6 +87,10 @@ def _scaling(shape: Shape, told: Mapping[str, Any], pointer: str, file: str) -> 
     key = "rope_type" if told.get("rope_type") is not None else "type"
     kind = told.get(key)
     kind = "default" if kind is None else kind
+    older = told.get("type")
+    if older is not None and older != kind and (older, kind) not in _ALIKE:
+        says = f"The rotary scaling is of the rope_type {kind!r} and of the type {older!r}; libraries read one of them."
+        yield _wrong(shape, file, f"{pointer}/type", says, older, kind)
     if not isinstance(kind, str) or kind not in known["needs"]:
         says = f"The rotary scaling is of the type {kind!r}, which no library computes."
         yield _wrong(shape, file, f"{pointer}/{key}", says, kind, sorted(known["needs"]))

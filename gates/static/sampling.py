@@ -58,11 +58,36 @@ def check(c: Composition) -> Iterator[Flaw]:
     asked = asked_by(told)
     yield from _range(c, told, file)
     yield from _range(c, c.declared.arguments.json(_OVERRIDE) or {}, None)
+    yield from _limited(c, told, file)
     if c.model.gguf is None:
         yield from _ignored(c, asked, file)
     elif c.model.has(_FILE):
         # llama.cpp reads the header; what else the publisher says is lost, unless the conversion put it there.
         yield from _ignored(c, asked_by(c.model.object(_FILE)), c.model.path(_FILE))
+
+
+def _limited(c: Composition, told: Mapping[str, Any], file: str) -> Iterator[Flaw]:
+    """Find a number of tokens at which the engine ends each answer whose request names none.
+
+    Source: `ModelConfig.get_diff_sampling_param` of vLLM 0.32, which makes max_new_tokens the default of max_tokens.
+    """
+    override = c.declared.arguments.json(_OVERRIDE) or {}
+    most = told.get("max_new_tokens")
+    applies = c.engine == "vllm" and c.rules.get("sampling_defaults") == "all"
+    context = c.declared.context_tokens or c.model.shape.context
+    is_none = type(most) is not int or most < 1 or (context is not None and most >= context)
+    if not applies or is_none or "max_new_tokens" in override or c.model.gguf is not None:
+        return
+    if c.declared.arguments.get("--generation-config") not in (None, "auto"):
+        return
+    yield flaw(
+        "answers-limited",
+        f"{file} says max_new_tokens {most}, and {c.engine} ends answers there where a request names no number.",
+        file=file,
+        pointer="/max_new_tokens",
+        found={"max_new_tokens": most},
+        expected={"at_least": context},
+    )
 
 
 def _told(c: Composition) -> tuple[Mapping[str, Any], str]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from gates.static import arguments, known
+from gates.static import arguments, known, together
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
 from schemas.bundle import Feature
@@ -16,6 +16,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     """Check names, launch arguments, served name, features and drain times."""
     yield from known.check(c)
     yield from arguments.check(c)
+    yield from together.check(c)
     yield from _name(c)
     yield from _tool_flags(c)
     yield from _embeddings(c)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from gates.static import turn_ends
 from gates.static.composition import Composition, Part
 from gates.static.encoder import Token
 from gates.static.flaw import Flaw, Where, flaw
@@ -33,15 +34,14 @@ def check(c: Composition) -> Iterator[Flaw]:
     unread = {one.file for one in part.flaws}
     if not unread.isdisjoint(part.path(name) for name in ("config.json", "generation_config.json")):
         return  # what it names is not known
-    if not any(sources[name] for name in ("config", "generation", "tokenizer")):
-        return
     effective = effective_stops(c, sources)
     overridden = _override(c, sources) or _replaced(c, sources)
     if overridden is not None:
         yield overridden
-    else:
+    elif any(sources.values()):
         yield from _disagreement(c, sources, effective)
     yield from _turn_end(c, sources, effective)
+    yield from turn_ends.check(c, {one for ids in sources.values() for one in ids} | set(effective or ()))
 
 
 def sources_of(part: Part) -> dict[str, list[int]]:

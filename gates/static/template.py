@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from gates.files.templates import TemplateRefused
-from gates.static import stops
+from gates.static import parsers, stops, turns
 from gates.static.composition import MOST_TEMPLATES, TOOL_TEMPLATE, Composition
 from gates.static.flaw import Flaw, flaw
 from gates.static.probes import ANSWER, FURTHER, MARKER, QUESTION, SYSTEM, Renderings
@@ -28,6 +28,8 @@ Source: the parsers of vLLM's reasoning/ and SGLang's reasoning_parser.py, and t
 Gemma 4, LongCat, MedGemma and gpt-oss.
 """
 
+
+_ANY_REASONING = re.compile(f"{_OPENING.pattern}|{_CLOSING.pattern}")
 
 _BOUNDED = frozenset({"template-time", "template-memory", "template-too-large", "template-crashed"})
 """What a template takes more of than its process is given."""
@@ -93,9 +95,12 @@ def _check(c: Composition) -> Iterator[Flaw]:
     yield from _clock(seen)
     yield from _content(c, seen)
     yield from _generation(seen)
+    yield from turns.check(seen, _ANY_REASONING)
     if TOOL_TEMPLATE not in c.others:  # else that one is given the tools
         yield from _tools(c, seen)
+        yield from turns.check_tools(c, seen)
     yield from _reasoning(c, seen)
+    yield from parsers.check(c, seen, _opened(seen))
 
 
 def _fails(seen: Renderings, refused: TemplateRefused) -> Flaw:
@@ -302,11 +307,17 @@ def _no_tools(c: Composition, seen: Renderings) -> Iterator[Flaw]:
     )
 
 
+def _opened(seen: Renderings) -> str | None:
+    """Return what opens the reasoning at the end of a question; None where nothing does, or it is closed at once."""
+    tail = (seen.text("plain") or "").rpartition(QUESTION)[2]
+    opened = max(_OPENING.finditer(tail), key=lambda one: one.start(), default=None)
+    return None if opened is None or _CLOSING.search(tail, opened.end()) else opened[0]
+
+
 def _reasoning(c: Composition, seen: Renderings) -> Iterator[Flaw]:
     text = seen.text("plain") or ""
-    tail = text.rpartition(QUESTION)[2]
-    opened = max(_OPENING.finditer(tail), key=lambda one: one.start(), default=None)
-    if opened is None or _CLOSING.search(tail, opened.end()):
+    tag = _opened(seen)
+    if tag is None and not c.declared.has(Feature.REASONING):
         return
     flag, also, off = (c.rules.get(f"reasoning_{name}") for name in ("flag", "also", "off"))
     arguments = c.declared.arguments
@@ -314,7 +325,19 @@ def _reasoning(c: Composition, seen: Renderings) -> Iterator[Flaw]:
     named = c.declared.reasoning_parser or (flag and arguments.get(flag))
     if not is_off and ((named and (not also or arguments.has(also))) or (flag is None and c.engine is not None)):
         return  # it is named, or the engine finds the reasoning by the template itself, or nothing is known of it
-    tag, wanted = opened[0], also if named and also else flag
+    wanted = also if named and also else flag
+    if tag is None:
+        if not isinstance(flag, str):
+            return  # the engine has no parser, so that nobody can ask for one
+        unused = f"without {also} the parser {named} is not used" if named else "no reasoning parser is named"
+        yield flaw(
+            "reasoning-parser-missing",
+            f"The bundle declares reasoning, and {unused}: answers would hold it as text.",
+            pointer="/serving/features",
+            found={"parser": named or None},
+            expected={"argument": wanted},
+        )
+        return
     lack = f"{c.engine} in this version has none" if flag is False else "no reasoning parser is named"
     if is_off:
         wanted, lack = off[0], f"{off[0]} {off[1]} leaves it in the answer"

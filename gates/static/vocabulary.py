@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gates.files.refusal import shown
-from gates.static import names
+from gates.static import names, numbering
 from gates.static.composition import Composition, Part
 from gates.static.encoder import touches
 from gates.static.flaw import MAX_ITEMS, Flaw, Where, flaw, listed
 from gates.static.gguf_words import ENDINGS, TYPES, stops_of
+from gates.static.word_files import VOCABULARY
 from gates.static.words import SPECIAL_KEYS, Tokenizer, special_texts
 from schemas.bundle import Feature
 from schemas.result import Severity
@@ -22,17 +23,20 @@ _TURN = re.compile(
 )
 """Markers that are written for models alone; the last ones are those of EXAONE and MiniMax."""
 _ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+_OTHER_IDS = re.compile(r"[a-z0-9_]+_token_(id|index)")
+"""How configurations call the ids of further tokens, such as the one that stands for a picture."""
 
 
 def check(c: Composition) -> Iterator[Flaw]:
     """Check the model's tokenizer, against the embedding, the configuration and the template."""
     yield from _presence(c)
     yield from _id_range(c.model)
+    rows = embedding_rows(c.model)
+    yield from numbering.check(c, rows)
     words = c.model.tokenizer
     if words is None:
         return
     if c.model.gguf is None:
-        rows = embedding_rows(c.model)
         if rows is not None:
             yield from _beyond(c, words, rows)
         yield from _unknown(c.model, words, rows)
@@ -61,8 +65,18 @@ def _presence(c: Composition) -> Iterator[Flaw]:
         "vocab.json",
         "vocab.txt",
         "spiece.model",
-        "qwen.tiktoken",
+        *numbering.RANKS,
     }
+    alone = part.has(VOCABULARY) and not (known - {VOCABULARY, "vocab.txt"}) & set(part.entries)
+    if speaks and alone and not part.has("merges.txt") and part.tokenizer is not None:
+        yield flaw(
+            "tokenizer-missing",
+            "There is a vocabulary and no list of merges: no merges.txt, and no tokenizer.json.",
+            file=part.path("merges.txt"),
+            found=[VOCABULARY],
+            expected=[VOCABULARY, "merges.txt"],
+            advice="Fetch merges.txt or tokenizer.json from where the weights came from.",
+        )
     if speaks and part.weights.shards and not known & set(part.entries):
         if any(name.startswith(("tokenizer", "tiktoken")) and not name.endswith(".json") for name in part.entries):
             return
@@ -75,8 +89,13 @@ def _presence(c: Composition) -> Iterator[Flaw]:
         )
 
 
+def _is_id(value: object, size: int) -> bool:
+    """Say whether a value is an id of a token that there is not; other keys than those of stops hold much else."""
+    return type(value) is int and value >= size
+
+
 def _id_range(part: Part) -> Iterator[Flaw]:
-    size = part.shape.vocabulary
+    size, rows = part.shape.vocabulary, embedding_rows(part)
     if size is None:
         return
     for file in ("config.json", "generation_config.json"):
@@ -85,7 +104,8 @@ def _id_range(part: Part) -> Iterator[Flaw]:
         if file == "config.json" and part.shape.pointer:
             sources.append((part.shape.pointer, part.shape.text))
         for pointer, source in sources:
-            for key in _ID_KEYS:
+            others = {key for key, value in source.items() if _OTHER_IDS.fullmatch(key) and _is_id(value, rows or size)}
+            for key in (*_ID_KEYS, *sorted(others - {*_ID_KEYS})):
                 values = source.get(key)
                 for value in values if isinstance(values, list) else [values]:
                     if value is None or (type(value) is int and -1 <= value < size):  # −1 says that there is none

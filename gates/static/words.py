@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +26,19 @@ class Tokenizer:
         config: Mapping[str, Any],
         special_map: Mapping[str, Any],
         added_file: Mapping[str, Any],
+        *,
+        numbers_itself: bool = False,
     ) -> None:
+        """Take what the files say.
+
+        Args:
+            document: tokenizer.json, or what stands for it.
+            config: tokenizer_config.json.
+            special_map: special_tokens_map.json.
+            added_file: added_tokens.json.
+            numbers_itself: whether the library that loads it gives added tokens their ids, whatever the file says.
+        """
+        self._numbers_itself = numbers_itself
         self.document, self.config, self.special_map, self.added_file = document, config, special_map, added_file
         model = document.get("model")
         self.model: Mapping[str, Any] = model if isinstance(model, dict) else {}
@@ -49,7 +62,48 @@ class Tokenizer:
         """Tokens that tokenizer.json never splits."""
         told = self.document.get("added_tokens")
         tokens = [_token(one) for one in told if isinstance(one, dict)] if isinstance(told, list) else []
-        return {token.text: token for token in tokens if token is not None}
+        found: dict[str, Token] = {}
+        for token in tokens:
+            if token is not None:
+                found.setdefault(token.text, token)
+        return self._numbered(found) if self._numbers_itself else found
+
+    def _numbered(self, told: Mapping[str, Token]) -> dict[str, Token]:
+        """Return added tokens with the ids that the library gives them.
+
+        It takes the vocabulary's own id first. An id that no other token has is left as it is said, although the
+        library would give the next free one: a vocabulary that somebody wrote in part is judged as if it were whole.
+
+        Source: `AddedVocabulary.add_tokens` of tokenizers 0.23.
+        """
+        taken = {number: text for text, number in self.vocabulary.items()}
+        found: dict[str, Token] = {}
+        free = max(taken, default=-1) + 1
+        for text, token in told.items():
+            number = self.vocabulary.get(text, token.id)
+            if text not in self.vocabulary and taken.get(number, text) != text:
+                number = max(free, len(self.vocabulary))
+            taken[number] = text
+            free = max(free, number + 1)
+            found[text] = replace(token, id=number)
+        return found
+
+    @cached_property
+    def twins(self) -> list[tuple[int, str, str]]:
+        """Ids that two tokens of the vocabulary have, with both."""
+        seen: dict[int, str] = {}
+        return [
+            (number, first, text)
+            for text, number in self.vocabulary.items()
+            if (first := seen.setdefault(number, text)) != text
+        ]
+
+    @cached_property
+    def renumbered(self) -> dict[str, int]:
+        """Added tokens of tokenizer.json that get another id than it says: text → what it says."""
+        told = self.document.get("added_tokens")
+        tokens = [_token(one) for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+        return {one.text: one.id for one in tokens if one is not None and one.id != self.added[one.text].id}
 
     @cached_property
     def restored(self) -> dict[str, str]:
@@ -68,7 +122,7 @@ class Tokenizer:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """Every token of tokenizer.json → its id; an added token's own id comes first."""
+        """Every token of tokenizer.json → its id."""
         return self.vocabulary | {text: token.id for text, token in self.added.items()}
 
     @cached_property
@@ -125,6 +179,16 @@ class Tokenizer:
         return [one for one in found if one is not None]
 
     @cached_property
+    def suffix(self) -> list[str]:
+        """Tokens that encoding a text with special tokens puts after it."""
+        told = _suffix(self.document.get("post_processor"))
+        eos = self.named("eos_token")
+        by_flag = str(self.config.get("tokenizer_class")) in _BY_FLAG or "post_processor" not in self.document
+        if not told and self.config.get("add_eos_token") is True and by_flag and eos is not None:
+            return [eos]
+        return told
+
+    @cached_property
     def encoder(self) -> Encoder:
         """Splits short texts as this tokenizer does."""
         return Encoder(self.document, self.vocabulary, self.added)
@@ -155,6 +219,25 @@ def _token(told: Mapping[str, Any]) -> Token | None:
         return None
     flags = (told.get(name) is True for name in ("special", "lstrip", "rstrip", "single_word"))
     return Token(text, number, *flags)
+
+
+def _suffix(processor: object) -> list[str]:
+    """Return the special tokens that a post-processor puts after a text."""
+    if not isinstance(processor, dict):
+        return []
+    if str(processor.get("type")) == "Sequence":
+        steps = processor.get("processors")
+        return [text for one in (steps if isinstance(steps, list) else []) for text in _suffix(one)]
+    single = processor.get("single") if str(processor.get("type")) == "TemplateProcessing" else None
+    pieces = single if isinstance(single, list) else []
+    found: list[str] = []
+    for piece in reversed(pieces):
+        special = piece.get("SpecialToken") if isinstance(piece, dict) else None
+        if not isinstance(special, dict):
+            break
+        if isinstance(special.get("id"), str):
+            found.insert(0, special["id"])
+    return found if len(found) < len(pieces) else []
 
 
 def _prefix(processor: object) -> list[str]:

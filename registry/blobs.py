@@ -1,6 +1,6 @@
 """Blobs of a project. Bytes are stored once for all; that another project has them already never shows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -37,13 +37,22 @@ def store(service: Service, project: UUID, digest: str, chunks: Iterable[bytes],
 
 
 def keep(
-    service: Service, project: UUID, digest: str, staged: Incoming, *, is_record: bool = False
+    service: Service,
+    project: UUID,
+    digest: str,
+    staged: Incoming,
+    *,
+    is_record: bool = False,
+    displaced: Callable[[], object] | None = None,
 ) -> tuple[int, bool]:
     """Verify what was received and store it. Owns its transaction; returns and raises as `store`.
 
-    `is_record`: it is the raw record of a gate, which may be erased, and which no limit refuses.
+    `is_record`: it is the raw record of a gate, which may be erased, and which no limit refuses. `displaced` is called
+    before other bytes go that the store has under this digest.
     """
     staged.seal(digest)
+    if staged.displaces and displaced is not None:
+        displaced()
     with service.database.transaction() as session:
         return staged.size, admit(session, service, project, digest, staged, is_record=is_record)
 

@@ -5,6 +5,7 @@ it is quarantined, in every project.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from uuid import UUID
 
@@ -56,6 +57,15 @@ def _pieces(service: Service, actor: Actor, digest: str, length: int) -> Iterato
 def examine(service: Service, actor: Actor, digest: str) -> BlobCheck:
     """Read a blob of the store again for somebody who asks. Does and raises as `look`."""
     return look(service, digest, project=actor.project_id, seen_by=actor.name)
+
+
+def displaced(service: Service, actor: Actor, digest: str) -> None:
+    """Look at a blob that somebody has sent again, before its right bytes take the place of others. Raises as `look`.
+
+    Else nobody would ever hear of what was served, and booted, in the meantime.
+    """
+    with suppress(NotFound):  # it went meanwhile
+        examine(service, actor, digest)
 
 
 def look(service: Service, digest: str, *, project: UUID, seen_by: str) -> BlobCheck:

@@ -4,6 +4,7 @@ What has arrived is a file; a row says whose it is. The file's length is the off
 loses nothing that had reached the file, and its lock ends with whoever writes it.
 """
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -141,8 +142,12 @@ def take(service: Service, actor: Actor, upload: UUID, offset: int) -> tuple[Upl
     return row, part
 
 
-def settle(service: Service, row: UploadRow, part: Incoming) -> Upload:
+def settle(
+    service: Service, row: UploadRow, part: Incoming, *, displaced: Callable[[], object] | None = None
+) -> Upload:
     """Bring what a request sent to disk; when all is there, verify it and make it a blob of the project.
+
+    `displaced` is called before other bytes go that the store has under its digest.
 
     Raises:
         DigestMismatch: the bytes are others than was said. The upload is over: begin it anew.
@@ -162,6 +167,8 @@ def settle(service: Service, row: UploadRow, part: Incoming) -> Upload:
             session.execute(delete(UploadRow).where(UploadRow.id == row.id))
         part.remove()
         raise
+    if part.displaces and displaced is not None:
+        displaced()
     with service.database.transaction() as session:
         ended = session.scalar(delete(UploadRow).where(UploadRow.id == row.id).returning(UploadRow.id))
         if ended is None:

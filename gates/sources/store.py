@@ -6,7 +6,8 @@
     parts/KEY.tag       what its bytes were called when they arrived
     names/KEY           the digest of a file whose source knows it by another name that cannot move
 
-It may be deleted at any time: what is needed is fetched again. A file is verified again before it is handed out, unless
+It may be deleted at any time: what is needed is fetched again. What has arrived of a file that nobody has gone on with
+for two weeks goes by itself. A file is verified again before it is handed out, unless
 it is in the state that was noted. Nobody else may write here: whoever can, could note a state too.
 """
 
@@ -17,13 +18,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from gates.files.refusal import FileRefused, opened
 from gates.sources.source import SourceRefused
 
+ABANDONED_SECONDS = 14 * 24 * 3600.0
 _CHUNK = 1 << 20
 _OTHERS_WRITE = 0o022
 _LOCK_POLL_SECONDS = 0.1
@@ -49,6 +51,18 @@ class FetchStore:
             said = f"cannot be kept in {self.root}, where others could write: it has to be yours alone"
             advice = "take write permission from others (chmod go-w), or name another place with --cache"
             raise SourceRefused("store-foreign", said, file="", found=f"{state.st_mode & 0o777:o}", advice=advice)
+        self._clear_up()
+
+    def _clear_up(self) -> None:
+        """Remove what nobody has gone on with for long: parts, their tags, and what a killed process was writing."""
+        oldest = time.time() - ABANDONED_SECONDS
+        for name in ("parts", "states", "names"):
+            for path in (self.root / name).glob("*"):
+                if name != "parts" and not path.name.startswith("."):
+                    continue
+                with suppress(FileNotFoundError):  # another process may be first
+                    if path.lstat().st_mtime < oldest:
+                        _remove(path)
 
     def place(self, sha256: str) -> Path:
         """Return where a file with this digest (`sha256:…`) lies, or would."""
@@ -210,6 +224,13 @@ class Part:
         """Leave nothing of it."""
         self._tag.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, unless somebody holds it. Raises FileNotFoundError."""
+    with path.open("rb") as file:
+        if _locked(file) and _is_at(file, path):
+            path.unlink()
 
 
 def _state(file: BinaryIO) -> str:

@@ -71,7 +71,9 @@ async def put_blob(
         request,
         actor,
         service,
-        lambda staged: blobs.keep(service, actor.project_id, digest, staged),
+        lambda staged: blobs.keep(
+            service, actor.project_id, digest, staged, displaced=lambda: damage.displaced(service, actor, digest)
+        ),
         limit=limit,
         grown=grown,
     )

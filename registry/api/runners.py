@@ -6,7 +6,7 @@ from uuid import UUID
 import anyio.to_thread
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from registry import blobs, draining, emptying, jobs, runners, runs
+from registry import blobs, damage, draining, emptying, jobs, runners, runs
 from registry.api.blobs import BINARY, BlobDigest
 from registry.api.bodies import receive
 from registry.api.deps import PerformDep, ServiceDep, SessionDep, allow
@@ -202,7 +202,14 @@ async def put_records(
         request,
         actor,
         service,
-        lambda staged: blobs.keep(service, actor.project_id, digest, staged, is_record=True),
+        lambda staged: blobs.keep(
+            service,
+            actor.project_id,
+            digest,
+            staged,
+            is_record=True,
+            displaced=lambda: damage.displaced(service, actor, digest),
+        ),
         limit=MAX_RECORD_BYTES,
     )
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import anyio
 from fastapi import APIRouter, Header, Request, Response
 
-from registry import db, uploads
+from registry import damage, db, uploads
 from registry.api.bodies import Bodies, pieces, require_room
 from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
@@ -110,7 +110,8 @@ async def patch_upload(
             except TooLarge:
                 await bodies.write(lambda: part.cut(offset))
                 raise
-            found = await bodies.seal(lambda: uploads.settle(service, row, part))
+            met = partial(damage.displaced, service, actor, row.digest)
+            found = await bodies.seal(lambda: uploads.settle(service, row, part, displaced=met))
         finally:
             with anyio.CancelScope(shield=True):
                 await bodies.write(part.close)

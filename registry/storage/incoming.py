@@ -27,13 +27,15 @@ PART = ".part"
 class Incoming(ABC):
     """One file that receives bytes. One thread at a time; close it, or use it as a context.
 
-    `size` is the count of bytes in it.
+    `size` is the count of bytes in it. `displaces` says, once they are sealed, that the store has other bytes under
+    their digest, which they will take the place of.
     """
 
     def __init__(self, path: Path, file: BinaryIO, *, is_kept: bool) -> None:
         """Write at the end of `file`, which lies at `path`. `is_kept`: it outlives its closing."""
         self._path, self._file = path, file
         self._is_kept = is_kept
+        self.displaces = False
         self.size = file.seek(0, os.SEEK_END)
         # Bytes of an earlier request were not seen here: those are read again, once, when all is there.
         self._hasher = None if self.size else hashlib.sha256()

@@ -117,6 +117,7 @@ class _IncomingFile(Incoming):
         self._require(digest, self._hasher.hexdigest())
         # What is there and intact stays the file that it is: runners may have links to it.
         self._is_wanted = not holds(self._store.path(digest), digest)
+        self.displaces = self._is_wanted and self._store.exists(digest)
         os.fsync(self._file.fileno())
         self._digest = digest
 

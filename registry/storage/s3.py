@@ -177,7 +177,10 @@ class _IncomingObject(Incoming):
 
     def _is_there(self, digest: str) -> bool:
         """Tell whether the bucket has the right bytes, which then stay: another object would be another version."""
-        return self._store.bucket.size(self._store.key(digest)) == self.size and self._store.is_intact(digest)
+        size = self._store.bucket.size(self._store.key(digest))
+        is_there = size == self.size and self._store.is_intact(digest)
+        self.displaces = size is not None and not is_there
+        return is_there
 
     def _sent(self, digest: str) -> "_Delivery":
         delivery = _Delivery(self._store, digest)

@@ -150,6 +150,28 @@ def test_the_right_bytes_sent_again_mend_it_and_a_person_lifts_the_quarantine(ap
         assert len(grounds(manager, bundle)) == 1
 
 
+@pytest.mark.parametrize("wrong", [WRONG, SHARED[:-1]], ids=["byte", "shorter"])
+@pytest.mark.parametrize("way", ["whole", "pieces"])
+def test_damage_that_nobody_knew_of_is_met_by_the_right_bytes_that_are_sent_again(api, engineer, author, way, wrong):
+    bundle = held(api.service, author, "a")
+    tokens = make_tokens(api.service, "other")  # who has not the blob is not told that it is there
+    spoil(api, wrong)
+    with httpx.Client(base_url=api.url, headers={"authorization": f"Bearer {tokens['engineer']}"}) as elsewhere:
+        if way == "whole":
+            assert elsewhere.put(f"/v1/blobs/{BLOB}", content=SHARED).status_code == 201
+        else:
+            begun = elsewhere.post("/v1/uploads", json={"digest": BLOB, "size": len(SHARED)}).json()
+            kind = {"content-type": "application/offset+octet-stream", "upload-offset": "0"}
+            sent_now = elsewhere.patch(f"/v1/uploads/{begun['id']}", content=SHARED, headers=kind)
+            assert sent_now.json()["is_complete"] is True
+    ((cause, by, reason),) = grounds(engineer, bundle)
+    assert (cause, by, sha256_digest(wrong) in reason) == ("blob_damaged", "service", True)
+    assert engineer.blobs.read(BLOB, limit=1000) == SHARED
+    # Sent once more, it meets nothing.
+    assert api.clients["engineer"].put(f"/v1/blobs/{BLOB}", content=SHARED).status_code == 200
+    assert len(grounds(engineer, bundle)) == 1
+
+
 def test_a_file_that_its_operator_put_right_counts_as_there_again(api, engineer, author):
     held(api.service, author, "a")
     spoil(api)

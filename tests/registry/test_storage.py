@@ -132,9 +132,23 @@ def test_damage_is_noticed_and_a_new_put_mends_it(place, store, raw, damaged):
     assert not store.is_intact(digest)
     with store.open(digest, is_verified=True) as file, pytest.raises(DigestMismatch):
         list(iter(lambda: file.read(1 << 20), b""))
+    assert displaces(store, raw)
+    assert not store.is_intact(digest)  # sealing changes nothing
     assert store.put(pieces(raw), digest, limit=LIMIT) == len(raw)
     assert store.is_intact(digest)
+    assert not displaces(store, raw)
     assert place.names() == [named(raw)]
+
+
+def displaces(store, raw):
+    with store.stage() as staged:
+        staged.write(raw, limit=LIMIT)
+        staged.seal(sha256_digest(raw))
+        return staged.displaces
+
+
+def test_what_comes_for_the_first_time_displaces_nothing(store):
+    assert not displaces(store, SMALL)
 
 
 def broken():

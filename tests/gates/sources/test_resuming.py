@@ -1,5 +1,6 @@
 """A fetch that is cut, killed or doubled goes on where it was, and ends with the listed bytes or none."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -7,11 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from gates.sources.fetch import Bounds
 from gates.sources.source import SourceRefused, SourceUnavailable
+from gates.sources.store import ABANDONED_SECONDS
 from tests.gates.sources.conftest import WEIGHTS
 from tests.support.hub import answer, ranged
 
@@ -59,6 +62,27 @@ def test_a_part_stays_when_all_tries_fail_and_a_later_call_goes_on_from_it(fetch
     _, found = fetching.run(keep=ONLY)
     assert ranges(fetching.hub) == [(f"bytes={HALF}-", '"one"')]
     assert found["model.safetensors"].received == len(WEIGHTS) - HALF
+
+
+def test_what_nobody_has_gone_on_with_for_two_weeks_goes(fetching):
+    fetching.hub.lies["cdn"] = lambda request: cut(request) if "range" not in request.headers else b""
+    with pytest.raises(SourceUnavailable):
+        fetching.run(keep=ONLY)
+    parts = fetching.files()
+    (fetching.root / "names").mkdir(exist_ok=True)
+    left = fetching.root / "names" / f".{'0' * 64}.1.2"
+    left.write_bytes(b"")
+    fetching.run(keep={"config.json"})
+    assert set(parts) < set(fetching.files())
+    for path in (left, *(fetching.root / part for part in parts)):
+        os.utime(path, (1, time.time() - ABANDONED_SECONDS - 60))
+    part = min((fetching.root / part for part in parts), key=lambda path: len(path.name))
+    with part.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        fetching.run(keep={"config.json"})
+        assert (part.exists(), left.exists()) == (True, False)
+    fetching.run(keep={"config.json"})
+    assert [path for path in fetching.files() if not path.startswith(("sha256/", "names/"))] == []
 
 
 def test_a_server_that_brings_a_byte_a_try_is_given_up(fetching):

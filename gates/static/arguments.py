@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gates.static import flexible
+from gates.static import earlier, flexible
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
 from gates.static.rules import table
@@ -32,6 +32,8 @@ def check(c: Composition) -> Iterator[Flaw]:
     """Check that each word is an argument that the engine takes, with a value in its range."""
     if c.engine in TABLES:
         yield from check_words(c.engine, c.declared.arguments.words)
+    if c.engine == "vllm":
+        yield from earlier.check_words(c.declared.arguments.words, c.declared.version)
     if c.engine in flexible.TABLES:
         yield from flexible.check_words(c.engine, c.declared.arguments.words, c.declared.version)
         for pointer, value, names, plugin in (

@@ -71,13 +71,16 @@ def _length(c: Composition, asked: int | None) -> Iterator[Flaw]:
         longest, source = said or usual or MISTRAL_DEFAULT, "params.json"
         wanted = asked or c.declared.context_tokens
         if wanted is not None and wanted > longest and by_config is not None and by_config >= wanted:
+            borrows = c.rules.get("params_length_elsewhere") is True
             yield flaw(
                 "config-sources-disagree",
                 f"{why} reads params.json, which {'says' if said else 'has no length and means'} "
-                f"{longest}; {wanted} are asked for, as config.json allows ({by_config}).",
+                f"{longest}; {wanted} are asked for, as config.json allows ({by_config})"
+                + (f", which {c.engine} takes where it can read it." if not said and borrows else "."),
                 pointer="--max-model-len",
                 found={"requested": wanted, "effective": longest, "source": source, "config": by_config},
                 expected={"at_most": longest},
+                advice=None if said else f"Say max_position_embeddings in params.json, or ask for at most {longest}.",
             )
             return
     if c.declared.arguments.has("--disable-sliding-window") and longest is not None:

@@ -324,3 +324,17 @@ def test_c071_two_names_of_one_scaling_say_the_same(tmp_path, older, newer, is_f
 def test_c069_arguments_that_an_engine_refuses_together_block(tmp_path, engine, words, is_fault):
     found = validate(micro(tmp_path / "m", eos_token_id=None), {"engine": engine | {"arguments": words.split(" ")}})
     assert alarms(found) == ({"argument-value"} if is_fault else set())
+
+
+@pytest.mark.parametrize(("version", "borrows"), [("0.8.5", False), ("0.9.1", True), ("0.32.0", True)])
+def test_c070_a_length_of_the_other_file_blocks_and_is_told_as_the_version_takes_it(tmp_path, version, borrows):
+    root = micro(tmp_path / "m", max_position_embeddings=131072)
+    write_json(root / "params.json", {"dim": 8})
+    words = ["--config-format", "mistral", "--max-model-len", "131072"]
+    found = validate(root, {"engine": {"name": "vllm", "version": version, "arguments": words}})
+    flaw = only(found, "config-sources-disagree")
+    assert (flaw.severity, flaw.found["effective"], flaw.found["requested"]) == ("block", 128000, 131072)
+    assert ("which vllm takes where it can read it" in flaw.message) is borrows
+    write_json(root / "params.json", {"dim": 8, "max_position_embeddings": 131072})
+    found = validate(root, {"engine": {"name": "vllm", "version": version, "arguments": words}})
+    assert "config-sources-disagree" not in alarms(found)

@@ -139,7 +139,7 @@ def test_each_of_its_versions_takes_what_its_own_parser_takes(version, words, is
 
 def test_later_versions_and_none_warn_and_earlier_ones_are_left_to_themselves(tmp_path):
     root = micro(tmp_path / "m")
-    for version, severities in (("0.32.1", {"block"}), ("0.33.0", {"block"}), ("0.40.0", {"warn"}), ("0.11.0", set())):
+    for version, severities in (("0.32.1", {"block"}), ("0.33.0", {"block"}), ("0.40.0", {"warn"}), ("0.8.0", set())):
         told = validate(
             root, {"engine": {"name": "vllm", "version": version, "arguments": ["--max-modl-len", "9", "-tp", "x"]}}
         )

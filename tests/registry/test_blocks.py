@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from registry.storage.blocks import BLOCK_BYTES, Blocks
+from registry.storage.blocks import BLOCK_BYTES, COUNT, Blocks
 from registry.storage.local import LocalBlobs
 from schemas.common import sha256_digest
 from schemas.problems import DigestMismatch, TooLarge
 from tests.support.disk import small_disk
 
-CONTENT = random.Random(3).randbytes(3 * BLOCK_BYTES + 4097)
-SIZES = (0, 1, 4095, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES, len(CONTENT))
+CONTENT = random.Random(3).randbytes((COUNT + 2) * BLOCK_BYTES + 4097)
+SIZES = (0, 1, 4095, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, COUNT * BLOCK_BYTES, len(CONTENT))
 
 
 def left_in(folder: Path) -> list[str]:
@@ -78,7 +78,7 @@ def test_a_source_that_comes_in_small_pieces_is_read_to_its_end(store, tmp_path)
     assert store.is_intact(sha256_digest(CONTENT))
 
 
-@pytest.mark.parametrize("room", ["1m", "3m", "5m"])
+@pytest.mark.parametrize("room", ["1m", "3m", "5m", "13m"])
 def test_a_disk_that_fills_up_at_any_block_is_told_and_leaves_nothing(tmp_path, room):
     source = tmp_path / "source"
     source.write_bytes(CONTENT)
@@ -89,6 +89,25 @@ def test_a_disk_that_fills_up_at_any_block_is_told_and_leaves_nothing(tmp_path, 
         assert refused.value.errno == errno.ENOSPC
         assert left_in(disk.path) == []
         assert not store.exists(sha256_digest(CONTENT))
+
+
+def test_a_disk_that_takes_nothing_past_the_page_cache_after_all_gets_it_the_usual_way(tmp_path, monkeypatch):
+    """Some say so only when they are written to."""
+    refused, write = [], os.pwrite
+
+    def refusing(descriptor, block, at):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(at)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(descriptor, block, at)
+
+    store, source = LocalBlobs(tmp_path / "store"), tmp_path / "source"
+    source.write_bytes(CONTENT)
+    monkeypatch.setattr("registry.storage.blocks.os.pwrite", refusing)
+    store.take(source, sha256_digest(CONTENT), limit=len(CONTENT))
+    assert store.path(sha256_digest(CONTENT)).read_bytes() == CONTENT
+    assert refused
+    assert max(refused) < COUNT * BLOCK_BYTES  # once it is known, nobody asks again
 
 
 def test_a_write_that_fails_behind_the_last_block_that_was_read_is_told(tmp_path):

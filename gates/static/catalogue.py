@@ -229,7 +229,7 @@ CODES: Final[Mapping[str, Code]] = {
         ),
         quant_method_unsupported=(
             (BLOCK,),
-            "The engine does not read this method.",
+            "The engine does not read this method, or has no kernel for it in this type of numbers.",
             "Choose another engine or method.",
         ),
         kv_scales_missing=(

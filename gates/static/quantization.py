@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gates.static import names
+from gates.static import companions, names, quant_forms
 from gates.static.composition import Composition
 from gates.static.flaw import MAX_ITEMS, Flaw, Where, flaw, listed
 from gates.static.quantized import Quantization, weight_schemes
@@ -66,6 +66,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     told = c.quantization
     tensors = c.model.weights.effective
     yield from _cache_scales(c, told)
+    yield from quant_forms.check(c, told)
     if told is None:
         yield from _undeclared(c, tensors)
         yield from _asked_for(c, tensors)
@@ -74,6 +75,7 @@ def check(c: Composition) -> Iterator[Flaw]:
         yield from _carried(c, told, tensors)
         yield from _scales(c, told, tensors)
         yield from _other_form(c, told, tensors)
+        yield from companions.check(c, told, tensors)
         if told.method in {"gptq", "awq"}:
             yield from _packing(c, told, tensors)
         if told.method in {"gptq", "auto-round", "compressed-tensors"}:

@@ -96,6 +96,22 @@ class Quantization:
         """Say whether a module is one of those that were quantized: `only` names them where not all are."""
         return not self.ignores(module) and (not self.only or self._including.match(module))
 
+    def names_exactly(self, module: str) -> bool:
+        """Say whether a module's standing is beyond doubt: left out by its whole name, or named by no group's target."""
+        return module in self.ignored or (self.method == "compressed-tensors" and not self.ignores(module))
+
+    def scheme_of(self, module: str) -> Mapping[str, Any]:
+        """Return the group of compressed-tensors that a module belongs to; nothing where that is not known."""
+        groups = self.told.get("config_groups")
+        told = [one for one in groups.values() if isinstance(one, dict)] if isinstance(groups, dict) else []
+        told = [one for one in told if isinstance(one.get("weights"), dict)]
+        if len(told) != len(self.schemes):
+            return {}
+        pairs = list(zip(told, self.schemes, self._targeting, strict=True))
+        named = [one for one, scheme, patterns in pairs if scheme.targets and patterns.match(module)]
+        others = [one for one, scheme, _ in pairs if not scheme.targets]
+        return next(iter(named or others), {})
+
     @cached_property
     def _ignoring(self) -> Patterns:
         return Patterns(self.ignored, self.patience)

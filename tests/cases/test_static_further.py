@@ -356,9 +356,10 @@ def stored(root, told, make, **changes):
     return micro(root, tensors=sorted(tensors, key=lambda one: -WIDTHS[one.dtype]), quantization_config=told, **changes)
 
 
-PACKED = (("weight_packed", "I32", 8), ("weight_scale", "BF16", 8))
+PACKED = (("weight_packed", "I32", 4), ("weight_scale", "BF16", 99))
 EIGHT = (("weight", "F8_E4M3", 1), ("weight_scale", "F32", 99))
 FOUR = (("weight", "U8", 2), ("weight_scale", "F8_E4M3", 16))
+FOUR_IN_TWO = (*FOUR, ("weight_scale_2", "F32", 99))
 WHOLE = (("weight", "I8", 1), ("weight_scale", "F32", 99))
 
 
@@ -382,7 +383,7 @@ def compressed(form):
         (compressed("mixed-precision"), FOUR, True),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, FOUR, False),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, EIGHT, False),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 8}, FOUR, True),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, FOUR_IN_TWO, True),
     ],
 )
 def test_c057_modules_are_stored_as_the_format_that_is_declared(tmp_path, told, make, is_sound):

@@ -72,7 +72,8 @@ def awq(name, out, into):
 
 
 def fp8(name, out, into, *, scale="weight_scale_inv", kind="F8_E4M3"):
-    return [T(f"{name}.weight", kind, (out, into)), *([T(f"{name}.{scale}", "F32", (1, 1))] if scale else [])]
+    blocks = (-(-out // 8), -(-into // 8))
+    return [T(f"{name}.weight", kind, (out, into)), *([T(f"{name}.{scale}", "F32", blocks)] if scale else [])]
 
 
 @pytest.mark.parametrize("make", [mlx, eight, hqq, aqlm])

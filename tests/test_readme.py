@@ -13,8 +13,8 @@ from gates.couplings import COUPLINGS
 from gates.difference import AFFECTS, PARTS
 from gates.features import JOINTS
 from gates.policy import plan_problems
-from gates.static.catalogue import markdown
 from gates.static.declared import Declared, read_declared
+from gates.static.report import markdown
 from registry.auth import PERMISSIONS
 from registry.cli.suites import read_suite
 from registry.cli.yaml_files import read_yaml

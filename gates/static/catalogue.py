@@ -168,6 +168,11 @@ CODES: Final[Mapping[str, Code]] = {
             "A tensor that the architecture needs is in no file.",
             "Fetch the weights again, or mend num_hidden_layers.",
         ),
+        layers_beyond=(
+            (BLOCK,),
+            "Files hold whole layers that the configuration does not count.",
+            "Set num_hidden_layers to the layers that there are, or use the config.json of these weights.",
+        ),
         head_missing=(
             (BLOCK,),
             "The head is not tied, and no file holds it.",
@@ -461,12 +466,3 @@ CODES: Final[Mapping[str, Code]] = {
         ),
     ),
 }
-
-
-def markdown() -> str:
-    """Return the catalogue as a table, as README.md has it."""
-    lines = ["| code | about | weighs | says | do |", "|---|---|---|---|---|"]
-    for name, code in CODES.items():
-        weights = ", ".join(severity.value for severity in code.severities)
-        lines.append(f"| `{name}` | {code.noun} | {weights} | {code.says} | {code.advice} |")
-    return "\n".join(lines) + "\n"

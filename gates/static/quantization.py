@@ -57,6 +57,7 @@ _G_IDX_BYTES = 16 * 1024 * 1024
 _WHOLE_NUMBERS = {"I32": "<i4", "I64": "<i8"}
 
 
+_INTEGERS = frozenset({"BOOL", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
 _STORED = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin", "marlin", "compressed-tensors"})
 """Methods for which an engine needs the checkpoint's own configuration; others it applies to plain weights too."""
 
@@ -122,6 +123,19 @@ def _undeclared(c: Composition, tensors: Mapping[str, Placed]) -> Iterator[Flaw]
             name for name in tensors if name.endswith("_blocks") and name.removesuffix("blocks") + "scales" in tensors
         ]
         found += [name.removesuffix("_blocks") for name in blocks]
+    whole = _whole(c, tensors) if not found else []
+    if whole:
+        kind = tensors[whole[0]].tensor.dtype
+        yield flaw(
+            "quant-config-mismatch",
+            f"{many(len(whole), 'weight is', 'weights are')} {kind}, which are no floating point numbers, and no file "
+            f"declares a method: {listed(whole)}.",
+            file=tensors[whole[0]].entry.path,
+            pointer=whole[0],
+            found={"dtype": kind, "count": len(whole), "tensors": whole[:MAX_ITEMS], "method": None},
+            expected={"dtype": "a floating point type"},
+            advice="Fetch the files again; engines would take the integers for the weights themselves.",
+        )
     if found:
         yield flaw(
             "quant-config-mismatch",
@@ -134,6 +148,20 @@ def _undeclared(c: Composition, tensors: Mapping[str, Placed]) -> Iterator[Flaw]
             advice="Fetch config.json with its quantization_config, or quantize_config.json, from where the weights "
             "came from.",
         )
+
+
+def _whole(c: Composition, tensors: Mapping[str, Placed]) -> list[str]:
+    """Return weights that are stored as whole numbers, of those of which it is known what they are."""
+    known = {one.name for one in c.model.needed} | {
+        one.name for one in c.model.layered if names.LINEARS.match(one.rest)
+    }
+    ends = (names.embedding(tensors), names.head(tensors))
+    known |= {name for name in ends if name is not None}
+    return sorted(
+        name
+        for name in known
+        if name.endswith(".weight") and name in tensors and tensors[name].tensor.dtype in _INTEGERS
+    )
 
 
 def _carried(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) -> Iterator[Flaw]:

@@ -97,7 +97,7 @@ class Quantization:
         return not self.ignores(module) and (not self.only or self._including.match(module))
 
     def names_exactly(self, module: str) -> bool:
-        """Say whether a module's standing is beyond doubt: left out by its whole name, or named by no group's target."""
+        """Say whether it is beyond doubt what a module is: left out by its whole name, or named by no group."""
         return module in self.ignored or (self.method == "compressed-tensors" and not self.ignores(module))
 
     def scheme_of(self, module: str) -> Mapping[str, Any]:

@@ -93,3 +93,12 @@ def _result(one: Flaw, used: list[str]) -> dict[str, Any]:
 def _clean(text: str) -> str:
     """Return text that XML can hold."""
     return "".join(mark if mark.isprintable() or mark in "\n\t" else "\ufffd" for mark in text)
+
+
+def markdown() -> str:
+    """Return the catalogue as a table, as README.md has it."""
+    lines = ["| code | about | weighs | says | do |", "|---|---|---|---|---|"]
+    for name, code in CODES.items():
+        weights = ", ".join(severity.value for severity in code.severities)
+        lines.append(f"| `{name}` | {code.noun} | {weights} | {code.says} | {code.advice} |")
+    return "\n".join(lines) + "\n"

@@ -24,6 +24,8 @@ _FOUR_TIMES = frozenset({"gpt2", "gpt_bigcode", "gptj", "codegen", "falcon", "bl
 """Families whose inner size is four times the hidden one unless something says otherwise."""
 _FOUR_TIMES_MOST = 64
 _NEVER_NONE = frozenset({"hidden", "layers", "heads", "vocabulary", "context"})
+_COUNTED = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary")
+"""Sizes of which every library wants a whole number; of some, a list of one for each layer."""
 MOST_EXPERTS = 100_000
 """Experts of all layers together; the largest published models have a quarter of that."""
 MOST_OF_ALL = 2**31
@@ -60,7 +62,8 @@ KEYS = {
 class Shape:
     """Sizes of a language model; None where neither the configuration nor its family's defaults say one.
 
-    `absurd` has what the configuration says and no model can be, by key; such a size is None.
+    `absurd` has what the configuration says and no model can be, by key, and `mistyped` what is no whole number;
+    such a size is None.
     """
 
     model_type: str
@@ -88,6 +91,7 @@ class Shape:
     is_tied: bool | None = None
     architecture: str = ""
     absurd: tuple[tuple[str, int], ...] = ()
+    mistyped: tuple[tuple[str, object], ...] = ()
 
     @property
     def is_mla(self) -> bool:
@@ -144,6 +148,9 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         if type(text.get(key)) is int
         and (not -1 <= text[key] <= MOST.get(name, MOST_OF_ALL) or (text[key] == 0 and name in _NEVER_NONE))
     )
+    mistyped = tuple(
+        (key, text[key]) for name in _COUNTED for key in KEYS[name] if isinstance(text.get(key), str | float | bool)
+    )
     experts, layers = values["experts"], values["layers"]
     if experts and layers and experts * layers > MOST_EXPERTS:
         absurd += tuple((key, text[key]) for key in KEYS["experts"] if text.get(key) == experts)
@@ -160,6 +167,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         is_tied=_tied(text, config, family),
         architecture=named[0] if named else "",
         absurd=absurd,
+        mistyped=mistyped,
         **values,
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gates.static import gguf_values
+from gates.static import gguf_values, names
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.tensors import Placed
@@ -21,7 +21,11 @@ from schemas.short import agreeing, many
 BUDGET_BYTES = 160 * 1024 * 1024
 LEAST_SLICE = 4096
 SLICES = 4
+SLICE_BYTES = 64 * 1024
+"""Of a large tensor many small slices are looked at, so that a stretch is found wherever it begins."""
 WHOLE_TENSOR = 64 * 1024
+MOVING = 3
+"""One of so many matrices has to vary for those to be told that never do: a file of nothing but zeros is a sketch."""
 
 Numbers = npt.NDArray[np.bool_]
 
@@ -80,6 +84,8 @@ def _scan_part(part: Part) -> Iterator[Flaw]:
     scans: dict[str, Scan] = {}
     for place, held in by_file.items():
         with place.open("rb", buffering=0) as file:
+            if allowed is not None:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             for placed in held:
                 name = placed.tensor.name
                 scans[name] = scan(file.fileno(), placed, allowed, kinds[name])
@@ -130,9 +136,10 @@ def _slices(size: int, allowed: int | None, width: int) -> Iterator[tuple[int, i
         for start in range(0, size, step):
             yield start, min(step, size - start)
         return
-    length = max(LEAST_SLICE // SLICES, allowed // SLICES) // width * width
-    for place in range(SLICES):
-        yield (size - length) * place // (SLICES - 1) // width * width, length
+    count = max(SLICES, allowed // SLICE_BYTES)
+    length = max(LEAST_SLICE // SLICES, allowed // count) // width * width
+    for place in range(count):
+        yield (size - length) * place // (count - 1) // width * width, length
 
 
 def _look(seen: Scan, raw: npt.NDArray[np.unsignedinteger], start: int, kind: str) -> None:
@@ -180,20 +187,41 @@ def _not_finite(placed: Placed, seen: Scan) -> Flaw:
 
 
 def _constant(part: Part, scans: dict[str, Scan], tensors: dict[str, Placed]) -> Iterator[Flaw]:
-    """Find matrices that never vary, where the same matrix of most other layers does."""
+    """Find matrices that never vary, where the same matrix of most other layers does, or many of the others do."""
     alike: dict[str, list[str]] = {}
     for one in part.layered:
         if one.name in scans and len(tensors[one.name].tensor.shape) >= 2:
             alike.setdefault(one.rest, []).append(one.name)
+    told: set[str] = set()
     for rest, group in sorted(alike.items()):
         still = [name for name in group if scans[name].is_constant]
         if still and len(still) * 2 < len(group):
-            yield flaw(
-                "constant-weight",
-                f"{listed(still)} {agreeing(len(still), 'never varies', 'never vary')}, and {rest} of "
-                f"{many(len(group) - len(still), 'other layer', 'does', 'do')}.",
-                file=tensors[still[0]].entry.path,
-                pointer=still[0],
-                found={"tensors": still[:MAX_ITEMS], "count": len(still)},
-                expected={"tensors": [], "count": 0},
-            )
+            told |= set(still)
+            others = f"{rest} of {many(len(group) - len(still), 'other layer', 'does', 'do')}"
+            yield _still(still, tensors, others)
+    matrices = [name for name in _matrices(part) if name in scans]
+    dead = [name for name in matrices if scans[name].is_constant]
+    still = [name for name in dead if name not in told]
+    moving = len(matrices) - len(dead)
+    if still and moving * MOVING >= len(matrices):
+        yield _still(still, tensors, many(moving, "other matrix does", "other matrices do"))
+
+
+def _matrices(part: Part) -> list[str]:
+    """Return the linear layers of the language model, its embedding and its head."""
+    tensors = part.weights.effective
+    modules = names.linears(part.layered, tensors, part.shape.layers)
+    found = [parts["weight"].tensor.name for parts in modules.values() if "weight" in parts]
+    ends = [names.embedding(tensors), names.head(tensors)]
+    return [*found, *(name for name in ends if name is not None and len(tensors[name].tensor.shape) == 2)]
+
+
+def _still(still: list[str], tensors: Mapping[str, Placed], others: str) -> Flaw:
+    return flaw(
+        "constant-weight",
+        f"{listed(still)} {agreeing(len(still), 'never varies', 'never vary')}, and {others}.",
+        file=tensors[still[0]].entry.path,
+        pointer=still[0],
+        found={"tensors": still[:MAX_ITEMS], "count": len(still)},
+        expected={"tensors": [], "count": 0},
+    )

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from gates.files import gguf_adapter
+from gates.files.refusal import shown
 from gates.static import gguf_header, gguf_tensors, misshapen, names, required
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
@@ -39,9 +40,20 @@ def check(c: Composition) -> Iterator[Flaw]:
                 found=size,
                 expected={"from": bounds[0], "to": bounds[1]},
             )
+        for key, value in part.shape.mistyped:
+            yield flaw(
+                "size-absurd",
+                f"config.json says {key} {shown(value)} as a {type(value).__name__}, and libraries take whole numbers.",
+                file=part.path("config.json"),
+                pointer=part.shape.at(key),
+                found=value,
+                expected={"type": "int"},
+            )
+        yield from _empty(part)
         if part.weights.effective and part.config and not c.is_head(part):
             yield from _whole(part)
             yield from _layers(part)
+            yield from _beyond(part)
             yield from _shapes(part)
         yield from _gguf(part)
 
@@ -148,6 +160,45 @@ def _layers(part: Part) -> Iterator[Flaw]:
         )
     elif not known and not indexed:
         yield from _odd_layer(part, by_layer, shape.layers)
+
+
+def _empty(part: Part) -> Iterator[Flaw]:
+    """Find weight files that are sound and hold no tensor at all."""
+    shards = part.weights.shards
+    if shards and all(one.header is not None and not one.header.tensors for one in shards.values()):
+        yield flaw(
+            "weights-absent",
+            f"{listed(sorted(shards))} {agreeing(len(shards), 'holds', 'hold')} no tensors.",
+            severity=Severity.BLOCK,
+            file=part.path(next(iter(shards))),
+            found={"files": sorted(shards)[:MAX_ITEMS], "tensors": 0},
+            expected={"tensors": "those of the model"},
+        )
+
+
+def _beyond(part: Part) -> Iterator[Flaw]:
+    """Find layers that the configuration does not count; those that predict further tokens hold more than any other.
+
+    Source: vLLM's AutoWeightsLoader ("There is no module or parameter named"); transformers leaves them out.
+    """
+    shape = part.shape
+    inside = {one.rest for one in part.layered if one.number < (shape.layers or 0)}
+    beyond: dict[int, set[str]] = {}
+    for one in part.layered:
+        if shape.layers and one.number >= shape.layers:
+            beyond.setdefault(one.number, set()).add(one.rest)
+    numbers = sorted(number for number, rests in beyond.items() if rests <= inside)
+    if numbers:
+        count = max(numbers) + 1
+        yield flaw(
+            "layers-beyond",
+            f"config.json says {many(shape.layers or 0, 'layer')}, and the files hold "
+            f"{many(len(numbers), 'further one')}: {listed([str(number) for number in numbers])}.",
+            file=part.path("config.json"),
+            pointer=shape.at("num_hidden_layers"),
+            found={"layers": shape.layers, "beyond": numbers[:MAX_ITEMS], "count": len(numbers)},
+            expected={"layers": count},
+        )
 
 
 def _unpacked(rests: set[str]) -> set[str]:

@@ -50,7 +50,7 @@ def awq(*told):
 
 
 def made(root, wrap, told, *, without=None, reshaped=None):
-    """A small Llama whose linear layers are stored as `wrap` says, without some tensors or with one of another shape."""
+    """A small Llama whose linear layers are stored as `wrap` says, without some tensors or with one reshaped."""
     root.mkdir()
     write_json(root / "config.json", micro_config(**TOLD, quantization_config=told))
     tensors = [one for one in decoder(**SIZES, wrap=wrap) if without is None or not one.name.endswith(without)]
@@ -100,7 +100,9 @@ def test_c057_one_module_without_what_unpacks_it_is_named(tmp_path, name, suffix
 
 
 def test_c057_zero_points_that_are_said_are_there(tmp_path):
-    flaw = only(validate(made(tmp_path / "m", packed_tensors, groups("pack-quantized", W4 | {"symmetric": False}))), CODE)
+    flaw = only(
+        validate(made(tmp_path / "m", packed_tensors, groups("pack-quantized", W4 | {"symmetric": False}))), CODE
+    )
     assert (flaw.found["lacks"], flaw.found["count"]) == ("weight_zero_point", 14)
     told = GPTQ | {"sym": False}
     flaw = only(validate(made(tmp_path / "n", gptq(128), told, without=".qzeros")), CODE)
@@ -134,7 +136,9 @@ def test_c057_the_scales_of_one_module_are_told_with_its_name(tmp_path):
     "told",
     [
         groups("pack-quantized", W4, ignore=["lm_head", DOWN]),
-        groups("pack-quantized", W4, config_groups={"g": {"targets": ["re:.*(attn|gate_proj|up_proj).*"], "weights": W4}}),
+        groups(
+            "pack-quantized", W4, config_groups={"g": {"targets": ["re:.*(attn|gate_proj|up_proj).*"], "weights": W4}}
+        ),
     ],
 )
 def test_c057_a_module_that_is_left_out_is_not_packed(tmp_path, told):
@@ -151,8 +155,8 @@ def blocks(root, change):
             found.append(T(name, "BF16", shape))
             continue
         for end, size in (("_blocks", (*shape[:2], 1, 16)), ("_scales", (*shape[:2], 1))):
-            size = change(name + end, size)
-            found += [T(name + end, "U8", size)] if size else []
+            kept = change(name + end, size)
+            found += [T(name + end, "U8", kept)] if kept else []
     write_safetensors(root / "model.safetensors", sorted(found, key=lambda one: -WIDTHS[one.dtype]))
     return validate(root)
 

@@ -266,7 +266,8 @@ def test_c019_the_largest_number_of_a_type_is_one(tmp_path, dtype, data):
 
 
 def test_c019_a_matrix_that_was_never_written_stands_out_among_its_layers(tmp_path):
-    tensors = [one for one in micro_tensors() if "layers" not in one.name]
+    written = [one._replace(data=bytes(range(16)) * (one.size // 16)) for one in micro_tensors()]
+    tensors = [one for one in written if "layers" not in one.name]
     for layer in range(5):
         for one in micro_tensors()[1:10]:
             data = None if layer == 3 and "down" in one.name else bytes(range(16)) * (one.size // 16)

@@ -15,7 +15,7 @@ from registry.cli.boots import show_boots
 from registry.cli.comparison import DIFF_EXAMPLES, IMPACT_EXAMPLES, diff, impact
 from registry.cli.declarations import as_patch
 from registry.cli.documents import read_bundle, read_file, resolve
-from registry.cli.failures import Exit, Usage, invalid, invalid_act
+from registry.cli.failures import Exit, invalid, invalid_act
 from registry.cli.inferred import infer, say, warn
 from registry.cli.memory import HashMemory
 from registry.cli.options import BundleName, Json, Limit, Reason, examples, group
@@ -30,7 +30,7 @@ from registry.cli.validation import EXAMPLES, validate
 from registry.client import Client
 from schemas.api import LockedSource, Registered
 from schemas.bundle import COMPONENTS, Bundle, Role
-from schemas.problems import BlobsMissing, DigestMismatch, InvalidDocument
+from schemas.problems import BlobsMissing, DigestMismatch, InvalidDocument, Usage
 from schemas.short import many
 
 app = group("Bundles: everything that decides what is served, named by one digest.")

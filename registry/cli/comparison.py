@@ -11,7 +11,7 @@ import typer
 from gates import difference, text_difference
 from gates.difference import shown
 from registry.cli.documents import read_bundle, read_policy, resolve
-from registry.cli.failures import Exit, Usage
+from registry.cli.failures import Exit
 from registry.cli.options import Json, examples
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
@@ -19,7 +19,7 @@ from registry.client import Client
 from schemas.bundle import Bundle
 from schemas.comparison import BundleDiff, BundleImpact, FileState, GateImpact, Side
 from schemas.policy import Policy
-from schemas.problems import DigestMismatch, NotFound, NotPermitted, TransitionRefused, Unavailable
+from schemas.problems import DigestMismatch, NotFound, NotPermitted, TransitionRefused, Unavailable, Usage
 from schemas.short import many
 
 DIFF_EXAMPLES = examples(

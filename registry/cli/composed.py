@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from gates.files.contents import Reader
 from gates.files.refusal import FileRefused
 from gates.sources.source import bare
-from registry.cli.failures import Usage
 from registry.cli.output import Output
 from registry.cli.sources import Given, assembled
+from schemas.problems import Usage
 
 if TYPE_CHECKING:
     from gates.static.composition import Composition

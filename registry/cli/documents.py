@@ -11,7 +11,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ValidationError
 
-from registry.cli.failures import Usage, invalid
+from registry.cli.failures import invalid
 from registry.cli.files import STANDARD_INPUT, open_regular
 from registry.cli.yaml_files import read_yaml
 from registry.client import Client
@@ -20,7 +20,7 @@ from schemas.api import Registered
 from schemas.bundle import Bundle
 from schemas.common import MAX_DOCUMENT_BYTES, NAME_PATTERN, Document, canonical_json, strict_json
 from schemas.policy import Policy
-from schemas.problems import Conflict, InvalidDocument, NotFound
+from schemas.problems import Conflict, InvalidDocument, NotFound, Usage
 from schemas.release import Release
 
 LISTED = {"release": "release", "run": "gate", "token": "token"}

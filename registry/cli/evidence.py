@@ -9,7 +9,7 @@ import typer
 from gates import archive
 from gates.archive import ARCHIVE
 from registry.cli.documents import resolve_release
-from registry.cli.failures import Exit, Usage
+from registry.cli.failures import Exit
 from registry.cli.files import open_regular
 from registry.cli.follow import add_names, line
 from registry.cli.options import LONGEST_WAIT_SECONDS, Json, Limit, Reason, examples, finite, group
@@ -21,6 +21,7 @@ from schemas.api import PublicKey
 from schemas.checkpoint import Checkpoint
 from schemas.common import DIGEST_PATTERN, MAX_DOCUMENT_BYTES, MAX_INTEGER
 from schemas.evidence import Agreement, Kind, Recomputation, Verification
+from schemas.problems import Usage
 from schemas.short import many
 from schemas.stories import served_in
 

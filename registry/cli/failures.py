@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from schemas.api import Approve
 from schemas.faults import Shape, faults_of
-from schemas.problems import InvalidDocument, Problem
+from schemas.problems import Defect, InvalidDocument, Problem
 from schemas.short import many
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -27,22 +27,6 @@ class Exit(IntEnum):
     DEFECT = 70
     """The command itself is wrong: nothing is said of what was asked."""
     INTERRUPTED = 130
-
-
-class Usage(Problem):
-    """The command line does not say what to do, or names something that is not there."""
-
-    kind: ClassVar[str] = "usage"
-    title: ClassVar[str] = "Usage"
-    status: ClassVar[int] = 400
-
-
-class Defect(Problem):
-    """The command itself is wrong."""
-
-    kind: ClassVar[str] = "defect"
-    title: ClassVar[str] = "Defect"
-    status: ClassVar[int] = 500
 
 
 def exit_of(problem: Problem) -> Exit:

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from registry.cli.failures import Usage
+from schemas.problems import Usage
 
 STANDARD_INPUT = Path("-")
 

@@ -1,19 +1,19 @@
 """`sluicegate login`, `sluicegate up`, `sluicegate demo`."""
 
 import os
-import subprocess
 import sys
 from typing import Annotated, NoReturn
 
 import typer
 
-from registry.cli.failures import Exit, Usage
+from registry.cli.failures import Exit
 from registry.cli.options import Json, examples
 from registry.cli.output import Output
 from registry.cli.profile import TOKEN_VARIABLE, Profile, client_for, load, save
+from schemas.problems import Usage
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""The started program reads its own options, `--help` among them."""
+"""The started program reads its own arguments, `--help` among them."""
 
 LOGIN_EXAMPLES = examples(
     "sluicegate login http://127.0.0.1:8080 --token slg_…",
@@ -60,30 +60,19 @@ def _secret(token: str | None) -> str:
     return found
 
 
-UP_EXAMPLES = examples("sluicegate up", "sluicegate up --data ./sluicegate-data --port 8080")
-DEMO_EXAMPLES = examples("sluicegate demo", "sluicegate demo --keep", "sluicegate demo --json result.json")
-
-
 def up(context: typer.Context) -> int:
     """Start everything on this machine from one directory, watch over it, and stop it on Ctrl-C."""
-    return _run("workers.embedded", context.args, UP_EXAMPLES)
+    return _start("workers.embedded", context.args)
 
 
 def demo(context: typer.Context) -> int:
     """Release a real model four times on a stack of its own: promoted, replaced, rejected, taken back."""
-    return _run("workers.demo", context.args, DEMO_EXAMPLES)
+    return _start("workers.demo", context.args)
 
 
-def _run(module: str, arguments: list[str], epilog: str) -> int:
+def _start(module: str, arguments: list[str]) -> NoReturn:
     # -P: a folder `workers` where the command is called is not ours.
-    command = [sys.executable, "-P", "-m", module, *arguments]
-    if "--help" not in arguments:
-        become(command)
-    # Only its help runs beside this program, to be put as every other command's is, with examples.
-    ran = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
-    shown = epilog.replace("\b", "").replace("\n", "\n  ")
-    sys.stdout.write(ran.stdout.replace("usage: ", "Usage: ", 1) + f"{shown}\n")
-    return ran.returncode
+    become([sys.executable, "-P", "-m", module, *arguments])
 
 
 def become(command: list[str]) -> NoReturn:

@@ -16,7 +16,7 @@ from gates.sources.named import is_directory
 from gates.sources.source import bare
 from registry.cli.composed import composed
 from registry.cli.documents import read_bundle, resolve
-from registry.cli.failures import Exit, Usage
+from registry.cli.failures import Exit
 from registry.cli.options import Json, examples
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
@@ -25,6 +25,7 @@ from registry.cli.validation import DeclaredFile, declared_in, is_weights
 from registry.client import Client
 from schemas.bundle import Bundle
 from schemas.bundle import File as BundleFile
+from schemas.problems import Usage
 from schemas.short import many
 
 if TYPE_CHECKING:

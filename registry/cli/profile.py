@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.cli.failures import Usage
 from registry.client import Client
-from schemas.problems import Unauthenticated
+from schemas.problems import Unauthenticated, Usage
 
 URL_VARIABLE, TOKEN_VARIABLE = "SLUICEGATE_URL", "SLUICEGATE_TOKEN"
 

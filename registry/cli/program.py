@@ -1,6 +1,5 @@
-"""The whole command line, put together, and the one place where a command ends."""
+"""The whole command line, put together."""
 
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -8,9 +7,7 @@ from functools import cache
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from typer.core import TyperGroup
-from typer.exceptions import Abort, TyperException
 
 from registry.cli import (
     aliases,
@@ -28,21 +25,19 @@ from registry.cli import (
     targets,
     tokens,
 )
-from registry.cli.failures import Defect, Exit, Usage
+from registry.cli.ending import ended
 from registry.cli.options import examples, group
-from registry.cli.output import Output
 from schemas import VERSION
-from schemas.faults import near
-from schemas.problems import InternalError, NotFound, Problem, Unauthenticated, Unavailable
+from schemas.problems import NotFound, Problem, Unauthenticated, Unavailable
 
 PROGRAM = "sluicegate"
 
 app = group("A registry of immutable serving bundles and a release gate for LLM serving.", completes=True)
-for name, command, epilog, short in (
-    ("up", local.up, local.UP_EXAMPLES, "Start everything on this machine."),
-    ("demo", local.demo, local.DEMO_EXAMPLES, "Show four releases of a real model."),
+for name, command, short in (
+    ("up", local.up, "Start everything on this machine."),
+    ("demo", local.demo, "Show four releases of a real model."),
 ):
-    app.command(name, context_settings=local.PASSED_ON, epilog=epilog, short_help=short)(command)
+    app.command(name, context_settings=local.PASSED_ON, short_help=short)(command)
 app.command("login", epilog=local.LOGIN_EXAMPLES, short_help="Keep a service and a token.")(local.login)
 for name, commands, short in (
     ("bundle", bundles.app, "What is served, named by one digest."),
@@ -95,57 +90,7 @@ def command_line() -> TyperGroup:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Never raises, never shows a traceback."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    output = Output(as_json="--json" in arguments)
-    try:
-        status = command_line().main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
-        sys.stdout.flush()
-    except Problem as problem:
-        status = output.refuse(problem)
-        if (advice := _advice(problem, arguments)) and not output.as_json:
-            output.note(f"  {advice}")
-        return status
-    except TyperException as error:
-        return _misused(error, output)
-    except ValidationError as error:
-        # What a person wrote was refused where it was read; this is an answer's document.
-        what = f"the service holds a {error.title} that this version of the command does not know; --json shows it"
-        return output.refuse(InternalError(what))
-    except (Abort, KeyboardInterrupt):
-        output.note("interrupted", "warn")
-        return Exit.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has gone. Python would complain once more when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.DONE
-    except Exception as error:  # edge: a person gets one line; a traceback is for whoever asks for it
-        if os.environ.get("SLUICEGATE_TRACEBACK"):
-            raise
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        advice = "SLUICEGATE_TRACEBACK=1 shows where; nothing is said of what was asked"
-        return output.refuse(Defect(f"this is a defect of the command itself ({said}); {advice}"))
-    return status if isinstance(status, int) else Exit.DONE
-
-
-def _misused(error: TyperException, output: Output) -> Exit:
-    said = error.format_message()
-    context = getattr(error, "ctx", None)
-    if said.startswith("Usage: "):  # a group without a command: what is said is its help
-        sys.stderr.write(said + "\n")
-        return Exit.INVALID
-    said = said.replace("Value error, ", "")
-    if possible := getattr(error, "possibilities", None):
-        said = f"{said.partition(' (Possible')[0]}; {near(str(getattr(error, 'option_name', '')), possible)}"
-    elif " is not one of " in said:
-        wrong, _, allowed = said.partition(" is not one of ")
-        meant = near(_quoted(wrong)[-1], _quoted(allowed))
-        said = f"{said.rstrip('.')}; {meant}" if meant else said
-    if context is not None:
-        said = f"{said.rstrip('.?; ')}{'?' if said.endswith('?') else ''}; see `{context.command_path} --help`"
-    return output.refuse(Usage(said))
-
-
-def _quoted(text: str) -> list[str]:
-    return re.findall(r"'([^']*)'", text) or [""]
+    return ended(command_line, arguments, PROGRAM, as_json="--json" in arguments, advise=_advice)
 
 
 def _advice(problem: Problem, arguments: Sequence[str]) -> str | None:

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from registry.cli.failures import Exit, Usage, made
+from registry.cli.failures import Exit, made
 from registry.cli.options import Json, Limit, examples, group
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
 from schemas.api import LimitsSet, ProjectCreate, ProjectUsage
+from schemas.problems import Usage
 
 app = group("Projects: who owns what, and how much of it there may be.")
 

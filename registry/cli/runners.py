@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from registry.cli.failures import Exit, Usage
+from registry.cli.failures import Exit
 from registry.cli.options import Json, Limit, Timeout, examples, group
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
 from registry.cli.replicas import failed_replica
 from schemas.api import RunnerDetail
+from schemas.problems import Usage
 from schemas.runner import ReplicaState, Runner
 from schemas.stories import job_state
 

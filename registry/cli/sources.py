@@ -17,12 +17,11 @@ from gates.sources.named import HUB_ENDPOINT, Access, is_directory, open_source
 from gates.sources.parts import BASE, PART
 from gates.sources.source import Resolved, SourceRefused, SourceUnavailable, bare, resolved_now
 from gates.sources.store import FetchStore
-from registry.cli.failures import Usage
 from registry.cli.output import Clock, Output, size
 from registry.cli.profile import folder
 from schemas.bundle import Role
 from schemas.lock import MAX_ASKED, Lock
-from schemas.problems import InvalidDocument, Unavailable
+from schemas.problems import InvalidDocument, Unavailable, Usage
 
 if TYPE_CHECKING:
     from gates.sources.assembly import Assembled, Assembly

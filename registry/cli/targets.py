@@ -8,7 +8,7 @@ from uuid import UUID
 import typer
 
 from gates.router import WHOLE_BP
-from registry.cli.failures import Exit, Usage, made
+from registry.cli.failures import Exit, made
 from registry.cli.follow import add_names
 from registry.cli.options import Json, Key, Limit, examples, group
 from registry.cli.output import Output, percent
@@ -16,6 +16,7 @@ from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import TargetCreate
 from schemas.evidence import SplitEntry
+from schemas.problems import Usage
 from schemas.release import Phase, ServedAt, Target
 from schemas.runner import RUNNING
 from schemas.stories import told_split

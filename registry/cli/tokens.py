@@ -8,13 +8,13 @@ import typer
 from pydantic import ValidationError
 
 from registry.cli.documents import is_beginning, resolve_id
-from registry.cli.failures import Exit, Usage, invalid_act, made
+from registry.cli.failures import Exit, invalid_act, made
 from registry.cli.options import Json, Limit, Reason, examples, finite, group
 from registry.cli.output import Output
 from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import RoleName, Token, TokenCreate
-from schemas.problems import NotFound
+from schemas.problems import NotFound, Usage
 
 app = group("Tokens: who may call, as what, on which targets, and how long.")
 

@@ -12,13 +12,13 @@ from gates.directory import DirectoryRefused
 from gates.sources.source import SourceRefused, SourceUnavailable, bare
 from registry.cli.composed import composed
 from registry.cli.documents import read_file
-from registry.cli.failures import Exit, Usage
+from registry.cli.failures import Exit
 from registry.cli.inferred import say
 from registry.cli.options import Json, examples
 from registry.cli.output import Output
 from registry.cli.sources import AllowHost, CacheFolder, From, SourceName, WeightsPattern, given, not_a_bundle
 from registry.cli.strange import refuse_wrong
-from schemas.problems import InvalidDocument
+from schemas.problems import InvalidDocument, Usage
 from schemas.short import agreeing, many
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """Every refusal and every failure has one shape, names what is wrong, and stores nothing."""
 
+import html
 import http.client
 import json
 import re
@@ -14,9 +15,10 @@ from sqlalchemy import func, select
 from registry import auth
 from registry.api.app import assemble
 from registry.api.middleware import SECURITY_HEADERS
+from registry.cli import program
 from registry.tables import Base
 from schemas.common import MAX_DOCUMENT_BYTES, sha256_digest
-from schemas.problems import PROBLEMS, problem_from
+from schemas.problems import PROBLEMS, Problem, problem_from
 from tests.support.factories import (
     WEIGHTS,
     bundle_body,
@@ -355,6 +357,23 @@ def test_a_problems_type_leads_to_its_description(api, kind):
     assert page.headers["content-type"].startswith("text/html")
     assert PROBLEMS[kind].title in page.text
     assert str(PROBLEMS[kind].status) in page.text
+    words = html.unescape(re.sub(r"<[^>]+>", "", page.text))
+    assert " ".join(PROBLEMS[kind].__doc__.split()).replace("`", "") in words
+    assert f"What to do. {PROBLEMS[kind].advice.replace('`', '')}" in words
+    assert PROBLEMS[kind].advice.endswith(".")
+
+
+def kinds_of(problem):
+    """Every kind of problem that a service, its client or the command line can speak of."""
+    for one in problem.__subclasses__():
+        if not one.__module__.startswith("workers."):  # those stay inside, as reasons in words
+            yield one.kind
+            yield from kinds_of(one)
+
+
+def test_every_problem_that_anybody_is_told_of_has_a_page():
+    assert callable(program.main)  # the command line and all that it reads is loaded, as the service is
+    assert {"usage", "defect", "conflict"} <= set(kinds_of(Problem)) == set(PROBLEMS)
 
 
 def test_an_unknown_kind_of_problem_is_not_found_and_not_repeated_as_html(api):

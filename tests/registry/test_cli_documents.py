@@ -7,9 +7,8 @@ import pytest
 
 from gates.arrivals import make_suite
 from registry.cli.documents import read_file
-from registry.cli.failures import Usage
 from schemas.policy import Policy
-from schemas.problems import InvalidDocument
+from schemas.problems import InvalidDocument, Usage
 from schemas.suite import GoldenSuite, LoadSpec, LoadSuite
 from tests.support.factories import canary_body, golden_body, load_body, load_spec_body, policy_body
 

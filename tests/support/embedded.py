@@ -48,7 +48,7 @@ class Stack:
         """Return what it prints when it is ready."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, self.complaint()
+        assert '"url"' in line, line + self.complaint()
         self.facts = json.loads(line)
         return self.facts
 
@@ -73,8 +73,8 @@ class Stack:
         self.complaint()
 
     def complaint(self) -> str:
-        """Return what it said to people, once it has ended."""
-        return self.process.communicate(timeout=60)[1]
+        """Return what it said, once it has ended."""
+        return "".join(self.process.communicate(timeout=60))
 
 
 def until(claim: Callable[[], bool], *, seconds: float = 20.0) -> None:

@@ -5,7 +5,6 @@ one, a good successor, one with a broken template, one that is slow where no sui
 came out as it should, 1 it did not, 2 usage, 4 not possible here.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -15,11 +14,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+import typer
+
+from registry.cli.ending import ended, single
+from registry.cli.failures import Exit
+from registry.cli.options import examples
 from registry.client import Client
-from schemas.problems import Problem
+from schemas.problems import NotPossibleHere, Problem, Usage
 from workers.demo.bundles import ModelMissing, assemble
 from workers.demo.follow import Stuck
 from workers.demo.people import ActFailed
@@ -30,36 +35,75 @@ from workers.demo.story import Story, Unexpected
 from workers.demo.summary import summarise
 from workers.demo.traffic import TrafficFailed
 
-DONE: Final = 0
-DIFFERS: Final = 1
-USAGE: Final = 2
-IMPOSSIBLE: Final = 4
-INTERRUPTED: Final = 130
+EXAMPLES: Final = examples("sluicegate demo", "sluicegate demo --keep", "sluicegate demo --json result.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a person asked for."""
+
+    keep: bool
+    data: Path | None
+    port: int | None
+    gateway_port: int | None
+    model: Path | None
+    file: Path | None
 
 
 def main(arguments: list[str]) -> int:
     """Run the demonstration. Returns the exit status."""
-    chosen = _parser().parse_args(arguments)
+    return ended(lambda: single(demo, EXAMPLES), arguments, "sluicegate demo", as_json=False)
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the stack up at the end, until Ctrl-C.")] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", metavar="DIR", help="Directory for everything, and it stays; a temporary one when absent."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65_535, help="Port of the API; a free one when absent.")
+    ] = None,
+    gateway_port: Annotated[
+        int | None,
+        typer.Option("--gateway-port", min=1, max=65_535, help="Port of the gateway; a free one when absent."),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", metavar="FILE", help="Another GGUF file; Gemma 3 270M of its package when absent."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write what was found to a file, as JSON.")
+    ] = None,
+) -> int:
+    """Release a real model four times on a stack of its own, under live traffic.
+
+    The first is promoted and replaced, the second promoted, the third rejected, the fourth rolled back.
+    """
+    chosen = Chosen(keep, data, port, gateway_port, model, file)
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have had Ctrl-C ignored; both stop the stack too
         signal.signal(number, signal.default_int_handler)
-    is_temporary = chosen.data is None
-    root = Path(tempfile.mkdtemp(prefix="sluicegate-demo-")) if is_temporary else Path(chosen.data).absolute()
+    if file is not None and (file.is_dir() or not os.access(file.absolute().parent, os.W_OK)):
+        raise Usage(f"--json: {file} cannot be written")  # said now, not after minutes
+    root = Path(tempfile.mkdtemp(prefix="sluicegate-demo-")) if data is None else data.absolute()
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(root.iterdir()):
-            return _refuse(f"{root} is not empty; name a new folder with --data", USAGE)
+            raise Usage(f"{root} is not empty; name a new folder with --data")
     except OSError as error:
-        return _refuse(f"{root} cannot be used: {error.strerror}", IMPOSSIBLE)
+        raise NotPossibleHere(f"{root} cannot be used: {error.strerror}; name another folder with --data") from error
     with Screen() as screen:
         run = _Run(chosen, root, screen)
         status = run.guarded()
-    if is_temporary:
-        _clear(root, keep_logs=status not in (DONE, INTERRUPTED))
+    if data is None:
+        _clear(root, keep_logs=status not in (Exit.DONE, Exit.INTERRUPTED))
     return status
 
 
 class _Run:
-    def __init__(self, chosen: argparse.Namespace, root: Path, screen: Screen) -> None:
+    def __init__(self, chosen: Chosen, root: Path, screen: Screen) -> None:
         self.chosen = chosen
         self.root = root
         self.screen = screen
@@ -73,15 +117,15 @@ class _Run:
             return self._whole()
         except KeyboardInterrupt:
             self.screen.line("interrupted", "warn")
-            return INTERRUPTED
+            return Exit.INTERRUPTED
         except ModelMissing as missing:
-            return self._failed(str(missing), IMPOSSIBLE)
+            return self._failed(str(missing), Exit.REFUSED)
         except StackFailed as failed:
-            return self._failed(str(failed), IMPOSSIBLE)
+            return self._failed(str(failed), Exit.REFUSED)
         except (Stuck, ActFailed, TrafficFailed) as failed:
-            return self._failed(f"{failed}\n{self.stack.last_words()}", DIFFERS)
+            return self._failed(f"{failed}\n{self.stack.last_words()}", Exit.FAILED)
         except Problem as problem:
-            return self._failed(f"{problem.title}: {problem.detail}\n{self.stack.last_words()}", DIFFERS)
+            return self._failed(f"{problem.title}: {problem.detail}\n{self.stack.last_words()}", Exit.FAILED)
         finally:
             self.screen.now("stopping the stack")
             with suppress(KeyboardInterrupt):  # a second Ctrl-C; the first one is still being obeyed
@@ -146,11 +190,11 @@ class _Run:
         summarise(self.screen, self.outcome, different)
         if different:
             self._advise()
-        if self.chosen.json is not None:
-            self.chosen.json.write_text(json.dumps(self.outcome.document(), indent=2) + "\n", encoding="utf-8")
+        if self.chosen.file is not None:
+            self.chosen.file.write_text(json.dumps(self.outcome.document(), indent=2) + "\n", encoding="utf-8")
         if self.chosen.keep:
             self._keep(facts)
-        return DIFFERS if different else DONE
+        return Exit.FAILED if different else Exit.DONE
 
     def _keep(self, facts: Facts) -> None:
         screen = self.screen
@@ -187,29 +231,6 @@ def _clear(root: Path, *, keep_logs: bool) -> None:
             path.unlink(missing_ok=True)
     for path in (root / "stack" / "runner").rglob("*.gguf"):
         path.unlink(missing_ok=True)
-
-
-def _refuse(text: str, status: int) -> int:
-    sys.stderr.write(f"sluicegate demo: {text}\n")
-    return status
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sluicegate demo",
-        description="Release a real model four times on a stack of its own, under live traffic: promoted and "
-        "replaced, promoted, rejected, rolled back.",
-        add_help=False,
-    )
-    add = parser.add_argument_group("Options").add_argument
-    add("--keep", action="store_true", help="Leave the stack up at the end, until Ctrl-C.")
-    add("--data", metavar="DIR", help="Directory for everything, which stays; a temporary one when absent.")
-    add("--port", type=int, metavar="PORT", help="Port of the API; a free one when absent.")
-    add("--gateway-port", type=int, metavar="PORT", help="Port of the gateway; a free one when absent.")
-    add("--model", type=Path, metavar="FILE", help="Another GGUF file; Gemma 3 270M of its package when absent.")
-    add("--json", type=Path, metavar="FILE", help="Write what was found to a file, as JSON.")
-    add("-h", "--help", action="help", help="Show this message and exit.")
-    return parser
 
 
 if __name__ == "__main__":

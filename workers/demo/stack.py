@@ -71,13 +71,16 @@ class Stack:
             told: dict[str, Any] = json.loads(line)
             return Facts(told["url"], told["token"], told["runner_class"], float(told["ready_seconds"]))
         except (ValueError, KeyError, TypeError) as error:
-            self.stop()  # it has ended, or is about to: then its last words are written
-            raise StackFailed(f"the stack did not start; it said last:\n{last_lines(self.said)}") from error
+            # What it refuses is one object over several lines. It has ended, or is about to: then all is written.
+            self._process.send_signal(signal.SIGTERM)
+            refused = line + (out.read() if out is not None else b"")
+            self.stop()
+            raise StackFailed(f"the stack did not start: {_why(refused) or _last(self.said)}") from error
 
     def check(self) -> None:
         """Return while the stack runs. Raises StackFailed."""
         if self._process is None or self._process.poll() is not None:
-            raise StackFailed(f"the stack has ended; it said last:\n{last_lines(self.said)}")
+            raise StackFailed(f"the stack has ended: {_last(self.said)}")
 
     def stop(self) -> None:
         """Stop it and wait for its end."""
@@ -103,6 +106,18 @@ class Stack:
 def python_environment() -> dict[str, str]:
     """Return this process's environment without settings of Sluicegate: none of a person's may leak in here."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SLUICEGATE_")}
+
+
+def _why(refused: bytes) -> str | None:
+    """Return why a stack does not start, from the problem that it told; None where that is none."""
+    try:
+        return str(json.loads(refused)["detail"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _last(said: Path) -> str:
+    return f"it said last:\n{last_lines(said)}"
 
 
 def last_lines(path: Path, count: int = TAIL_LINES) -> str:

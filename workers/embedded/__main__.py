@@ -1,11 +1,10 @@
 """Runs the whole product on this machine: `sluicegate up`, which is `python -m workers.embedded`.
 
 Everything lies in one data directory and listens on loopback. Ctrl-C stops it; the next start finds the same data,
-ports and tokens. Exit status: 0 stopped as asked, 1 a part cannot be kept running, 2 usage, 3 not ready in time,
+ports and tokens. Exit status: 0 stopped as asked, 2 usage, 3 a part cannot be kept running or is not ready in time,
 4 not possible here (in use by another process, a port is taken, a package is missing).
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -15,11 +14,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
+import typer
+
+from registry.cli.ending import ended, single
+from registry.cli.failures import Exit
+from registry.cli.options import examples, finite
+from registry.cli.output import Output
+from schemas.problems import InternalError, NotPossibleHere, Usage
 from workers.embedded import gateway, parts, postgres, processes
 from workers.embedded.layout import DataRefused, Layout, write_private
 from workers.embedded.logs import CappedLog
@@ -27,16 +34,88 @@ from workers.embedded.parts import Options, Stack
 from workers.embedded.ports import choose
 from workers.embedded.supervisor import Ending, Outcome, Supervisor
 
-STATUSES: Final = {Ending.ASKED: 0, Ending.CRASHING: 1, Ending.NOT_READY: 3}
+EXAMPLES: Final = examples("sluicegate up", "sluicegate up --data ./sluicegate-data --port 8080")
+DAY: Final = 86_400
+STATUSES: Final = {
+    Ending.ASKED: Exit.DONE,
+    Ending.CRASHING: Exit.UNDECIDED,
+    Ending.NOT_READY: Exit.UNDECIDED,
+}
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 Say = Callable[[str], None]
 
 
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise typer.BadParameter(f"{text!r} is not a name of small letters, digits, dots and dashes")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a person asked for."""
+
+    data: str | None
+    port: int | None
+    gateway_port: int | None
+    runner_class: str
+    is_with_runner: bool
+    project: str
+    wait_seconds: float
+    drain_seconds: float
+    as_json: bool
+
+
 def main(arguments: list[str]) -> int:
     """Run the stack until it is asked to stop. Returns the exit status."""
+    return ended(lambda: single(up, EXAMPLES), arguments, "sluicegate up", as_json="--json" in arguments)
+
+
+def up(
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="DIR", help="Data directory; $XDG_DATA_HOME/sluicegate when absent.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=1, max=65_535, help="Port of the API; the one before, or a free one, when absent."),
+    ] = None,
+    gateway_port: Annotated[
+        int | None,
+        typer.Option("--gateway-port", min=1, max=65_535, help="Port of the gateway; chosen as that of the API is."),
+    ] = None,
+    runner_class: Annotated[
+        str, typer.Option("--runner-class", callback=_name, help="Class that the runner takes jobs for.")
+    ] = "cpu",
+    no_runner: Annotated[
+        bool, typer.Option("--no-runner", help="Start no runner: other machines run the models.")
+    ] = False,
+    project: Annotated[
+        str, typer.Option("--project", callback=_name, help="Project that the token is for.")
+    ] = "default",
+    wait_seconds: Annotated[
+        float,
+        typer.Option("--wait-seconds", min=0, max=DAY, callback=finite, help="Longest time until everything is ready."),
+    ] = 120.0,
+    drain_seconds: Annotated[
+        float,
+        typer.Option(
+            "--drain-seconds", min=0, max=DAY, callback=finite, help="Time for open streams to end, at Ctrl-C."
+        ),
+    ] = 30.0,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object when ready; all else goes to standard error."),
+    ] = False,
+) -> int:
+    """Start everything on this machine from one directory, watch over it, and stop it on Ctrl-C.
+
+    PostgreSQL, broker, API, workers, runner and Envoy.
+    """
     began = time.monotonic()
-    chosen = _parser().parse_args(arguments)
+    chosen = Chosen(
+        data, port, gateway_port, runner_class, not no_runner, project, wait_seconds, drain_seconds, as_json
+    )
     # A shell without job control has SIGINT ignored in what a script starts with `&`; `kill -INT` still means this.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,13 +125,12 @@ def main(arguments: list[str]) -> int:
         with layout.held():
             return run(layout, chosen, began=began)
     except DataRefused as refusal:
-        _tell(f"sluicegate: {refusal}")
-        return refusal.status
+        raise (Usage if refusal.status == Exit.INVALID else NotPossibleHere)(str(refusal)) from None
     except KeyboardInterrupt:
         return 0
 
 
-def run(layout: Layout, chosen: argparse.Namespace, *, began: float) -> int:
+def run(layout: Layout, chosen: Chosen, *, began: float) -> int:
     """Run the stack of a data directory that this process holds. Returns the exit status."""
     broker = parts.foreign_broker()
     log = CappedLog(layout.logs / "supervisor.log")
@@ -72,7 +150,7 @@ def run(layout: Layout, chosen: argparse.Namespace, *, began: float) -> int:
     options = Options(
         runner_class=chosen.runner_class,
         project=chosen.project,
-        is_with_runner=not chosen.no_runner,
+        is_with_runner=chosen.is_with_runner,
         drain_seconds=chosen.drain_seconds,
         broker=broker,
     )
@@ -84,14 +162,19 @@ def run(layout: Layout, chosen: argparse.Namespace, *, began: float) -> int:
     supervisor = Supervisor(table, logs=layout.logs, record=layout.processes, say=say)
     guard = threading.Thread(target=gateway.watch, args=(made, supervisor.stopping, say), name="guard", daemon=True)
     guard.start()
-    outcome = supervisor.run(
-        lambda: _announce(stack, is_json=chosen.json, seconds=time.monotonic() - began),
-        wait_seconds=chosen.wait_seconds,
-    )
+    told = threading.Event()
+
+    def announce() -> None:
+        told.set()
+        _announce(stack, is_json=chosen.as_json, seconds=time.monotonic() - began)
+
+    outcome = supervisor.run(announce, wait_seconds=chosen.wait_seconds)
     _end_engines(layout, say)
     layout.clear()
     _report(outcome, say)
     log.close()
+    if chosen.as_json and outcome.ending is not Ending.ASKED and not told.is_set():
+        Output(as_json=True).refuse(InternalError(outcome.reason, log_tail=list(outcome.tail)))
     return STATUSES[outcome.ending]
 
 
@@ -163,73 +246,6 @@ def _report(outcome: Outcome, say: Say) -> None:
 def _tell(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be gone, and the stack must still stop in order
         print(text, file=sys.stderr, flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sluicegate up",
-        description="Start everything on this machine from one directory, watch over it, and stop it on Ctrl-C: "
-        "PostgreSQL, broker, API, workers, runner and Envoy.",
-        add_help=False,
-    )
-    add = parser.add_argument_group("Options").add_argument
-    add("--data", metavar="DIR", help="Data directory; $XDG_DATA_HOME/sluicegate when absent.")
-    add("--port", type=_port, metavar="PORT", help="Port of the API; the one before, or a free one, when absent.")
-    add("--gateway-port", type=_port, metavar="PORT", help="Port of the gateway; chosen as that of the API is.")
-    add(
-        "--runner-class",
-        type=_name,
-        default="cpu",
-        metavar="NAME",
-        help="Class that the runner takes jobs for.  [default: %(default)s]",
-    )
-    add("--no-runner", action="store_true", help="Start no runner: other machines run the models.")
-    add(
-        "--project",
-        type=_name,
-        default="default",
-        metavar="NAME",
-        help="Project that the token is for.  [default: %(default)s]",
-    )
-    add(
-        "--wait-seconds",
-        type=_seconds,
-        default=120.0,
-        metavar="SECONDS",
-        help="Longest time until everything is ready.  [default: %(default)g]",
-    )
-    add(
-        "--drain-seconds",
-        type=_seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="Time for open streams to end, at Ctrl-C.  [default: %(default)g]",
-    )
-    add("--json", action="store_true", help="Print one JSON object when ready, and nothing else.")
-    add("-h", "--help", action="help", help="Show this message and exit.")
-    return parser
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or not 0 < int(text) < 65_536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
-    return int(text)
-
-
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a name of small letters, digits, dots and dashes")
-    return text
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to a day")
-    return value
 
 
 if __name__ == "__main__":

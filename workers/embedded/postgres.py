@@ -107,7 +107,7 @@ def prepare(layout: Layout, environment: dict[str, str], say: Callable[[str], No
         check=False,
     )
     if made.returncode != 0:
-        raise DataRefused(f"initdb failed: {(made.stderr or made.stdout).strip()[-1000:]}", status=1)
+        raise DataRefused(f"initdb failed: {(made.stderr or made.stdout).strip()[-1000:]}", status=4)
     fresh.rename(layout.postgres)
 
 

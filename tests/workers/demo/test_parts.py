@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -168,7 +169,7 @@ def test_a_model_that_is_no_gguf_is_refused_before_anything_starts(tmp_path, cap
 def test_a_folder_that_holds_something_is_refused(tmp_path, capsys):
     (tmp_path / "mine").touch()
     assert demo.main(["--data", str(tmp_path)]) == 2
-    assert "is not empty" in capsys.readouterr().err
+    assert re.match(r"error: Usage: .* is not empty; name a new folder with --data$", capsys.readouterr().err)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -189,3 +190,13 @@ def test_after_a_failure_the_logs_stay_and_the_rest_goes(tmp_path):
     assert left == {"stack/logs/api.log", "stack/runner/replicas/1/engine.log", "stack.log"}
     demo._clear(tmp_path, keep_logs=False)
     assert not tmp_path.exists()
+
+
+@pytest.mark.parametrize("arguments", [["x"], ["--port", "x"], ["--unknown"], ["--json", "missing/result.json"]])
+def test_arguments_of_the_demonstration_are_refused_as_those_of_every_command(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert demo.main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: Usage: ")
+    assert said.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -104,13 +104,27 @@ def test_a_stack_survives_kills_and_serves_again_on_the_same_data(tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--port", "0"], ["--port", "x"], ["--runner-class", "Two Words"], ["--wait-seconds", "-1"], ["--unknown"]],
+    [
+        ["--port", "0"],
+        ["--port", "x"],
+        ["--runner-class", "Two Words"],
+        ["--wait-seconds", "-1"],
+        ["--drain-seconds", "nan"],
+        ["--unknown"],
+        ["x"],
+    ],
 )
-def test_arguments_that_make_no_sense_are_a_matter_of_usage(arguments, tmp_path, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["--data", str(tmp_path / "data"), *arguments])
-    assert caught.value.code == 2
-    assert "usage" in capsys.readouterr().err
+def test_arguments_that_make_no_sense_are_a_matter_of_usage_as_of_every_command(arguments, tmp_path, capsys):
+    assert main(["--data", str(tmp_path / "data"), *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: Usage: ")
+    assert said.err.endswith("; see `sluicegate up --help`\n")
+    assert said.err.count("\n") == 1
+    assert main(["--data", str(tmp_path / "data"), "--json", *arguments]) == 2
+    said = capsys.readouterr()
+    assert json.loads(said.out)["type"] == "/problems/usage"
+    assert said.err == ""
     assert not (tmp_path / "data").exists()
 
 
@@ -134,5 +148,7 @@ def test_a_place_that_cannot_be_used_is_said_in_one_line(tmp_path, capsys):
     (tmp_path / "other").write_text("x")
     assert main(["--data", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("sluicegate: ")
+    assert said.startswith("error: Usage: ")
     assert said.count("\n") == 1
+    assert main(["--data", str(tmp_path), "--json"]) == 2
+    assert "holds something else" in json.loads(capsys.readouterr().out)["detail"]

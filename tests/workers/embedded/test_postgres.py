@@ -85,5 +85,5 @@ def test_a_failure_of_the_first_start_is_told_in_the_words_of_the_program(tmp_pa
     monkeypatch.setattr(postgres, "binaries", lambda: tmp_path)
     with pytest.raises(DataRefused, match="initdb failed: initdb: error: no space left") as caught:
         postgres.prepare(layout, program_environment(layout), lambda _: None)
-    assert caught.value.status == 1
+    assert caught.value.status == 4
     assert not layout.postgres.exists()

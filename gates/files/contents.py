@@ -67,6 +67,8 @@ _IMPORTANCE = re.compile(r"(?i)imatrix.*\.gguf|.*[._-]imatrix\.gguf")
 _CONSOLIDATED = re.compile(r"consolidated[._-].*")
 _VARIANT = re.compile(r"(?P<stem>.+?)\.(fp16|bf16|fp32|fp8|int8|int4|ema|non_ema)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 _SHARD = re.compile(r"(?P<stem>.+?)[.-][0-9]{5}-of-[0-9]{5}(?P<end>\.[a-z]+)")
+_MOST_CHOICES: Final = 4
+"""Of several models, how many a person is shown the option for; all are named."""
 _PROJECTORS = ("f16", "fp16", "bf16", "q8_0", "f32", "fp32")
 
 _LOAD_FORMAT: Final = tuple("--load-format"[:end] for end in range(len("--loa"), len("--load-format") + 1))
@@ -118,7 +120,7 @@ class Reader:
 class Selection:
     """What a bundle takes, with the role of each file; what it does not, and why; and what must not be there.
 
-    `several` has the files of each model where there are several and nobody chose one.
+    `several` has the files of each model where there are several and nobody chose one, those of the top folder first.
     """
 
     kept: dict[str, Role] = field(default_factory=dict)
@@ -315,20 +317,20 @@ class _Choice:
         if Role.WEIGHTS in {*self.selection.kept.values(), *self.roles.values()}:
             return None  # a person named them by their role
         pattern = self.reader.weights
-        matching = {
-            kind: {stem: group for stem, group in groups.items() if pattern is None or _matches(pattern, group)}
-            for kind, groups in sets.items()
-        }
+        matching = {kind: _matching(pattern, groups) for kind, groups in sets.items()}
         for kind in self.formats:
             found = matching[kind]
             if len(found) == 1:
                 return kind, next(iter(found.values()))
             if found:
-                self.selection.several = list(found.values())
-                names = ", ".join(sorted(group[0] for group in found.values()))
-                said = f"holds several models: {names}"
-                advice = "choose one with --weights, such as --weights q4_k_m, or leave the others out with --exclude"
-                self._refuse("weights-ambiguous", "", said, found=names, expected="one model", advice=advice)
+                self.selection.several = sorted(found.values(), key=lambda group: (group[0].count("/"), group[0]))
+                names = [group[0] for group in self.selection.several]
+                said = f"holds several models: {', '.join(names)}"
+                choices = " or ".join(f"--weights {name}" for name in names[:_MOST_CHOICES])
+                rest = f" or another of the {len(names)}" if len(names) > _MOST_CHOICES else ""
+                advice = f"choose one with {choices}{rest}, by a word of its name such as q4_k_m, or with --exclude"
+                found_names = ", ".join(names)
+                self._refuse("weights-ambiguous", "", said, found=found_names, expected="one model", advice=advice)
                 return None
         self._refuse_missing(sets, pattern)
         return None
@@ -404,6 +406,14 @@ def _beside(path: str, name: str) -> str:
 def _is_read_in_folder(folder: str, name: str) -> bool:
     pooling = re.fullmatch(r"[0-9]+_[A-Za-z]+", folder) is not None and name == "config.json"
     return pooling or (folder == "additional_chat_templates" and name.endswith(".jinja"))
+
+
+def _matching(pattern: str | None, groups: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the sets of files that a person's words choose: the one that has a file of that very path, if any."""
+    if pattern is None:
+        return dict(groups)
+    exactly = {stem: group for stem, group in groups.items() if pattern in group}
+    return exactly or {stem: group for stem, group in groups.items() if _matches(pattern, group)}
 
 
 def _matches(pattern: str, group: Iterable[str]) -> bool:

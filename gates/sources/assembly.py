@@ -19,7 +19,7 @@ from gates.files.refusal import FileRefused
 from gates.sources.directory import DirectorySource
 from gates.sources.fetch import Bounds, Fetched, Progress, fetch, patiently
 from gates.sources.fronts import WEIGHTS, fetch_front, is_read_whole
-from gates.sources.parts import BASE, Choice, Placed, choose, together
+from gates.sources.parts import BASE, Choice, Placed, choose, look_at_first, together
 from gates.sources.source import Item, Resolved, Source, SourceRefused
 from gates.sources.store import FetchStore
 from schemas.bundle import Role
@@ -34,11 +34,13 @@ class Wants:
         reader: the engine that will read the files.
         exclude: patterns of paths in the bundle that are left out.
         roles: path in the bundle → role, for files that their name does not tell.
+        is_one_enough: where the base has several models and nobody chose one, the first is taken, to be looked at.
     """
 
     reader: Reader
     exclude: tuple[str, ...] = ()
     roles: Mapping[str, Role] = field(default_factory=dict)
+    is_one_enough: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Assembly:
         self._wants, self._store, self._bounds = wants, store, bounds or Bounds()
         self._parts: dict[str, _Part] = {}
         self._whole = Choice()
+        self.several: tuple[str, ...] = ()
+        """The models in GGUF of which the first was taken; empty where there is one, or one was chosen."""
         self._fetched: dict[tuple[str, str], Fetched] = {}
         self._sketched: list[tuple[str, Path]] | None = None
 
@@ -105,7 +109,7 @@ class Assembly:
         for name, part in self._parts.items():
             paths = part.items if name != BASE else part.items.keys() - of_parts.keys()
             with _told_of(name):
-                choices[name] = choose(name, paths, self._wants.reader, self._roles(part))
+                choices[name] = self._choice(name, list(paths), self._roles(part))
         self._whole = together(choices)
         self._whole.left_out += [LeftOut(path, "replaced", f"brought by {part}") for path, part in of_parts.items()]
         self._whole.left_out += [one for part in self._parts.values() for one in part.hidden]
@@ -113,6 +117,14 @@ class Assembly:
         if refused:
             raise DirectoryRefused(refused)
         return self._whole
+
+    def _choice(self, part: str, paths: list[str], roles: Mapping[str, Role]) -> Choice:
+        choice = choose(part, paths, self._wants.reader, roles)
+        if not choice.several or not self._wants.is_one_enough or self._wants.reader.weights is not None:
+            return choice
+        again = look_at_first(paths, self._wants.reader, roles, choice.several)
+        self.several = tuple(group[0] for group in again.several)
+        return again
 
     @property
     def left(self) -> int:

@@ -39,6 +39,8 @@ class Choice:
     taken: list[Placed] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     refused: list[FileRefused] = field(default_factory=list)
+    several: list[list[str]] = field(default_factory=list)
+    """The files of each model, where the source has several and nobody chose one."""
 
 
 def choose(part: str, paths: Iterable[str], reader: Reader, roles: Mapping[str, Role] | None = None) -> Choice:
@@ -104,7 +106,22 @@ def together(choices: Mapping[str, Choice]) -> Choice:
 def _base(paths: list[str], reader: Reader, roles: Mapping[str, Role]) -> Choice:
     found = select(paths, reader, roles)
     taken = [Placed(BASE, path, path, role) for path, role in sorted(found.kept.items())]
-    return Choice(taken, list(found.left_out), list(found.refused))
+    return Choice(taken, list(found.left_out), list(found.refused), found.several)
+
+
+def look_at_first(paths: Iterable[str], reader: Reader, roles: Mapping[str, Role], several: list[list[str]]) -> Choice:
+    """Choose among a base's files again where it has several models: as of a directory, one is looked at.
+
+    Of models in GGUF that is the first. An engine reads every safetensors file of a folder, so all of those are taken.
+    """
+    first, *others = several
+    if not first[0].endswith(".gguf"):
+        all_of_them = {path: role for group in several for path in group if (role := role_of(path)) is not None}
+        return choose(BASE, paths, reader, {**all_of_them, **roles})
+    beside = {path for group in others for path in group}
+    choice = choose(BASE, [path for path in paths if path not in beside], reader, roles)
+    choice.left_out += [LeftOut(path, "other-quantization", "another model") for path in sorted(beside)]
+    return replace(choice, several=several)
 
 
 Kinds = Callable[[str, list[str], Reader], Iterator[tuple[str, Role | None]]]

@@ -53,7 +53,7 @@ def choose(paths: Iterable[str], reader: Reader, *, apart: Collection[str] = ())
     if taken:
         aside = frozenset(one.path for one in selection.left_out if one.code in _ASIDE)
         return Chosen(_folder(taken[0]), frozenset(unread), aside=aside)
-    groups = sorted(selection.several, key=lambda group: (group[0].count("/"), group[0]))
+    groups = selection.several
     if not groups:
         return Chosen()
     if groups[0][0].endswith(".gguf"):

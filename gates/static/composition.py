@@ -433,7 +433,9 @@ def _is_of_set(name: str, shard: re.Match[str]) -> bool:
     return other is not None and (other["stem"], other["count"]) == (shard["stem"], shard["count"])
 
 
-def of_places(places: Mapping[str, Path], declared: Declared, *, beside: Path | None = None) -> Composition:
+def of_places(
+    places: Mapping[str, Path], declared: Declared, *, beside: Path | None = None, several: tuple[str, ...] = ()
+) -> Composition:
     """Return the composition of files that were put together from several sources.
 
     Args:
@@ -441,6 +443,7 @@ def of_places(places: Mapping[str, Path], declared: Declared, *, beside: Path | 
             bring them count beside what is declared.
         declared: what the files cannot tell.
         beside: where the declaration lies: its folders are looked for there.
+        several: models that the base has, the first of which is among the files.
 
     Raises:
         OSError: a directory cannot be read.
@@ -456,7 +459,7 @@ def of_places(places: Mapping[str, Path], declared: Declared, *, beside: Path | 
         draft = _part(listing, folders, declared.draft_folder)
     elif any(entry.folder == DRAFT for entry in listing.entries.values()):
         draft = Part(DRAFT, listing.entries)
-    return Composition(listing, declared, Part("", listing.entries), tuple(adapters), draft)
+    return Composition(listing, declared, Part("", listing.entries), tuple(adapters), draft, several=several)
 
 
 def of_bundle(bundle: Bundle, root: Path) -> Composition:

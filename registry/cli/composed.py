@@ -54,12 +54,12 @@ def composed(
             else:
                 reader = Reader(declared.engine or "external", declared.arguments.words, weights)
                 sketch = Path(folder) if is_sketch else None
-                with assembled(asked, reader, output, sketch=sketch) as assembly:
+                with assembled(asked, reader, output, sketch=sketch, is_one_enough=True) as assembly:
                     places, resolved = dict(assembly.places), assembly.resolved
                 for part, one in resolved.items():
                     if one.location is not None and one.revision is not None:
                         output.note(f"{part}: {one.asked} is {one.revision}")
-                found = composition.of_places(places, declared, beside=beside)
+                found = composition.of_places(places, declared, beside=beside, several=assembly.several)
         except FileRefused as refused:
             raise Usage(f"{bare(asked.base)} {refused.message}; {refused.advice}") from None
         except FileNotFoundError as error:

@@ -212,10 +212,12 @@ def assembled(
     exclude: Sequence[str] = (),
     roles: Mapping[str, Role] | None = None,
     sketch: Path | None = None,
+    is_one_enough: bool = False,
 ) -> "Iterator[Assembly]":
     """Fetch what the reader reads, and yield what was put together. Raises as `gather`.
 
-    `sketch` is an empty folder for weights of which only the headers are wanted.
+    `sketch` is an empty folder for weights of which only the headers are wanted. With `is_one_enough`, of several
+    models the first is taken where nobody chose one, as of a directory that is looked at.
     """
     # Only where something is fetched: it brings in TLS.
     from gates.sources.assembly import Assembly, Wants
@@ -223,8 +225,12 @@ def assembled(
     try:
         with asked.access.web(asked.sources.values()) as web:
             sources = {part: open_source(text, web, asked.access) for part, text in asked.sources.items()}
-            assembly = Assembly(sources, Wants(reader, tuple(exclude), roles or {}), FetchStore(asked.cache))
+            assembly = Assembly(
+                sources, Wants(reader, tuple(exclude), roles or {}, is_one_enough), FetchStore(asked.cache)
+            )
             assembly.choose()
+            if assembly.several:
+                output.note(f"several models: {assembly.several[0]} is looked at; --weights chooses another", "warn")
             if sketch is not None:
                 assembly.sketch(sketch)
             else:

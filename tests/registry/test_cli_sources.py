@@ -322,6 +322,74 @@ def test_the_record_of_a_bundle_says_what_was_asked_for_and_what_it_was(command,
     assert command.ok("bundle", "show", made["digest"], "--json").json == shown
 
 
+def of_several(tmp_path, files: dict[str, bytes]) -> tuple[Path, Repository]:
+    """The same files as a directory and as a repository."""
+    for name, raw in files.items():
+        (tmp_path / "m" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "m" / name).write_bytes(raw)
+    weights = {name for name in files if name.endswith((".gguf", ".safetensors"))}
+    return tmp_path / "m", Repository(files, weights, name="org/several")
+
+
+@pytest.mark.parametrize("is_first_broken", [False, True])
+def test_of_several_models_elsewhere_the_first_is_looked_at_as_of_those_in_a_directory(
+    command, hub, written, tmp_path, is_first_broken
+):
+    good, bad = (written / "model.gguf").read_bytes(), b"GGUF\x03\0\0\0\x05"
+    first, second = (bad, good) if is_first_broken else (good, bad)
+    files = {"m-q4_0.gguf": first, "m-q8_0.gguf": second}
+    directory, hub.repositories["org/several"] = of_several(tmp_path, files)
+    told = {}
+    for source in (directory, "hf:org/several"):
+        ran = command("bundle", "validate", source, "--allow-host", hub.url("cdn"), "--engine", "llamacpp", "--json")
+        assert ran.status == int(is_first_broken), ran
+        told[source] = ran.json
+    assert told["hf:org/several"]["findings"] == told[directory]["findings"]
+    (several,) = (one for one in told[directory]["findings"] if one["code"] == "weights-several")
+    assert (several["file"], several["found"]) == ("m-q4_0.gguf", ["m-q4_0.gguf", "m-q8_0.gguf"])
+    assert "several models: m-q4_0.gguf is looked at" in ran.err
+    # Of what nobody looks at, no byte is fetched; of the one that is chosen, all.
+    assert {request.path.rpartition("/")[2] for request in hub.asked if "/resolve/" in request.path} == {"m-q4_0.gguf"}
+    chosen = command(
+        "bundle", "validate", "hf:org/several", "--weights", "m-q8_0.gguf", "--allow-host", hub.url("cdn"), "--json"
+    )
+    assert chosen.status == int(not is_first_broken)
+
+
+def test_several_sets_of_weights_elsewhere_are_told_as_those_of_a_directory(command, hub, tmp_path):
+    root = speak(micro(tmp_path / "micro"))
+    files = {path.name: path.read_bytes() for path in root.iterdir()}
+    weights = files.pop("model.safetensors")
+    directory, hub.repositories["org/several"] = of_several(
+        tmp_path, {**files, "a.safetensors": weights, "b.safetensors": weights}
+    )
+    told = []
+    for source in (directory, "hf:org/several"):
+        ran = command("bundle", "validate", source, "--allow-host", hub.url("cdn"), "--engine", "vllm", "--json")
+        told.append((ran.status, ran.json["verdict"], ran.json["findings"]))
+    assert told[0] == told[1]
+    assert "duplicate-weight-sets" in {one["code"] for one in told[0][2]}
+
+
+def test_whoever_registers_one_of_several_models_is_told_the_choices_and_the_option(command, hub, written, tmp_path):
+    command.use("http://127.0.0.1:1", "token")
+    good = (written / "model.gguf").read_bytes()
+    files = {f"{name}.gguf": good for name in ("x-q4_0", "q4_0", "x-00001-of-00002", "x-00002-of-00002")}
+    directory, hub.repositories["org/several"] = of_several(tmp_path, files)
+    words = ("--allow-host", hub.url("cdn"), *IDENTIFIED, "--name", "x", "--dry-run", "--json")
+    for source in (directory, "hf:org/several"):
+        ran = command("bundle", "create", source, *words)
+        (error,) = ran.json["errors"]
+        assert (ran.status, error["code"]) == (2, "weights-ambiguous")
+        options = ["q4_0.gguf", "x-00001-of-00002.gguf", "x-q4_0.gguf"]
+        assert "choose one with " + " or ".join(f"--weights {one}" for one in options) in error["detail"]
+        for option in options:
+            made = command("bundle", "create", source, "--weights", option, *words)
+            assert "weights-ambiguous" not in made.out
+            left = {one for one in files if f"left out: {one} (another quantization" in made.err}
+            assert left == files.keys() - {option, option.replace("-00001-", "-00002-")}, made
+
+
 def test_a_prefix_of_a_bucket_becomes_the_bundle_that_the_directory_becomes(command, written, s3_server, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server.url)
     prefix = s3_server.place()

@@ -3,9 +3,9 @@
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, JsonValue
 
-from schemas.common import Closed, Digest, Integer, Name, ShortText, Text
+from schemas.common import Closed, Digest, Integer, Name, ShortText, Text, canonical_json
 
 
 class Verdict(StrEnum):
@@ -47,6 +47,22 @@ class Measurement(Closed):
     limit: float | None = Field(None, description="The limit it was held against.", allow_inf_nan=False)
 
 
+MAX_TEXT = 4096
+MAX_TOLD_BYTES = 16_384
+"""Of a value in a finding, as canonical JSON."""
+
+
+def _told(value: JsonValue) -> JsonValue:
+    if isinstance(value, str) and not 1 <= len(value) <= MAX_TEXT:
+        raise ValueError(f"a text has 1 to {MAX_TEXT} characters")
+    if len(canonical_json(value)) > MAX_TOLD_BYTES:
+        raise ValueError(f"must be at most {MAX_TOLD_BYTES} bytes of JSON")
+    return value
+
+
+Told = Annotated[JsonValue, AfterValidator(_told)]
+
+
 class Finding(Closed):
     """One thing that was found, where, and what to do about it."""
 
@@ -57,8 +73,8 @@ class Finding(Closed):
     message: Text = Field(description="One sentence.")
     file: ShortText | None = Field(None, description="File it concerns.")
     pointer: ShortText | None = Field(None, description="JSON Pointer or item id.")
-    found: Text | None = Field(None, description="What was found.")
-    expected: Text | None = Field(None, description="What was expected.")
+    found: Told | None = Field(None, description="What was found: a text, or the JSON value itself.")
+    expected: Told | None = Field(None, description="What was expected, likewise.")
     advice: Text | None = Field(None, description="What to do.")
 
 

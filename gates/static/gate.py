@@ -13,7 +13,8 @@ from gates.gate import MAX_FINDINGS, Gate, GateContext, Judged, JudgeInput, Reco
 from gates.static.composition import of_bundle
 from gates.static.examine import CHECKS, examine, verdict_of
 from gates.static.flaw import Flaw, read_flaw
-from schemas.result import Finding, Measurement, Severity, Verdict
+from schemas.common import canonical_json
+from schemas.result import MAX_TOLD_BYTES, Finding, Measurement, Severity, Verdict
 
 MAX_SAFE = 2**53
 _TEXT = 2000
@@ -57,23 +58,19 @@ def judge(given: JudgeInput) -> Judged:
 
 
 def as_finding(one: Flaw) -> Finding:
-    """Return a flaw as a finding of a result, whose values are texts."""
-    return finding(
-        one.code,
-        one.message,
-        severity=one.severity,
-        file=one.file,
-        pointer=one.pointer,
-        found=_as_text(one.found),
-        expected=_as_text(one.expected),
-        advice=one.advice,
-    )
+    """Return a flaw as a finding of a result, with its values as `bundle validate` gives them."""
+    told = finding(one.code, one.message, severity=one.severity, file=one.file, pointer=one.pointer, advice=one.advice)
+    return told.model_copy(update={"found": _value(one.found), "expected": _value(one.expected)})
 
 
-def _as_text(value: Any) -> str | None:
+def _value(value: Any) -> Any:
+    """Return a value as a finding holds it; the JSON of one that is too large, cut, as text."""
     if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False)
+        return None if value is None else clip(value)
+    storable = _storable(value)
+    if len(canonical_json(storable)) <= MAX_TOLD_BYTES:
+        return storable
+    return clip(json.dumps(storable, ensure_ascii=False))
 
 
 def _storable(value: Any) -> Any:
@@ -91,7 +88,7 @@ def _storable(value: Any) -> Any:
 
 GATE = Gate(
     name="static",
-    version=1,
+    version=2,
     depends_on=(
         *("weights", "tokenizer", "template", "quantization", "adapters", "draft", "engine", "topology", "hardware"),
         *("runtime", "serving"),

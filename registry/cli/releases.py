@@ -1,5 +1,6 @@
 """`sluicegate release`: start one, follow it, and what people do to it."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 from uuid import UUID
@@ -7,6 +8,7 @@ from uuid import UUID
 import typer
 from pydantic import ValidationError
 
+from gates.difference import shown
 from registry.cli.documents import read_bundle, read_policy, resolve, resolve_release
 from registry.cli.failures import Exit, invalid_act, made
 from registry.cli.follow import add_names, follow_release, told, what_to_do
@@ -181,23 +183,24 @@ def _last_failure(release: ReleaseDetail) -> dict[str, Any] | None:
 
 def _findings(out: Output, release: ReleaseDetail) -> None:
     """Print what gates found on the way to anything but a pass; what several attempts found alike, once."""
-    alike = dict[tuple[str | None, ...], list[tuple[str, str | None]]]()
+    alike = dict[tuple[str, str], list[tuple[str, Any]]]()
     for entry in release.log:
         for finding in entry.body.get("findings") or []:
             if finding.get("severity") == "info":
                 continue
-            said = [finding.get(name) for name in ("message", "file", "pointer", "expected", "advice")]
-            key = (str(entry.body.get("gate", entry.kind)), *said)
+            said = {name: finding.get(name) for name in ("message", "file", "pointer", "expected", "advice")}
+            key = (str(entry.body.get("gate", entry.kind)), json.dumps(said))
             alike.setdefault(key, []).append((str(entry.body.get("verdict")), finding.get("found")))
-    for (gate, message, file, pointer, expected, advice), seen in alike.items():
+    for (gate, told_alike), seen in alike.items():
+        message, file, pointer, expected, advice = json.loads(told_alike).values()
         times = f" ({len(seen)} times)" if len(seen) > 1 else ""
         out.say("")
         out.say(f"{gate}: {message}{times}", TONES.get(seen[-1][0], "warn"))
         out.fields(
             [
                 ("  at", " ".join(place for place in (file, pointer) if place)),
-                ("  found", "; ".join(dict.fromkeys(found for _, found in seen if found))),
-                ("  expected", expected),
+                ("  found", "; ".join(dict.fromkeys(shown(found) for _, found in seen if found is not None))),
+                ("  expected", None if expected is None else shown(expected)),
                 ("  advice", advice),
             ]
         )

@@ -6,16 +6,18 @@ import os
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from gates import catalog
 from gates.gate import GateContext
 from gates.static import contents, examine, listing, rules
 from gates.static.catalogue import CODES
 from gates.static.flaw import flaw, read_flaw
+from gates.static.gate import as_finding
 from gates.static.rules import capability, is_within
 from schemas.common import canonical_json
 from schemas.policy import StaticRule
-from schemas.result import Severity, Verdict
+from schemas.result import Finding, Severity, Verdict
 from tests.support import chain
 from tests.support.checkpoints import codes, edit_json, micro, micro_sharded, speak, validate
 
@@ -79,6 +81,29 @@ def test_records_that_nobody_wrote_are_errored(tmp_path, change):
     body = json.loads(raw)
     body["records"]["flaws"][0] |= change
     assert catalog.recompute(canonical_json(body), None, None, given.bundle).verdict is Verdict.ERRORED
+
+
+def test_a_finding_of_a_result_has_the_very_values_that_bundle_validate_gives(tmp_path):
+    root = micro_sharded(tmp_path / "m")
+    edit_json(root / "config.json", lambda told: told.update(num_hidden_layers=7, vocab_size="many"))
+    (root / "model-00001-of-00003.safetensors").unlink(missing_ok=True)
+    flaws = validate(root).flaws
+    assert {type(one.found) for one in flaws} - {str, type(None)}, "some are no texts"
+    for one in flaws:
+        told = json.loads(json.dumps(as_finding(one).model_dump(mode="json")))
+        assert (told["found"], told["expected"]) == (one.as_json()["found"], one.as_json()["expected"])
+        assert Finding.model_validate(told) == as_finding(one)
+
+
+def test_a_value_that_is_too_large_for_a_result_is_told_as_cut_text():
+    huge = flaw("lora-no-match", "No.", severity=Severity.WARN, found=["x" * 100] * 1000, expected={"a": 2**60})
+    told = as_finding(huge)
+    assert isinstance(told.found, str)
+    assert told.found.endswith("…")
+    assert told.expected == {"a": str(2**60)}
+    for wrong in ("", "x" * 5000, ["x" * 20_000], {"a": float("nan")}):
+        with pytest.raises(ValidationError):
+            Finding(code="x", severity=Severity.WARN, message="No.", found=wrong)
 
 
 def test_numbers_and_texts_that_records_cannot_hold_are_still_told(tmp_path):

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from schemas.evidence import Entry, Kind, SplitEntry
-from schemas.release import LIVE, TERMINAL, Phase, Release
+from schemas.release import Phase, Release
 from schemas.runner import JobKind, JobState, ReplicaState
 from schemas.short import many
 
@@ -149,20 +149,6 @@ LABELS = {Kind.REFUSED: "rejected"}
 """Kind → the word for people where it is not the kind's own: a release is rejected, a request is refused."""
 
 REPLACES = {Phase.PROMOTED: "replaces", Phase.SUPERSEDED: "replaced", Phase.REJECTED: None, Phase.ROLLED_BACK: None}
-
-
-RESUMERS = "managers and administrators"
-"""Who may resume, in words."""
-
-
-def way_out(release: Release) -> str | None:
-    """Return what a person can do about a release that is paused, or a canary that holds; None for any other."""
-    holds = release.is_paused or (release.phase is Phase.CANARY and release.held)
-    if release.phase in TERMINAL or not holds:
-        return None
-    deed, ends = ("rollback", "takes its traffic back") if release.phase in LIVE else ("reject", "ends it")
-    resume, back = (f"`sluicegate release {one} {release.id} --reason …`" for one in ("resume", deed))
-    return f"{resume} lets it go on, {back} {ends}; {RESUMERS} may resume"
 
 
 def replaces(release: Release) -> str | None:

@@ -22,6 +22,7 @@ from registry.lifecycle import BEFORE_TRAFFIC, NEXT
 from registry.settings import RunnerSettings, Settings
 from schemas.api import RoleName
 from schemas.failures import FAILURES
+from schemas.holds import WHAT_TO_DO, Hold
 from schemas.policy import Policy, SuiteRule
 from schemas.problems import PROBLEMS
 from schemas.release import Phase
@@ -164,6 +165,13 @@ def test_the_declaration_of_the_readme_is_read_whole() -> None:
     empty = Declared()
     unread = {name for name in Declared.__slots__ if getattr(declared, name) == getattr(empty, name)}
     assert unread == untold | {"variables", "template_arguments", "code"}
+
+
+def test_what_to_do_about_each_reason_for_holding_is_the_code_s() -> None:
+    ends = "`release reject` or `release rollback` ends it"
+    words = {"id": "RELEASE", "bundle": "BUNDLE", "resume": "`release resume`", "end": ends}
+    told = {name: cells[-1] for name, cells in table("When a release holds").items()}
+    assert told == {str(hold): WHAT_TO_DO[hold].format(**words) for hold in Hold}
 
 
 def test_the_classes_of_failures_are_the_code_s() -> None:

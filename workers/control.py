@@ -23,6 +23,7 @@ from registry.service import Service
 from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.common import Closed
 from schemas.evidence import Kind, Reasoned
+from schemas.holds import Hold
 from schemas.problems import LeaseLost, NotFound, Unavailable
 from schemas.runner import JobState
 from workers import holds
@@ -217,9 +218,9 @@ class Control:
         """Append one act of the controller to a release's log."""
         return releases.act(session, self.service, release, name, "controller", kind, body)
 
-    def hold(self, session: Session, release: ReleaseRow, name: str, reasons: list[str], cause: str) -> None:
+    def hold(self, session: Session, release: ReleaseRow, name: str, reasons: list[str], cause: Hold) -> None:
         """Record that a release holds, and why: once a situation, and anew when it holds for another reason."""
-        body = Reasoned(reasons=[reason[:4000] for reason in reasons], cause=cause)
+        body = Reasoned(reasons=[reason[:4000] for reason in reasons], cause=str(cause))
         if release.held:
             if not holds.is_other(body.reasons, release.held):
                 return

@@ -13,9 +13,8 @@ from registry import db, evidence, lifecycle, releases
 from registry.logged import Logged
 from registry.tables import ReleaseRow
 from schemas.evidence import Kind, Reasoned
+from schemas.holds import Hold
 
-STEP_ERRORED: Final = "step_errored"
-"""Cause of a hold because a step could not be judged."""
 RENEWED_SECONDS: Final = 10.0
 """Between two entries of a step that is looked at all the time: reasons that take turns are no flood."""
 _PASSING = re.compile(r" ?\([^()]*\)|\d+(\.\d+)?")
@@ -49,14 +48,14 @@ def standing(log: Sequence[Logged]) -> list[tuple[Logged, Reasoned]]:
 def is_renewable(session: Session, release: ReleaseRow) -> bool:
     """Tell whether a release holds because its step could not be judged, and has not said why a moment ago."""
     told = standing(releases.log(session, release.id))
-    if not told or told[-1][1].cause != STEP_ERRORED:
+    if not told or told[-1][1].cause != Hold.STEP_ERRORED:
         return False
     return db.now(session) - told[-1][0].recorded_at >= timedelta(seconds=RENEWED_SECONDS)
 
 
 def is_blind(session: Session, release: ReleaseRow) -> bool:
     """Tell whether a release holds because a step could not be judged, whatever a worker sees that has just begun."""
-    return any(body.cause == STEP_ERRORED for _, body in standing(releases.log(session, release.id)))
+    return any(body.cause == Hold.STEP_ERRORED for _, body in standing(releases.log(session, release.id)))
 
 
 def has_gateway_back(session: Session, release: ReleaseRow, tally: Tally) -> bool:
@@ -66,7 +65,7 @@ def has_gateway_back(session: Session, release: ReleaseRow, tally: Tally) -> boo
     the release began to hold: a worker that has only just begun to look would find no fault with a silent one either.
     """
     told = standing(releases.log(session, release.id))
-    if not told or not all(body.cause == STEP_ERRORED and is_silence(body.reasons) for _, body in told):
+    if not told or not all(body.cause == Hold.STEP_ERRORED and is_silence(body.reasons) for _, body in told):
         return False
     has_answered = tally.unseen_since is None and bool(tally.seen_open)
     return has_answered and tally.newest_at is not None and tally.newest_at > told[-1][0].recorded_at

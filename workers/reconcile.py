@@ -16,6 +16,7 @@ from gates.policy import Outcome
 from registry import acts, approvals, db, documents, jobs, releases
 from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.evidence import Attempt, Decision, Kind, Reasoned
+from schemas.holds import Hold
 from schemas.policy import Policy
 from schemas.problems import LeaseLost, NotEligible, Problem, Unavailable
 from schemas.release import TERMINAL, Phase
@@ -167,7 +168,7 @@ def _decide(
         reasons.append(f"{gate} {result[1].verdict}: {result[1].summary}" if result else f"{gate} has not run")
     if last.problem:
         reasons.append(f"the last run ended with {last.problem}")
-    control.hold(session, release, f"held:{last.id}", reasons, "gates_undecided")
+    control.hold(session, release, f"held:{last.id}", reasons, Hold.GATES_UNDECIDED)
     return None
 
 
@@ -194,11 +195,11 @@ def _approval(control: Control, session: Session, release: ReleaseRow) -> float 
     try:
         found = releases.require_eligible(session, release, policy, now=db.now(session), entries=entries)
     except NotEligible as problem:
-        control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
+        control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], Hold.NOT_ELIGIBLE)
         return None
     if left := approvals.unaccepted(entries, found):
         digests = "".join(found.results[gate][0].entry_digest[7:13] for gate in sorted(left))
-        control.hold(session, release, f"held:findings:{digests}", approvals.warnings(left), "findings_unaccepted")
+        control.hold(session, release, f"held:findings:{digests}", approvals.warnings(left), Hold.FINDINGS_UNACCEPTED)
         return None
     before = release.phase
     approvals.settle(session, control.service, release, policy)

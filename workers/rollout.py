@@ -15,6 +15,7 @@ from registry import db, documents, failures, jobs, quarantine, releases, target
 from registry.tables import ReleaseRow, TargetRow
 from registry.targets import way_back
 from schemas.evidence import Attempt, Judgement, Kind, Note, Replaced
+from schemas.holds import Hold
 from schemas.problems import BundleQuarantined, NotEligible, Problem, TransitionRefused
 from schemas.release import Phase
 from schemas.runner import JobKind
@@ -104,13 +105,13 @@ def _first_step(control: Control, session: Session, release: ReleaseRow) -> tupl
     try:
         releases.require_eligible(session, release, policy, now=db.now(session))
     except NotEligible as problem:
-        control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
+        control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], Hold.NOT_ELIGIBLE)
         return None, None
     stable = targets.stable_release(session, target.id)
     if stable is not None and stable.bundle == release.bundle:
         # It came back while this one was on its way: there is nothing to move traffic between.
         reason = f"the bundle is live already, by release {stable.id}; reject this release"
-        control.hold(session, release, f"held:live_already:{release.lease_token}", [reason], "live_already")
+        control.hold(session, release, f"held:live_already:{release.lease_token}", [reason], Hold.LIVE_ALREADY)
         return None, None
     if release.held:
         return None, None
@@ -215,7 +216,7 @@ def _hold_step(control: Control, session: Session, release: ReleaseRow, judgemen
     act = f"held:step:{release.step or 0}:{judgement.outcome}:{release.step_since:%Y%m%dT%H%M%S%f}"
     if is_found(session, release, "promotion"):
         act += ":asked"  # asking for it ended the hold that there may have been
-    control.hold(session, release, act, list(judgement.reasons), f"step_{judgement.outcome}")
+    control.hold(session, release, act, list(judgement.reasons), Hold(f"step_{judgement.outcome}"))
 
 
 def _look_at_hold(control: Control, session: Session, release: ReleaseRow, judgement: StepJudgement) -> None:
@@ -350,7 +351,9 @@ def _wake_stable(control: Control, held: Held) -> float | None:
         reason = f"bundle {before.bundle} does not become ready again, in {job.attempt} attempts: {job.problem}"
     if is_failing:
         # What serves goes on serving: the person who asked for the way back has to know that there is none yet.
-        control.perform(held, lambda session, release: control.hold(session, release, act, [reason], "replica_failed"))
+        control.perform(
+            held, lambda session, release: control.hold(session, release, act, [reason], Hold.REPLICA_FAILED)
+        )
     return WAIT_SECONDS
 
 
@@ -369,7 +372,7 @@ def _hold_without_way_back(control: Control, session: Session, release: ReleaseR
         "the version that traffic was to go back to is gone; release another one, or say with --to-nothing that the "
         "target may serve nothing"
     )
-    control.hold(session, release, f"held:no_way_back:{release.lease_token}", [reason], "no_way_back")
+    control.hold(session, release, f"held:no_way_back:{release.lease_token}", [reason], Hold.NO_WAY_BACK)
 
 
 def _hold_after_failures(control: Control, session: Session, release: ReleaseRow) -> None:
@@ -380,7 +383,7 @@ def _hold_after_failures(control: Control, session: Session, release: ReleaseRow
         reason = f"the replica did not become ready in {seen.failures} attempts: {seen.why}"
         if seen.is_over:
             reason = f"the replica is not tried again before this is resumed: {seen.why}"
-        control.hold(session, release, f"held:replica:{log[-1].entry_digest[7:19]}", [reason], "replica_failed")
+        control.hold(session, release, f"held:replica:{log[-1].entry_digest[7:19]}", [reason], Hold.REPLICA_FAILED)
 
 
 def _is_other_moving(control: Control, held: Held) -> bool:
@@ -511,7 +514,7 @@ def _why_not_on(control: Control, session: Session, release: ReleaseRow) -> str 
     try:
         releases.require_eligible(session, release, policy, now=db.now(session))
     except NotEligible as problem:
-        control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], "not_eligible")
+        control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], Hold.NOT_ELIGIBLE)
         return problem.detail
     return None
 

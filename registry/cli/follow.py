@@ -13,11 +13,12 @@ from registry.cli.output import Clock, Output, plain
 from registry.client import Client
 from schemas.api import Run
 from schemas.evidence import Entry, Kind
+from schemas.holds import way_out
 from schemas.policy import Policy
 from schemas.problems import NotFound, Unavailable
 from schemas.release import TERMINAL, Phase, ReleaseDetail
 from schemas.short import many
-from schemas.stories import TONES, label, served_in, tell, way_out
+from schemas.stories import TONES, label, served_in, tell
 
 INTERVAL_SECONDS = 0.5
 LOOK_SECONDS = 5.0
@@ -143,7 +144,7 @@ class _Watch:
             self.doing, self.counted = found.doing, (found.phase, found.step)
             self.told_at = self.clock.seconds
             self.output.note(f"  {found.doing}")
-        out = way_out(found) if verdict is None else None
+        out = way_out(found, also_waits=False) if verdict is None else None
         if out is not None and not self.has_told_way_out:
             self.output.note(out, "warn")
         self.has_told_way_out = out is not None
@@ -205,8 +206,7 @@ def decided(release: ReleaseDetail, until: Until) -> Decided | None:
     if release.phase in TERMINAL:
         return Decided(Exit.FAILED, str(release.phase), reason or f"the release was {release.phase}")
     if release.held and release.phase in _BEFORE_TRAFFIC and not release.is_paused:
-        advice = f"look into it, then: sluicegate release resume {release.id} --reason …"
-        return Decided(Exit.UNDECIDED, "held", f"{'; '.join(release.held)}; {advice}")
+        return Decided(Exit.UNDECIDED, "held", f"{'; '.join(release.held)}; {way_out(release, also_waits=False)}")
     return None
 
 

@@ -19,9 +19,10 @@ from registry.cli.replicas import failed_replica
 from registry.client import Client
 from schemas.api import ReleaseCreate
 from schemas.evidence import Kind
+from schemas.holds import way_out
 from schemas.release import TERMINAL, Phase, Release, ReleaseDetail
 from schemas.runner import ReplicaState
-from schemas.stories import TONES, replaces, served_in, way_out
+from schemas.stories import TONES, replaces, served_in
 
 app = group("Releases: one attempt to take a bundle live on a target under a policy.")
 

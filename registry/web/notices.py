@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.evidence import Entry, Kind
+from schemas.holds import CAUSES, Hold, holds, lines
 from schemas.release import SERVES_ON, Phase, ReleaseDetail
-from schemas.stories import way_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,8 @@ class Notice:
     lines: list[str]
 
 
+TOLD_BY_ENTRY = CAUSES | {Hold.GATE_INCONCLUSIVE, Hold.UNKNOWN}
+"""Reasons for which a release is held; each of the others has a banner of its own."""
 _ENDS = {
     Phase.REJECTED: (Kind.REFUSED, "bad", "Rejected."),
     Phase.ROLLED_BACK: (Kind.TRAFFIC_RESTORED, "bad", "Rolled back."),
@@ -34,18 +36,7 @@ def notices(release: ReleaseDetail, *, required: int) -> list[Notice]:
     if release.phase in _ENDS:
         kind, tone, title = _ENDS[release.phase]
         return [Notice(tone, title, _reasons(_last(release.log, kind)) or _said(release))]
-    found = []
-    on = [*filter(None, [way_out(release)])]
-    if release.is_paused and (paused := _last(release.log, Kind.PAUSED)) is not None:
-        found.append(Notice("warn", f"Paused by {paused.actor}.", [str(paused.body["reason"]), *on]))
-    if release.quarantined:
-        serves = ", and serves on" if release.phase is Phase.PROMOTED else ""
-        found.append(Notice("bad", f"The bundle is quarantined{serves}.", list(release.quarantined)))
-    if release.held:
-        found.append(Notice("warn", "Held.", [*release.held, *(() if release.is_paused else on)]))
-    if release.waits is not None:
-        keeps_on = release.waits.startswith(SERVES_ON)
-        found.append(Notice("plain" if keeps_on else "warn", "Moves." if keeps_on else "Waits.", [release.waits]))
+    found = _holding(release)
     if release.doing is not None:
         found.append(Notice("plain", "Under way.", [release.doing]))
     for kind, what in ((Kind.ROLLBACK_REQUESTED, "to take it back"), (Kind.PROMOTION_REQUESTED, "to skip the rest")):
@@ -63,6 +54,29 @@ def notices(release: ReleaseDetail, *, required: int) -> list[Notice]:
     if not found and release.reason:
         tone = "good" if release.phase is Phase.PROMOTED else "plain"
         found.append(Notice(tone, "", _said(release)))
+    return found
+
+
+def _holding(release: ReleaseDetail) -> list[Notice]:
+    """Return a banner for each thing that holds a release, with what to do about it."""
+    found = []
+    all_holds = holds(release)
+
+    def on(*of: Hold) -> list[str]:
+        return lines([hold for hold in all_holds if hold in of], release)
+
+    if release.is_paused and (paused := _last(release.log, Kind.PAUSED)) is not None:
+        found.append(Notice("warn", f"Paused by {paused.actor}.", [str(paused.body["reason"]), *on(Hold.PAUSED)]))
+    if release.quarantined:
+        serves = ", and serves on" if release.phase is Phase.PROMOTED else ""
+        title = f"The bundle is quarantined{serves}."
+        found.append(Notice("bad", title, [*release.quarantined, *on(Hold.QUARANTINED)]))
+    if release.held:
+        found.append(Notice("warn", "Held.", [*release.held, *on(*TOLD_BY_ENTRY)]))
+    if release.waits is not None:
+        keeps_on = release.waits.startswith(SERVES_ON)
+        title = "Moves." if keeps_on else "Waits."
+        found.append(Notice("plain" if keeps_on else "warn", title, [release.waits, *on(Hold.NO_RUNNER)]))
     return found
 
 

@@ -282,7 +282,7 @@ def test_a_release_that_holds_in_its_canary_is_waited_for(scene):
     ran = scene.command("release", "watch", identity, "--timeout", "0.2", "--json")
     assert (ran.status, ran.json["outcome"]) == (3, "time-out")
     told = " ".join(scene.command.ok("release", "show", identity).out.split())
-    assert f"`sluicegate release resume {identity} --reason …` lets it go on, " in told
+    assert f"`sluicegate release resume {identity} --reason …` gives the step a fresh start, " in told
     assert f"`sluicegate release rollback {identity} --reason …` takes its traffic back" in told
     watched = " ".join(scene.command("release", "watch", identity, "--timeout", "0.2").err.split())
     assert watched.count(f"release resume {identity}") == 1

@@ -7,8 +7,9 @@ import pytest
 from registry.auth import PERMISSIONS
 from registry.web.notices import notices
 from schemas.evidence import Kind
-from schemas.release import Phase, ReleaseDetail
-from schemas.stories import RESUMERS, replaces, way_out
+from schemas.holds import RESUMERS, WHAT_TO_DO, Hold, advice, holds, way_out
+from schemas.release import LIVE, Phase, ReleaseDetail
+from schemas.stories import replaces
 from tests.registry.web.test_pages import START, entry
 
 
@@ -44,6 +45,61 @@ def told(found: ReleaseDetail, required: int = 0) -> list[tuple[str, str, list[s
     return [(one.tone, one.title, one.lines) for one in notices(found, required=required)]
 
 
+def said(hold: Hold, found: ReleaseDetail) -> str:
+    return f"{advice(hold, found)}; {RESUMERS} may resume"
+
+
+def holding(hold: Hold) -> ReleaseDetail:
+    """A release that holds for one reason, in a phase in which there is that."""
+    if hold is Hold.PAUSED:
+        return release(Phase.BOOTED, (Kind.PAUSED, {"reason": "wait"}), is_paused=True)
+    if hold is Hold.QUARANTINED:
+        return release(Phase.PROMOTED, quarantined=["kim: withdrawn"])
+    if hold is Hold.NO_RUNNER:
+        return release(Phase.CANDIDATE, waits="its evaluate job has waited 40 s for a runner of class gpu")
+    is_undecided = hold is Hold.GATE_INCONCLUSIVE
+    gate = {"gate": "load", "verdict": "inconclusive" if is_undecided else "errored"}
+    cause = {Hold.GATE_INCONCLUSIVE: Hold.GATES_UNDECIDED, Hold.UNKNOWN: "of_a_later_version"}.get(hold, hold)
+    earlier = (Kind.HELD, {"reasons": ["first"], "cause": "not_eligible"})
+    later = (Kind.HELD, {"reasons": ["why"], "cause": str(cause)})
+    phase = Phase.CANARY if hold in (Hold.STEP_ERRORED, Hold.STEP_INCONCLUSIVE, Hold.NO_WAY_BACK) else Phase.GATED
+    none = dict.fromkeys(("summary", "entry", "duration_ms"))
+    return release(phase, earlier, later, held=["why"], gates=[gate | none])
+
+
+def test_the_table_has_one_sentence_on_what_to_do_for_each_reason():
+    assert set(WHAT_TO_DO) == set(Hold)
+    for hold, told_of in WHAT_TO_DO.items():
+        assert "`sluicegate " in told_of.format(id="", bundle="", resume="`sluicegate ", end="`sluicegate "), hold
+        assert "\n" not in told_of
+        assert not told_of.endswith(".")
+
+
+@pytest.mark.parametrize("hold", Hold)
+def test_each_reason_for_which_a_release_holds_is_told_with_what_to_do(hold):
+    found = holding(hold)
+    assert holds(found) == [hold]
+    out = way_out(found)
+    assert out.startswith(advice(hold, found))
+    assert str(found.id) in out
+    deed = "rollback" if found.phase in LIVE else "reject"
+    assert f"release {'reject' if deed == 'rollback' else 'rollback'} " not in out
+    assert out.endswith("; managers and administrators may resume") == ("release resume" in out)
+    assert [lines[-1] for _, _, lines in told(found)] == [out], "its page says it last, under the reason"
+
+
+def test_what_holds_at_once_is_told_at_once_and_who_may_resume_only_once():
+    paused = (Kind.PAUSED, {"reason": "wait"})
+    both = release(Phase.CANARY, paused, is_paused=True, held=["x"], waits="its serve job has waited 3 s")
+    assert holds(both) == [Hold.PAUSED, Hold.UNKNOWN, Hold.NO_RUNNER]
+    out = way_out(both)
+    assert out.count("may resume") == 1
+    assert out.count("lets it go on") == 1, "what is to be done for both is said once"
+    assert "runner list" in out
+    assert "runner list" not in way_out(both, also_waits=False)
+    assert holds(release(Phase.REJECTED, held=["x"], is_paused=True)) == []
+
+
 def test_what_a_runner_does_for_a_release_is_said_beside_what_else_there_is():
     found = release(Phase.BOOTED, doing="evaluate: load 12/64")
     assert told(found) == [("plain", "Under way.", ["evaluate: load 12/64"])]
@@ -52,15 +108,17 @@ def test_what_a_runner_does_for_a_release_is_said_beside_what_else_there_is():
 def test_a_replacement_that_waits_while_a_release_serves_on_is_no_warning():
     waits = "it serves on, and runner r1 drains: the replica that is to take its place has waited 51 s for a slot"
     assert told(release(Phase.PROMOTED, waits=waits)) == [("plain", "Moves.", [waits])]
-    assert told(release(Phase.PROMOTED, waits="its serve job has waited"))[0][:2] == ("warn", "Waits.")
+    assert way_out(release(Phase.PROMOTED, waits=waits)) is None
+    waiting = release(Phase.PROMOTED, waits="its serve job has waited")
+    assert told(waiting) == [("warn", "Waits.", ["its serve job has waited", advice(Hold.NO_RUNNER, waiting)])]
 
 
 def test_a_release_that_is_paused_and_held_and_waits_for_people_says_all_three():
     paused = (Kind.PAUSED, {"reason": "freeze until Monday"})
     found = release(Phase.GATED, paused, is_paused=True, held=["load: 3 of 60", "golden: a warning"], reason="last")
     assert told(found, required=2) == [
-        ("warn", "Paused by maria.", ["freeze until Monday", way_out(found)]),
-        ("warn", "Held.", ["load: 3 of 60", "golden: a warning"]),
+        ("warn", "Paused by maria.", ["freeze until Monday", said(Hold.PAUSED, found)]),
+        ("warn", "Held.", ["load: 3 of 60", "golden: a warning", said(Hold.UNKNOWN, found)]),
         (
             "plain",
             "Waits for approval.",
@@ -73,7 +131,7 @@ def test_a_release_that_is_paused_and_held_and_waits_for_people_says_all_three()
 def test_a_paused_release_says_once_who_may_let_it_go_on_and_by_which_command(phase, deed):
     found = release(phase, (Kind.PAUSED, {"reason": "wait"}), is_paused=True, held=["too few requests"])
     (_, _, (reason, out)), (_, _, held) = told(found)
-    assert (reason, held) == ("wait", ["too few requests"])
+    assert (reason, held[0]) == ("wait", "too few requests")
     assert out.startswith(f"`sluicegate release resume {found.id} --reason …` lets it go on, ")
     assert f"`sluicegate release {deed} {found.id} --reason …` " in out
     assert out.endswith("; managers and administrators may resume")
@@ -133,4 +191,7 @@ def test_what_took_nobody_s_place_does_not_claim_so():
 )
 def test_a_quarantined_bundle_is_told_above_what_holds(phase, title):
     found = told(release(phase, quarantined=["kim: withdrawn"], held=["x"]))
-    assert found[:2] == [("bad", title, ["kim: withdrawn"]), ("warn", "Held.", ["x"])]
+    assert [(*one[:2], one[2][0]) for one in found[:2]] == [
+        ("bad", title, "kim: withdrawn"),
+        ("warn", "Held.", "x"),
+    ]

@@ -24,6 +24,7 @@ from gates.router import CANDIDATE, STABLE, WHOLE_BP
 from gates.tally import ERRORS, ArmStats, Fate, Tally
 from schemas.policy import ErrorRatioCondition, Step, StopCondition, TtftCondition
 from schemas.result import Measurement
+from schemas.short import span
 
 STOP_ALPHA: Final = 0.01
 """A stop condition fires when a candidate exactly at its limit would show so many events this rarely.
@@ -214,7 +215,8 @@ def progress(judgement: StepJudgement, steps: Sequence[Step], place: int, second
         seconds: since it began.
     """
     waits = "; ".join(judgement.reasons)
-    return f"step {place + 1} of {len(steps)}: {waits}; begun {seconds:.0f} s ago, limit {steps[place].max_seconds} s"
+    begun, limit = span(round(seconds)), span(steps[place].max_seconds)
+    return f"step {place + 1} of {len(steps)}: {waits}; begun {begun} ago, limit {limit}"
 
 
 def judge_stop(tally: Tally, *, conditions: Sequence[StopCondition], now: datetime) -> StepJudgement:

@@ -16,6 +16,7 @@ from schemas.bundle import Bundle
 from schemas.comparison import BundleDiff, BundleImpact, GateImpact, Held, JointCheck, OutsideChange, Reason
 from schemas.policy import Policy
 from schemas.result import GateResult, Severity, Verdict
+from schemas.short import span
 
 ADVICE = (
     "A release runs every gate that its policy demands, on the bundle that it releases; "
@@ -170,7 +171,7 @@ def _refused(recorded: Recorded, policy: Policy | None, now: datetime | None) ->
     if result.definition != catalog.definition(result.gate, rule):
         return "The first bundle's result was judged by another rule, or by another version of the gate."
     if now is None or recorded.recorded_at < now - timedelta(seconds=float(policy.evidence_seconds)):
-        return f"The first bundle's result is too old: it counts for {policy.evidence_seconds} s."
+        return f"The first bundle's result is too old: it counts for {span(policy.evidence_seconds)}."
     return None
 
 

@@ -105,7 +105,7 @@ def wire(session: Session, row: Logged) -> TargetChange:
         split=split,
         by=who(session, row),
         actor=row.actor,
-        reason=_reason(row),
+        reason=_reason(row) or _step(session, row),
         entry=row.entry_digest,
         sequence=row.sequence,
     )
@@ -135,6 +135,27 @@ def _reason(row: Logged) -> str | None:
         return f"replaced by release {body['release']}"
     reasons = body.get("reasons") or [body.get("reason") or body.get("cause")]
     return "; ".join(str(one) for one in reasons if one) or None
+
+
+def _step(session: Session, row: Logged) -> str | None:
+    """Return why a step of a canary began, whose entry gives no reason: what stands before it in the log has it."""
+    step = _body(row).get("step")
+    if row.kind != Kind.TRAFFIC_SHIFTED or step is None:
+        return None
+    kinds = (Kind.STEP_PASSED, Kind.PROMOTION_REQUESTED, Kind.TRAFFIC_SHIFTED)
+    before = session.scalar(
+        select(EntryRow)
+        .where(EntryRow.stream == row.stream, EntryRow.kind.in_(kinds), EntryRow.sequence < row.sequence)
+        .order_by(EntryRow.sequence.desc())
+        .limit(1)
+    )
+    if before is None:
+        return f"approved: step {step + 1} begins"
+    if before.kind == Kind.STEP_PASSED:
+        return f"step {_body(before)['step'] + 1} passed"
+    if before.kind == Kind.PROMOTION_REQUESTED:
+        return f"asked to skip the rest: {_body(before)['reason']}"
+    return f"step {step + 1} again: what answers has changed"
 
 
 def _body(row: Logged) -> dict[str, Any]:

@@ -47,6 +47,7 @@ from schemas.problems import (
 )
 from schemas.release import TERMINAL, GateStatus, Phase, Release, ReleaseDetail
 from schemas.result import GateResult, Verdict
+from schemas.short import span
 
 
 def create(
@@ -294,7 +295,7 @@ def standing(
     for gate, (entry, result) in latest.items():
         # A failure stays one: what would be measured again because of its age might pass.
         if entry.recorded_at < oldest and result.verdict is not Verdict.FAILED:
-            expired[gate] = f"ran too long ago: its result counts for {policy.evidence_seconds} s"
+            expired[gate] = f"ran too long ago: its result counts for {span(policy.evidence_seconds)}"
     if doubt is not None:
         for gate, (entry, result) in latest.items():
             if entry.sequence < doubt and result.verdict is not Verdict.FAILED:

@@ -10,7 +10,7 @@ from registry.lifecycle import BEFORE_TRAFFIC
 from registry.tables import JobRow, ProjectRow, ReleaseRow, RunnerRow
 from schemas.release import SERVES_ON, Phase
 from schemas.runner import JobKind, JobState, ReplicaState
-from schemas.short import many
+from schemas.short import many, span
 
 
 def why(session: Session, waiting: UUID) -> str | None:
@@ -45,7 +45,7 @@ def of_job(session: Session, job: JobRow) -> str | None:
 
 def _since(session: Session, job: JobRow) -> str:
     seconds = max(0, round((db.now(session) - job.due_at).total_seconds()))
-    return f"has waited {seconds} s for {for_whom(session, job)}"
+    return f"has waited {span(seconds)} for {for_whom(session, job)}"
 
 
 def doing(session: Session, release: ReleaseRow) -> str | None:

@@ -1,6 +1,7 @@
-"""Ids and counts in few words. Pure."""
+"""Ids, counts and spans of time in few words. Pure."""
 
 from collections.abc import Iterable
+from decimal import Decimal
 
 ID_LENGTHS = (13, 18, 23, 36)
 """Characters of an id that may be shown alone: whole groups, so that none ends in a dash."""
@@ -38,4 +39,17 @@ def agreeing(count: int, one: str, several: str) -> str:
 
 def plural(noun: str) -> str:
     """Return the plural of a noun of ours, such as policies or releases."""
-    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    is_after_consonant = noun.endswith("y") and noun[-2] not in "aeiou"
+    return f"{noun[:-1]}ies" if is_after_consonant else f"{noun}s"
+
+
+def span(seconds: Decimal | float) -> str:
+    """Return a span of time as people say it, exactly: `30 s`, `4 min`, `1 h 30 min`, `1 day`."""
+    whole = Decimal(str(seconds))
+    rest = whole % 60
+    minutes = int(whole // 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [many(days, "day")] if days else []
+    parts += [f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min")) if count]
+    return " ".join([*parts, *([f"{rest.normalize():f} s"] if rest or not parts else [])])

@@ -1,17 +1,19 @@
 """`sluicegate policy`: push one, look at one."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from registry.cli.documents import read_policy, resolve
 from registry.cli.failures import Exit
 from registry.cli.options import Json, Limit, examples, group
-from registry.cli.output import Output, lasted, percent
+from registry.cli.output import Output, percent
 from registry.cli.profile import connect
 from schemas.api import Registered
-from schemas.policy import Policy, StopCondition, TtftCondition
+from schemas.policy import Policy
+from schemas.short import span
+from schemas.words import condition, limits
 
 APPROVERS = {0: "none", 1: "1, by somebody other than the author"}
 
@@ -106,30 +108,25 @@ def _show(out: Output, found: Registered) -> None:
                     policy.approval.required, f"{policy.approval.required}, each by another manager, none by the author"
                 ),
             ),
-            ("soak", lasted(float(policy.canary.soak_seconds))),
-            ("evidence", f"counts for {lasted(float(policy.evidence_seconds))}"),
+            ("soak", span(policy.canary.soak_seconds)),
+            ("evidence", f"counts for {span(policy.evidence_seconds)}"),
         ]
     )
     out.say("")
-    out.table(["GATE", "LIMITS"], ([rule.gate, _limits(rule)] for rule in policy.gates))
+    out.table(
+        ["GATE", "LIMITS"], ([rule.gate, ", ".join(_told(*one) for one in limits(rule))] for rule in policy.gates)
+    )
     out.say("")
     out.table(
         ["STEP", "TRAFFIC", "AT LEAST", "REQUESTS", "AT MOST"],
         (
-            [place, percent(step.weight_bp), f"{step.hold_seconds} s", step.min_requests, f"{step.max_seconds} s"]
+            [place, percent(step.weight_bp), span(step.hold_seconds), step.min_requests, span(step.max_seconds)]
             for place, step in enumerate(policy.canary.steps, start=1)
         ),
     )
     out.say("")
-    out.table(["TAKEN BACK WHEN"], ([_condition(condition)] for condition in policy.canary.stop_conditions))
+    out.table(["TAKEN BACK WHEN"], ([condition(one)] for one in policy.canary.stop_conditions))
 
 
-def _limits(rule: Any) -> str:
-    limits = rule.model_dump(mode="json", exclude={"gate"}, exclude_none=True)
-    return ", ".join(f"{name} {str(value)[:19] if name == 'suite' else value}" for name, value in limits.items())
-
-
-def _condition(condition: StopCondition) -> str:
-    if isinstance(condition, TtftCondition):
-        return f"TTFT p{float(condition.percentile) * 100:g} above {condition.max_ms} ms"
-    return f"error ratio above {condition.max_ratio}"
+def _told(name: str, value: str) -> str:
+    return f"{name} {value[:19] if name == 'suite' else value}"

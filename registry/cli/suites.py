@@ -20,6 +20,7 @@ from schemas.problems import InvalidDocument
 from schemas.reference import Reference
 from schemas.short import many
 from schemas.suite import SUITE, AnySuite, GoldenSuite, LoadSpec, LoadSuite, StructuredSuite
+from schemas.words import suite_facts
 
 app = group("Suites: prompts and arrival plans that gates run.")
 
@@ -172,27 +173,9 @@ def list_(limit: Limit = 50, as_json: Json = False) -> int:
 
 def _show(out: Output, found: Registered) -> None:
     suite = SUITE.validate_python(found.document)
-    pairs: list[tuple[str, object]] = [
-        ("name", suite.name),
-        ("digest", found.digest),
-        ("description", suite.description),
-    ]
     asked = suite.items if isinstance(suite, StructuredSuite) else suite.prompts
-    pairs.append(("items" if isinstance(suite, StructuredSuite) else "prompts", len(asked)))
-    if isinstance(suite, LoadSuite):
-        process = suite.process
-        shape = f", shape {process.shape}" if process.shape is not None else ""
-        pairs += [
-            ("arrivals", f"{process.distribution}, {process.rate_per_second} a second{shape}, seed {process.seed}"),
-            ("warm-up", many(len(suite.warmup), "request")),
-            ("measured", f"{many(len(suite.plan), 'request')} in {suite.plan[-1].at_us / 1e6:.1f} s"),
-            ("time-out", f"{suite.request_seconds} s"),
-        ]
-    elif isinstance(suite, StructuredSuite):
-        pairs.append(("repeats", suite.repeats))
-    else:
-        pairs += [("alternatives", suite.top_k), ("repeats", suite.repeats)]
-    out.fields(pairs)
+    told = [("name", suite.name), ("digest", found.digest), ("description", suite.description)]
+    out.fields([*told, *suite_facts(suite)])
     out.say("")
     out.table(
         ["PROMPT", "TOKENS", "LAST MESSAGE"],

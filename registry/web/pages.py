@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from registry.web import aliases, comparison, inventory, policies, releases, results, visitors
+from registry.web import aliases, comparison, inventory, policies, releases, results, suites, visitors
 from registry.web.rendering import static
 
 __all__ = ["router", "static"]
@@ -15,6 +15,7 @@ for part in (
     comparison.router,
     inventory.router,
     policies.router,
+    suites.router,
     aliases.router,
 ):
     router.include_router(part)

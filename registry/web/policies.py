@@ -7,11 +7,20 @@ from fastapi.responses import Response
 
 from registry import documents
 from registry.api.deps import SessionDep
+from registry.api.pages import Cursor
 from registry.web.rendering import PageRoute, render
+from registry.web.suites import listed
 from registry.web.visitors import VisitorDep
-from schemas.policy import GateRule, StopCondition, TtftCondition
+from schemas.policy import SuiteRule
+from schemas.words import condition, limits
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+
+@router.get("/policies")
+def policies_page(actor: VisitorDep, session: SessionDep, after: Cursor) -> Response:
+    """List policies, newest first."""
+    return render("documents.html", actor=actor, **listed(session, actor.project_id, "policy", after))
 
 
 @router.get("/policies/{digest}")
@@ -24,21 +33,12 @@ def policy_page(
     return render(
         "policy.html",
         actor=actor,
-        section="releases",
+        section="policies",
         policy=policy,
         registered=documents.get(session, actor.project_id, "policy", named),
-        gates=[(rule.gate, _limits(rule)) for rule in policy.gates],
-        conditions=[_condition(one) for one in policy.canary.stop_conditions],
+        gates=[(rule.gate, limits(rule)) for rule in policy.gates],
+        names=documents.names(
+            session, actor.project_id, [rule.suite for rule in policy.gates if isinstance(rule, SuiteRule)]
+        ),
+        conditions=[condition(one) for one in policy.canary.stop_conditions],
     )
-
-
-def _limits(rule: GateRule) -> list[tuple[str, str]]:
-    """Return the limits of a gate, each as name and value."""
-    limits = rule.model_dump(mode="json", exclude={"gate"}, exclude_none=True)
-    return [(name, str(value)) for name, value in limits.items()]
-
-
-def _condition(condition: StopCondition) -> str:
-    if isinstance(condition, TtftCondition):
-        return f"TTFT p{float(condition.percentile) * 100:g} above {condition.max_ms} ms"
-    return f"error ratio above {condition.max_ratio}"

@@ -18,7 +18,7 @@ from registry.api.routes import Route
 from schemas.failures import FAILURES
 from schemas.problems import NotFound, Problem
 from schemas.release import Phase
-from schemas.short import apart
+from schemas.short import apart, span
 from schemas.stories import job_state, label
 
 PHASE_TONES = {
@@ -113,6 +113,7 @@ templates.filters.update(
         "instant": instant,
         "ago": ago,
         "lasted": lasted,
+        "span": span,
         "words": words,
         "tone": tone,
         "counted": counted,

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from gates.errors import InstrumentError
 from gates.load_records import Run, read_run
-from registry import db, documents, evidence, releases
+from registry import db, documents, evidence, jobs, releases
 from registry.api.deps import ServiceDep, SessionDep
 from registry.logged import Logged
 from registry.service import Service
@@ -22,9 +22,10 @@ from registry.web.rendering import PageRoute, render
 from registry.web.visitors import VisitorDep
 from schemas.common import strict_json
 from schemas.evidence import Kind
-from schemas.policy import GateRule, LoadRule
+from schemas.policy import GateRule, LoadRule, SuiteRule
 from schemas.problems import DigestMismatch, NotFound, Problem
 from schemas.result import GateResult, Measurement
+from schemas.short import many
 from schemas.stories import TONES
 from schemas.suite import LoadSuite
 
@@ -56,6 +57,8 @@ def result_page(
     claim = evidence.claim_of(row.envelope)
     result = GateResult.model_validate(claim["body"])
     release = UUID(row.stream.removeprefix("release/")) if row.stream.startswith("release/") else None
+    policy = _policy(session, actor.project_id, row.stream)
+    suite = next((one.suite for one in _rules(session, policy) if one.gate == result.gate), None)
     return render(
         "result.html",
         actor=actor,
@@ -63,6 +66,10 @@ def result_page(
         result=result,
         entry=evidence.wire(row),
         release=release,
+        policy=policy,
+        suite=suite,
+        names=documents.names(session, actor.project_id, [one for one in (policy, suite) if one]),
+        sample=_sample,
         numbers=[(one, _number(one.value, one.unit), _number(one.limit, one.unit)) for one in result.measurements],
         interval=_interval,
         drawn=_drawn(session, service, actor.project_id, result, release) if result.gate == "load" else None,
@@ -76,6 +83,19 @@ def _entry(session: Session, project: UUID, digest: str) -> Logged:
     if row is None or row.kind != Kind.GATE_RECORDED:
         raise NotFound(f"there is no gate result {digest}")
     return row
+
+
+def _policy(session: Session, project: UUID, stream: str) -> str | None:
+    """Return the policy of the release or run in whose log a result stands."""
+    kind, _, identity = stream.partition("/")
+    if kind == "release":
+        return releases.get(session, project, UUID(identity)).policy
+    return jobs.get(session, project, UUID(identity)).policy if kind == "run" else None
+
+
+def _rules(session: Session, policy: str | None) -> list[SuiteRule]:
+    gates = [] if policy is None else documents.bound_policy(session, policy).gates
+    return [rule for rule in gates if isinstance(rule, SuiteRule)]
 
 
 def _drawn(session: Session, service: Service, project: UUID, result: GateResult, release: UUID | None) -> _Drawn:
@@ -129,6 +149,16 @@ def _number(value: float | None, unit: str) -> str:
         return f"{value:,.0f}"
     shown = f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
     return f"{shown} {unit}" if unit in ("ms", "s") else shown
+
+
+SAMPLES = {"output_tokens_equal": "prompt", "cached_prompt_tokens": "prompt"}
+"""Count → what its sample is of, where that is something else than what is counted."""
+
+
+def _sample(one: Measurement) -> str:
+    if one.k is not None:
+        return f"{one.k} of {one.n}"
+    return f"in {many(one.n, SAMPLES[one.name])}" if one.name in SAMPLES else str(one.n)
 
 
 def _interval(one: Measurement) -> str:

@@ -50,7 +50,7 @@ def test_a_policy_is_pushed_once_and_shown(manager, write):
     assert manager.ok("policy", "show", digest[7:20], "--json").json["document"] == policy_body()
     assert manager.ok("policy", "show", file, "--json").json["digest"] == digest
     shown = manager.ok("policy", "show", digest).out
-    for expected in (digest, "compatibility", "boot_seconds 60", "10 %", "error ratio above 0.05"):
+    for expected in (digest, "compatibility", "boot 1 min", "10 %", "error ratio above 0.05"):
         assert expected in shown
     assert [one["digest"] for one in manager.ok("policy", "show", "--json").json["items"]] == [digest]
     assert digest in manager.ok("policy", "show").out

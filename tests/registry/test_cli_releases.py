@@ -135,7 +135,7 @@ def test_what_the_step_of_a_canary_waits_for_is_shown_and_followed_until_it_hold
     scene.target()
     identity = scene.release()["id"]
     scene.to_canary(identity)
-    told = "step 1 of 1: 12 of 60 requests, 0 refused, 1 in flight; begun 40 s ago, limit 240 s"
+    told = "step 1 of 1: 12 of 60 requests, 0 refused, 1 in flight; begun 40 s ago, limit 4 min"
     with scene.service.database.transaction() as session:
         session.get_one(ReleaseRow, UUID(identity)).progress = told
     assert scene.command.ok("release", "show", identity, "--json").json["doing"] == told

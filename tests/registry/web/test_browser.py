@@ -6,15 +6,23 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select
 
-from registry import runners
+from registry import documents, runners
 from registry.tables import EntryRow
 from schemas.evidence import Kind, Reasoned, Staged
 from schemas.result import Finding, GateResult, Measurement, Severity, Verdict
 from schemas.runner import RunnerRegistration
 from tests.registry.web.test_inventory import EVIL, FINGERPRINT
+from tests.support import structured
 from tests.support.api import Api
 from tests.support.browser import CHROMIUM, MISSING, Browser
-from tests.support.factories import record_act, registered_bundle, registered_policy, started_release
+from tests.support.factories import (
+    policy_body,
+    record_act,
+    registered_bundle,
+    registered_golden,
+    registered_policy,
+    started_release,
+)
 from tests.support.outage import Door
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
@@ -100,14 +108,22 @@ def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed,
     later = registered_bundle(committed, actor, content=b"later weights", runtime=wider, description="Wider.").digest
     with committed.database.transaction() as session:
         (runner,) = (row.id for row in runners.browse(session, actor.project_id, after=None, limit=1))
-    policy = registered_policy(committed, actor).digest
+    contract = structured.suite()
+    with committed.database.transaction() as session:
+        documents.register(session, committed, actor, "suite", contract.canonical())
+    suites = [registered_golden(committed, actor).digest, contract.digest]
+    rule = {"gate": "golden", "suite": suites[0], "margin_nat": "0.1", "min_prompts": 2}
+    policy = registered_policy(committed, actor, "golden", gates=[*policy_body()["gates"], rule]).digest
     record_act(committed, release, Kind.STAGED, Staged(files=1, size=10, duration_ms=5), "staged")
     record_act(committed, release, Kind.GATE_RECORDED, RESULT, "gate:compatibility")
     with committed.database.transaction() as session:
         entry = session.scalars(select(EntryRow.entry_digest).where(EntryRow.kind == Kind.GATE_RECORDED)).one()
     paths = [
         "/",
+        "/policies",
         f"/policies/{policy}",
+        "/suites",
+        *(f"/suites/{suite}" for suite in suites),
         f"/releases/{release}",
         f"/results/{entry}",
         "/bundles",
@@ -139,7 +155,7 @@ def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed,
         # What is not there is a page as well; the browser notes the status of its answer.
         browser.open(f"{api.url}/runners/00000000-0000-7000-8000-000000000000")
         assert browser.run("document.querySelector('h1').textContent") == "Not found"
-        assert browser.run("document.querySelectorAll('nav a').length") == 4
+        assert browser.run("document.querySelectorAll('nav a').length") == 6
 
 
 def test_a_name_is_never_broken_within_a_word_and_the_state_stands_where_it_stood(committed, release, browser):

@@ -232,6 +232,9 @@ def _generation(seen: Renderings) -> Iterator[Flaw]:
     before = history.split(ANSWER, 1)[0].rpartition(QUESTION)[2]
     tail = plain.rpartition(QUESTION)[2]
     opening = MARKER.findall(before)
+    begun = "".join(tail.split())
+    if len(MARKER.findall(tail)) > 1 and "".join(before.split()).startswith(begun):
+        return  # the turn is opened, and what stands before an answer in it is the model's to write
     # A template that writes anything for add_generation_prompt knows where the model begins.
     if opening and len(MARKER.findall(tail)) < len(opening) and plain == seen.text("closed"):
         yield flaw(

@@ -91,6 +91,10 @@ def test_c033_the_turn_that_is_opened_is_the_one_in_which_answers_stood(tmp_path
             "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
         ),
+        (
+            "{% for m in messages %}<|im_start|><|a|>{% if m.role == 'assistant' %}<|answer|>{% endif %}{{ m.content }}"
+            "<|im_end|>{% endfor %}<|im_start|><|a|>"
+        ),
     ],
 )
 def test_c033_what_families_write_beside_an_opening_is_sound(tmp_path, template):

@@ -137,6 +137,17 @@ def test_one_case_that_is_ended_costs_no_other_one_its_text():
     assert {one.refused.code for one in found if one.refused} == {"template-time"}
 
 
+def test_a_long_template_is_compiled_once_for_all_its_cases():
+    lines = [
+        f"{{% if messages[0].content == '{n}' and tools %}}{{{{ tools[{n}] | tojson }}}}{{% endif %}}"
+        for n in range(700)
+    ]
+    cases = [Case([{"role": "user", "content": "a"}], strict=bool(n % 2)) for n in range(40)]
+    found = render_all("".join(lines) + "{{ messages[0].content }}{{ nothing }}", cases, cpu_seconds=2)
+    assert [one.text for one in found] == ["a", None] * 20
+    assert {one.refused.code for one in found if one.refused} == {"template-undefined"}
+
+
 def test_many_cases_take_one_process():
     cases = [Case([{"role": "user", "content": str(n)}]) for n in range(300)]
     started = time.monotonic()

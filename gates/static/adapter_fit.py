@@ -17,6 +17,8 @@ from schemas.short import agreeing, many
 _PREFIX = re.compile(r"^(base_model\.model\.|base_model\.)?")
 LORA = re.compile(r"^(?P<module>.+)\.lora_(?P<side>A|B)(\.(?!bias$)[^.]+)?(\.weight)?$")
 EMBEDDING = re.compile(r"^(?P<module>.+)\.lora_embedding_(?P<side>A|B)(\.[^.]+)?$")
+_NAMED = re.compile(r"\.lora_(A|B)\.(?!weight$|bias$)[^.]+\.weight$")
+"""As a model in training calls them. Source: vLLM's lora/utils.py, parse_fine_tuned_lora_name, refuses such a name."""
 _WRAPPED = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)(?P<rest>.+)$")
 _EXPERTS = re.compile(r"\.experts(\.|$)")
 _OTHER = re.compile(
@@ -58,9 +60,25 @@ def modules_of(part: Part) -> Modules:
 
 def _strange(c: Composition, part: Part, config: Mapping[str, Any], modules: Modules) -> Iterator[Flaw]:
     """Find tensors of another kind of adapter, or under the names of another library, which engines do not read."""
-    tensors = part.weights.effective
+    tensors, shards = part.weights.effective, part.weights.shards.values()
+    if shards and all(one.header is not None and not one.header.tensors for one in shards):
+        file = part.path(next(iter(part.weights.shards)))
+        says = f"{file.rpartition('/')[2]} holds no tensors."
+        yield flaw("adapter-incomplete", says, file=file, found={"tensors": 0}, expected="matrices A and B")
     if config.get("peft_type", "LORA") != "LORA" or not tensors:
         return
+    named = sorted(name for name in tensors if _NAMED.search(name))
+    if named and c.engine != "sglang":
+        yield flaw(
+            "lora-no-match",
+            f"{many(len(named), 'tensor', 'bears', 'bear')} the adapter's own name behind lora_A or lora_B, as none of "
+            f"a saved adapter does: {listed(named)}.",
+            file=tensors[named[0]].entry.path,
+            pointer=named[0],
+            found={"tensors": named[:MAX_ITEMS], "count": len(named)},
+            expected="names that end in lora_A.weight and lora_B.weight",
+            advice="Save it with save_pretrained, which takes the adapter's name out of the tensors' names.",
+        )
     if not modules:
         held = sorted(tensors)
         yield flaw(

@@ -351,6 +351,7 @@ CODES: Final[Mapping[str, Code]] = {
             "An adapter lacks its configuration, weights or rank.",
             "Fetch the whole adapter.",
         ),
+        adapter_misplaced=((BLOCK,), "An adapter lies among its base's own files.", "Move it to adapters/NAME/."),
         lora_no_match=(
             (BLOCK, WARN),
             "Modules of the adapter are not in the base, or a flag keeps them out.",

@@ -4,15 +4,19 @@ import re
 from collections.abc import Iterator
 
 from gates.files import gguf_adapter
-from gates.files.contents import is_pickled
+from gates.files.contents import is_pickled, role_of
 from gates.static import contents
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.foreign import foreign
+from schemas.bundle import Role
 from schemas.result import Severity
+from schemas.short import agreeing
 
 _READS_SAFETENSORS = frozenset({"vllm", "sglang", "trtllm", "tgi", "transformers"})
 """Engines that are started with a folder of safetensors, whatever else they could read."""
+_OF_MODELS = re.compile(r"(?i).*\.(safetensors|gguf|bin|pt|pth|ckpt|h5|msgpack|onnx|npz|keras|tflite)")
+"""What holds a model's weights, in formats that engines read and in those of others."""
 _TEXTS = re.compile(r"(?i).*\.(json|jinja|txt)|tokenizer\.model")
 
 
@@ -49,25 +53,50 @@ def _adapter_alone(part: Part) -> Iterator[Flaw]:
         )
 
 
+def _holds_weights(name: str) -> bool:
+    """Say whether a file is one of weights by its name; what a model sees with is none by itself."""
+    return name.endswith(".safetensors") or (name.endswith(".gguf") and role_of(name) is not Role.PROCESSOR)
+
+
+def _misplaced(c: Composition, part: Part) -> Iterator[Flaw]:
+    """Find an adapter that an engine takes for a part of the model, or for a reason to load another model.
+
+    Source: vLLM's weight_utils.py, filter_duplicate_safetensors_files (without an index every file counts);
+    transformers, `find_adapter_config_file` in from_pretrained, which then loads what adapter_config.json names.
+    """
+    own = [name for name in part.entries if name.startswith("adapter_model") and name.endswith(".safetensors")]
+    others = [name for name in part.weights.used_files if name not in own]
+    if own and others and (part.weights.index_name is None or c.engine == "transformers"):
+        yield flaw(
+            "adapter-misplaced",
+            f"{own[0]} lies beside {others[0]}, and {c.engine or 'an engine'} takes it for a part of the model.",
+            file=part.path(own[0]),
+            found={"adapter": own, "weights": sorted(others)[:MAX_ITEMS]},
+            expected={"adapter": "adapters/NAME/adapter_model.safetensors"},
+        )
+
+
 def _presence(c: Composition) -> Iterator[Flaw]:
     part = c.model
     stubs = {one.file for one in c.listing.flaws}
     has_stub = any(str(path).endswith((".safetensors", ".gguf")) for path in stubs)
-    has_weights = has_stub or any(name.endswith((".safetensors", ".gguf")) for name in part.entries)
+    has_weights = has_stub or any(_holds_weights(name) for name in part.entries)
     if not has_weights and not any(map(is_pickled, part.entries)):
-        only_config = set(part.entries) <= {"config.json", "generation_config.json", "params.json"} and part.has(
-            "config.json"
-        )
+        deeper = sorted(path for path in c.listing.entries if "/" in path and _OF_MODELS.fullmatch(path))
+        known = {"config.json", "generation_config.json", "params.json"}
+        only_config = set(part.entries) <= known and part.has("config.json") and not deeper
+        lies = f"; {listed(deeper)} {agreeing(len(deeper), 'lies', 'lie')} where no engine looks" if deeper else ""
         yield flaw(
             "weights-absent",
             "Only the configuration is here, so only it was checked; a bundle needs weights."
             if only_config
-            else "There are no weights: no file ends in .safetensors or .gguf.",
+            else f"There are no weights: no file of a model ends in .safetensors or .gguf{lies}.",
             severity=Severity.INFO if only_config else Severity.BLOCK,
-            found=sorted(part.entries)[:MAX_ITEMS],
+            found=sorted([*part.entries, *deeper])[:MAX_ITEMS],
             expected=["*.gguf"] if c.engine == "llamacpp" else ["*.safetensors"],
         )
     yield from _adapter_alone(part)
+    yield from _misplaced(c, part)
     is_gguf = any(name.endswith(".gguf") for name in part.entries)
     if not part.has("config.json", "params.json") and not is_gguf:
         is_adapter = part.has("adapter_config.json")

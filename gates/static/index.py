@@ -6,10 +6,13 @@ from itertools import islice
 from gates.static import names
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
-from gates.static.tensors import CONSOLIDATED
+from gates.static.tensors import CONSOLIDATED, sample
 from schemas.common import check_path
 from schemas.result import Severity
 from schemas.short import agreeing, many
+
+_COMPARED = 8
+"""Tensors that two files hold whose values are compared."""
 
 
 def check(c: Composition) -> Iterator[Flaw]:
@@ -232,7 +235,17 @@ def _overlapping(part: Part) -> list[str]:
     found = []
     for name in sorted(part.weights.used_files, key=lambda one: (one != "model.safetensors", one)):
         held = set(part.weights.held(name))
-        if held & seen and (held <= seen or "-of-" not in name):
+        if held & seen and (held <= seen or "-of-" not in name or _differ(part, name, held & seen)):
             found.append(name)
         seen |= held
     return found
+
+
+def _differ(part: Part, name: str, repeated: set[str]) -> bool:
+    """Say whether a file holds another copy of a tensor than the one that counts."""
+    held, effective = part.weights.held(name), part.weights.effective
+    return any(
+        (held[one].tensor.dtype, held[one].tensor.shape) != (effective[one].tensor.dtype, effective[one].tensor.shape)
+        or sample(held[one]) != sample(effective[one])
+        for one in sorted(repeated)[:_COMPARED]
+    )

@@ -234,6 +234,17 @@ def _layers(c: Composition, shape: Shape) -> Iterator[Flaw]:
 
 def _experts(c: Composition, shape: Shape) -> Iterator[Flaw]:
     degree, even = expert_degree(c.declared, shape), even_experts(c, shape)
+    flag = c.rules.get("experts_needed")
+    is_dense = not shape.experts and bool(shape.family) and "moe" not in shape.family
+    if degree == 1 and is_dense and flag and c.declared.arguments.has(flag):
+        yield flaw(
+            "experts-ep",
+            f"{flag} is said, {c.engine} refuses it of a model without experts, and {shape.model_type} has none.",
+            pointer=flag,
+            found={"experts": 0},
+            expected={"experts": "1 or more"},
+            advice="Leave the argument out.",
+        )
     if degree == 1:
         return
     pointer = "/topology/expert_parallel"  # of what is declared, so of no file

@@ -35,6 +35,9 @@ from schemas.bundle import Bundle, Role
 DRAFT = "draft"
 """Folder that a source of a draft model brings its files to."""
 _WITHOUT_TURNS = frozenset({"completions", "embeddings", "logprobs", "deterministic"})
+_POOLED = frozenset({"embeddings", "deterministic"})
+_POOLING = ("--is-embedding", "--embedding", "--embeddings", "--reranking", "--rerank")
+_POOLING_TASKS = frozenset({"embed", "embedding", "classify", "score", "reward"})
 """Features for which no template is rendered."""
 _OWN_HEADS = frozenset({"eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "deepseek_mtp"})
 MAX_TEXT_BYTES = 8 * 1024 * 1024
@@ -321,6 +324,21 @@ class Composition:
         features = self.declared.features
         return (
             not features or not (features - {"streaming"} if features & _WITHOUT_TURNS else features) <= _WITHOUT_TURNS
+        )
+
+    @property
+    def pools(self) -> bool:
+        """Whether answers are vectors or scores and nothing is generated, by what is declared, launched, or the class.
+
+        Source: `--runner` and the older `--task` of vLLM, `--is-embedding` of SGLang, and llama.cpp's own.
+        """
+        features, words, shape = self.declared.features, self.declared.arguments, self.model.shape
+        is_launched = words.get("--runner") == "pooling" or words.get("--task") in _POOLING_TASKS
+        return (
+            (features is not None and bool(features) and features <= _POOLED)
+            or is_launched
+            or words.has(*_POOLING)
+            or (bool(shape.architecture) and not shape.is_generator)
         )
 
     @property

@@ -116,7 +116,9 @@ def _after(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
     """Find a stop that is put after each text: what is asked to go on with a text begins behind its end."""
     features = c.declared.features
     writes = c.speaks if features is None else features & {Feature.CHAT.value, Feature.COMPLETIONS.value}
-    if not writes or not words.suffix or (features is None and c.model.has("modules.json")):
+    # Where one half reads and another writes, the text ends in the first, and the answer begins in the second.
+    has_halves = c.model.config.get("is_encoder_decoder") is True
+    if not writes or not words.suffix or c.pools or has_halves or (features is None and c.model.has("modules.json")):
         return
     last = words.suffix[-1]
     if last != words.named("eos_token"):

@@ -18,6 +18,8 @@ _PACKED = (
     *("W_q", "codes", "codebooks", "Qidxs", "weight_q"),
 )
 """What only quantized modules hold: of GPTQ, AWQ, compressed-tensors, bitsandbytes, HQQ, AQLM, QuIP#."""
+_OF_OUTPUT = (".k_proj.output_scale", ".v_proj.output_scale")
+"""What Quark, and others beside it, call the scales of keys and values: those of what the projections give out."""
 _SCALED = ("weight_scale", "weight_scale_inv")
 _FINE = (*_SCALED, "scale", "scale_weight", "weight_scale_2")
 # Method → suffixes of which one shows that a module was quantized. Source: the tensor names of published checkpoints.
@@ -343,7 +345,7 @@ def _packing(c: Composition, told: Quantization, tensors: Mapping[str, Placed]) 
 def _cache_scales(c: Composition, told: Quantization | None) -> Iterator[Flaw]:
     """Find a cache of 8-bit floats without the scales of its keys and values: then engines take 1 for each.
 
-    Source: vLLM's quantization/kv_cache.py, and its `--calculate-kv-scales`.
+    Source: vLLM's quantization/kv_cache.py, its `--calculate-kv-scales`, and `get_cache_scale` of its methods.
     """
     asked = c.declared.arguments.get("--kv-cache-dtype", "--kv_cache_dtype")
     is_asked = (asked or "").startswith("fp8") and not c.declared.arguments.has("--calculate-kv-scales")
@@ -351,7 +353,9 @@ def _cache_scales(c: Composition, told: Quantization | None) -> Iterator[Flaw]:
     declared = told is not None and bool(told.told.get("kv_cache_scheme"))
     if not (is_asked or (declared and asked in (None, "auto"))) or not c.model.layered or c.model.shape.is_mla:
         return
-    scaled = {one.number for one in c.model.layered if one.rest.endswith((".k_scale", ".v_scale", ".kv_scale"))}
+    own = _OF_OUTPUT if told is not None else ()
+    ends = (".k_scale", ".v_scale", ".kv_scale", *own)
+    scaled = {one.number for one in c.model.layered if one.rest.endswith(ends)}
     attending = {one.number for one in c.model.layered if names.KEYS.search(one.rest)}
     bare = sorted(attending - scaled)
     if bare:

@@ -58,6 +58,8 @@ def check(c: Composition) -> Iterator[Flaw]:
     asked = asked_by(told)
     yield from _range(c, told, file)
     yield from _range(c, c.declared.arguments.json(_OVERRIDE) or {}, None)
+    if c.pools:
+        return
     yield from _limited(c, told, file)
     if c.model.gguf is None:
         yield from _ignored(c, asked, file)

@@ -10,13 +10,10 @@ from gates.static.flaw import Flaw, Where, flaw
 from gates.static.gguf_words import ENDINGS, stops_of
 from gates.static.probes import ANSWER, MARKER
 from gates.static.words import Tokenizer, decoded
-from schemas.bundle import Feature
 from schemas.result import Severity
 
 _ENDS_OF_TEXT: Final = frozenset({"</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<｜end▁of▁sentence｜>"})
 """Tokens that end a text, by which base models were trained."""
-_POOLED: Final = frozenset({Feature.EMBEDDINGS.value, Feature.DETERMINISTIC.value})
-"""Features of a model that answers with vectors, and ends at no token."""
 _MOST_CLOSING: Final = 4
 """Tokens behind an answer that are looked at: after them the next turn may begin."""
 
@@ -24,7 +21,7 @@ _MOST_CLOSING: Final = 4
 def check(c: Composition) -> Iterator[Flaw]:
     """Check the stop ids of the model, where it generates anything."""
     part = c.model
-    if c.declared.features and c.declared.features <= _POOLED:
+    if c.pools:
         return
     if part.gguf is not None:
         yield from _gguf(c)

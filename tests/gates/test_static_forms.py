@@ -101,6 +101,33 @@ def test_a_model_that_answers_with_vectors_ends_at_no_token(tmp_path):
     assert alarms(validate(root, told | {"serving": {"features": ["embeddings"]}})) == set()
 
 
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("vllm", ["--runner", "pooling"]),
+        ("vllm", ["--runner=pooling", "--convert", "embed"]),
+        ("sglang", ["--is-embedding"]),
+    ],
+)
+def test_a_launch_that_pools_ends_at_no_token_either(tmp_path, engine, words):
+    root = speak(micro(tmp_path / "m", eos_token_id=2), config={"eos_token": "<|im_end|>"}, bos=True)
+    write_json(root / "generation_config.json", {"eos_token_id": 4, "max_new_tokens": 9})
+    edit_json(root / "tokenizer.json", _close)
+    told = {"engine": {"name": engine, "version": {"vllm": "0.32.0", "sglang": "0.5.4"}[engine], "arguments": []}}
+    assert {"eos-sources-disagree", "stop-after-prompt"} <= alarms(validate(root, told))
+    told["engine"]["arguments"] = words
+    assert alarms(validate(root, told)) == set()
+
+
+def _close(told):
+    """Let the tokenizer put the stop behind each text."""
+    step = {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}}
+    told["post_processor"]["single"] = [{"Sequence": {"id": "A", "type_id": 0}}, step]
+    told["post_processor"]["special_tokens"] = {
+        "<|im_end|>": {"id": "<|im_end|>", "ids": [4], "tokens": ["<|im_end|>"]}
+    }
+
+
 @pytest.mark.parametrize(("text", "is_split"), [("<br>", False), ("<|im_mid|>", True), ("[INST]", True)])
 def test_a_tag_that_the_vocabulary_happens_to_have_is_no_marker(tmp_path, text, is_split):
     root = speak(micro(tmp_path / "m"), template=T0.replace("\n", text))

@@ -5,6 +5,7 @@ fewer layers, all else in full size), each file of weights by the names, types a
 beside them. Templates are our own, in each family's form. Weights under no name are sharded as the library does it.
 """
 
+import base64
 import json
 import math
 import re
@@ -55,7 +56,7 @@ def write(root: Path, name: str) -> Layout:
     )
     published.write(root, family)
     for path, document in told.get("documents", {}).items():
-        write_json(_made(root / path), document)
+        write_json(_made(root / path), _filled(document) if path == "tekken.json" else document)
     for file, tensors in weights.items():
         if file:
             write_safetensors(_made(root / file), sorted(tensors, key=lambda one: -WIDTHS[one.dtype]), sparse=True)
@@ -70,6 +71,13 @@ def write(root: Path, name: str) -> Layout:
         (root / path).unlink()
     counted = weights.get("") or next(iter(weights.values()))
     return Layout(frozenset(told.get("expected", [])), told.get("declared", {}), len(counted))
+
+
+def _filled(tekken: dict[str, Any]) -> dict[str, Any]:
+    """Return a vocabulary of Mistral's with as many tokens as it says that it has, besides its special ones."""
+    count = tekken["config"]["default_vocab_size"] - tekken["config"]["default_num_special_tokens"]
+    tokens = ((rank, base64.b64encode(rank.to_bytes(3, "big")).decode()) for rank in range(count))
+    return tekken | {"vocab": [{"rank": rank, "token_bytes": raw, "token_str": None} for rank, raw in tokens]}
 
 
 def _made(place: Path) -> Path:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.bench import machine
 from tests.bench.boot.boots import Took, timed
 from tests.bench.boot.idle import filled
 from tests.bench.registry.clients import Told, rank
@@ -52,6 +53,7 @@ def main(arguments: list[str]) -> int:
     print(f"{gates} gates of one run: {boots} {'boot' if boots == 1 else 'boots'}")
     missed += [f"{gates} gates of one run took {boots} boots"] if boots != 1 else []
     print(f"load {', '.join(f'{one:.2f}' for one in os.getloadavg())}, {os.cpu_count()} CPUs")
+    print(machine.told())
     print("\n".join(missed) or "all is within its limits")
     return int(bool(missed))
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.bench import machine
 from tests.bench.ingest.sections import SECTIONS, shards, write_files, write_layout, write_many
 
 HASH_RATIO, INGEST_RATIO = 0.95, 0.9
@@ -106,6 +107,7 @@ def main(arguments: list[str]) -> int:
             found[what] = [told]
         most = max(one.get("memory", 0.0) for told in found.values() for one in told)
         print(f"memory: at most {most / 1e6:.0f} MB; load {', '.join(f'{one:.2f}' for one in os.getloadavg())}")
+        print(machine.told(folder))
         missed += [f"memory was {most / 1e6:.0f} MB"] if most >= MEMORY_BYTES else []
     print("\n".join(missed) or "all is within its limits")
     return int(bool(missed))

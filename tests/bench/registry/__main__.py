@@ -20,6 +20,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 
+from tests.bench import machine
 from tests.bench.registry.clients import Asked, Told
 from tests.bench.registry.stage import Stage
 
@@ -75,6 +76,7 @@ def main(arguments: list[str]) -> int:
     shown = "; ".join(f"{bundles:,} / {entries:,}" for bundles, entries in sizes)
     load = ", ".join(f"{one:.2f}" for one in os.getloadavg())
     print(f"\n{chosen.clients} clients, {os.cpu_count()} CPUs, load {load}; bundles / entries: {shown}")
+    print(machine.told())
     print(f"at {chosen.rate:g} requests a second, and (flat out) by clients that never pause:")
     return report(found)
 

@@ -120,9 +120,10 @@ def _unreachable(part: Part, path: str) -> Iterator[Flaw]:
     known = part.shape.family.get("tensors") is not None
     senses = any(f"{one}_config" in part.config for one in ("vision", "audio", "speech", "vit"))
     lost: dict[str, str] = {}
-    orphans = [name for name in weights.shards if name not in used and not CONSOLIDATED.fullmatch(name)]
+    others = [name for name in weights.shards if not CONSOLIDATED.fullmatch(name)]
+    orphans = [name for name in others if name not in used and not name.startswith("adapter_model")]
     for shard in weights.shards:
-        if CONSOLIDATED.fullmatch(shard) and shard not in used:
+        if shard not in used and shard not in orphans:
             continue
         for name in weights.held(shard):
             spare = part.shape.is_tied and name in heads

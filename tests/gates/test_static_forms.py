@@ -390,7 +390,7 @@ def test_a_model_whose_configuration_names_another_to_load_in_its_place_blocks(t
 
 
 def test_an_adapter_beside_the_model_in_one_folder_is_held_against_it(tmp_path):
-    root = adapt(speak(micro(tmp_path / "m")))
+    root = adapt(speak(micro_sharded(tmp_path / "m")))  # whose index says which files are the model's
     assert alarms(validate(root, {"engine": VLLM})) == set()
     adapt(root, module="model.layers.7.self_attn.q_proj")
     assert alarms(validate(root, {"engine": VLLM})) == {"lora-no-match"}

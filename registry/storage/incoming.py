@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -99,6 +100,10 @@ class Incoming(ABC):
         """Return when what was written is on disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
+
+    def again(self) -> BufferedReader:
+        """Open what was written from its beginning, also where somebody has taken the file's name away meanwhile."""
+        return Path(f"/proc/self/fd/{self._file.fileno()}").open("rb")
 
     @abstractmethod
     def seal(self, digest: str) -> None:

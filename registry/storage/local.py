@@ -112,7 +112,7 @@ class _IncomingFile(Incoming):
     def seal(self, digest: str) -> None:
         self._file.flush()
         if self._hasher is None:
-            with self._path.open("rb") as again:
+            with self.again() as again:
                 self._hasher = hashlib.file_digest(again, "sha256")
         self._require(digest, self._hasher.hexdigest())
         # What is there and intact stays the file that it is: runners may have links to it.

@@ -154,7 +154,7 @@ class _IncomingObject(Incoming):
         if not self._is_there(digest):
             self._delivery = self._sent(digest)
         elif self._hasher is None:
-            with self._path.open("rb") as again:
+            with self.again() as again:
                 self._require(digest, hashlib.file_digest(again, "sha256").hexdigest())
         self._digest = digest
 
@@ -184,7 +184,7 @@ class _IncomingObject(Incoming):
 
     def _sent(self, digest: str) -> "_Delivery":
         delivery = _Delivery(self._store, digest)
-        with self._path.open("rb") as file:
+        with self.again() as file:
             try:
                 self._require(digest, delivery.send(file, self.size))
             except BaseException:

@@ -168,12 +168,17 @@ def test_an_upload_is_given_up_with_its_bytes(engineer, storage):
     assert incoming(storage) == []
 
 
-def test_an_upload_given_up_while_it_is_written_to_is_not_stored(engineer, api, storage):
+@pytest.mark.parametrize("before", [0, 500_000])
+def test_an_upload_given_up_while_it_is_written_to_is_not_stored(engineer, api, storage, before):
+    """Also where an earlier request has brought some of it, so that all has to be read once more in the end."""
     made = begin(engineer, CONTENT)
     path = f"/v1/uploads/{made['id']}"
-    with request(api.url, api.tokens["engineer"], "PATCH", path, len(CONTENT), upload_offset="0") as writing:
-        writing.sendall(CONTENT[:700_000])
-        while not incoming(storage):
+    if before:
+        assert patch(engineer, made["id"], 0, CONTENT[:before]).status_code == 200
+    size = len(CONTENT) - before
+    with request(api.url, api.tokens["engineer"], "PATCH", path, size, upload_offset=f"{before}") as writing:
+        writing.sendall(CONTENT[before:700_000])
+        while not patch(engineer, made["id"], 10**9, b"").json()["is_held"]:
             time.sleep(0.01)
         assert engineer.delete(path).status_code == 204
         writing.sendall(CONTENT[700_000:])

@@ -3,6 +3,7 @@
 Traffic first, record after, and a worker may die between: whoever finds what it left records it, or takes it back.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 
@@ -45,9 +46,7 @@ def restore(
     gateway = gateway_of(control, held)
     requested_at = control.now()
     try:
-        applied = gateway.restore(facts.target)
-    except NothingPrepared:
-        applied = gateway.apply(next_split(gateway, facts.target, arms_back(facts)))
+        applied = _put_back(gateway, facts)
     except Problem:
         # The way back may be in force, and unconfirmed. Why it was taken must not be lost until it is confirmed.
         if (why := judgement) is not None:
@@ -60,6 +59,17 @@ def restore(
         requested_at=requested_at, applied_at=control.now(),
     )  # fmt: skip
     return TICK_SECONDS
+
+
+def _put_back(gateway: EnvoyGateway, facts: Facts) -> Applied:
+    """Put a release's way back in force: the one that was prepared for it, or the one that there is now.
+
+    What another release went back to a moment ago may be in force still, and is not this one's.
+    """
+    if gateway.is_prepared(facts.target) or is_taken_back(gateway, facts, gateway.desired(facts.target)):
+        with suppress(NothingPrepared):
+            return gateway.restore(facts.target)
+    return gateway.apply(next_split(gateway, facts.target, arms_back(facts)))
 
 
 def _record_restore(

@@ -22,6 +22,7 @@ from schemas.runner import JobKind
 from workers import holds, quarantines
 from workers.control import Control, Held
 from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, hand_over, live_bundle, live_of, serve
+from workers.permits import is_going_back, is_let_on, why_not_on
 from workers.restores import (
     ALONE,
     LET_GO,
@@ -82,7 +83,7 @@ def _begin(control: Control, held: Held) -> float | None:
         # A worker died between moving traffic and recording it. It is recorded, and watched from then on; or it goes
         # back, where a person was first, or what it stands on is gone.
         is_broken = facts.candidate is None or (facts.stable_bundle is not None and facts.stable is None)
-        if is_broken or facts.is_paused or facts.is_held or facts.quarantined or not _is_let_on(control, held):
+        if is_broken or facts.is_paused or facts.is_held or facts.quarantined or not is_let_on(control, held):
             withdraw(control, held, facts, gateway)
             return TICK_SECONDS
         return _shift(control, held, 0 if facts.stable_bundle is not None else len(facts.policy.canary.steps) - 1)
@@ -115,6 +116,8 @@ def _first_step(control: Control, session: Session, release: ReleaseRow) -> tupl
         return None, None
     if release.held:
         return None, None
+    if stable is not None and is_going_back(session, stable):
+        return None, WAIT_SECONDS  # what this one would share traffic with, and go back to, is being taken back
     job = serve(control, session, target, release)
     if job is None or live_of(job) is None:
         _hold_after_failures(control, session, release)
@@ -410,7 +413,7 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
         return 0.0  # a person was first
     if facts.quarantined:
         return 0.0  # it has come to that since; the next look takes it back
-    if is_more and not _is_let_on(control, held):
+    if is_more and not is_let_on(control, held):
         return TICK_SECONDS
     if not is_more:
         gateway = gateway.within(SUCCESSOR_SECONDS)
@@ -425,7 +428,7 @@ def _shift(control: Control, held: Held, step: int) -> float | None:
 
     def record(session: Session, release: ReleaseRow) -> float:
         quarantine.require_free(session, release.project_id, release.bundle)
-        if is_more and (why := _why_not_on(control, session, release)) is not None:
+        if is_more and (why := why_not_on(control, session, release)) is not None:
             return _refuse_more(control, session, release, step, applied, why)
         record_shift(control, session, release, act, body)
         return TICK_SECONDS
@@ -488,7 +491,7 @@ def _promote(control: Control, held: Held, judgement: StepJudgement) -> float | 
 
     def record(session: Session, release: ReleaseRow) -> None:
         targets.lock(session, release.target_id)
-        if _why_not_on(control, session, release) is not None:
+        if why_not_on(control, session, release) is not None:
             return
         if judgement.outcome is StepOutcome.PASSED:
             _step_entry(control, session, release, step, revision, judgement)
@@ -504,30 +507,11 @@ def _promote(control: Control, held: Held, judgement: StepJudgement) -> float | 
     return TICK_SECONDS
 
 
-def _why_not_on(control: Control, session: Session, release: ReleaseRow) -> str | None:
-    """Return why a release may not go on now, by people or by its evidence; where the evidence forbids it, it holds."""
-    if release.is_paused:
-        return "it was paused"
-    if is_found(session, release, "rollback"):
-        return "its traffic was asked back"
-    policy = documents.load_policy(session, release.project_id, release.policy)
-    try:
-        releases.require_eligible(session, release, policy, now=db.now(session))
-    except NotEligible as problem:
-        control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], Hold.NOT_ELIGIBLE)
-        return problem.detail
-    return None
-
-
-def _is_let_on(control: Control, held: Held) -> bool:
-    return control.perform(held, lambda session, release: _why_not_on(control, session, release)) is None
-
-
 def _is_step_recorded(control: Control, held: Held, step: int, revision: int, judgement: StepJudgement) -> bool:
     """Record that a step passed, and tell whether the release may go on; nothing is recorded when it may not."""
 
     def record(session: Session, release: ReleaseRow) -> bool:
-        if _why_not_on(control, session, release) is not None:
+        if why_not_on(control, session, release) is not None:
             return False
         _step_entry(control, session, release, step, revision, judgement)
         return True

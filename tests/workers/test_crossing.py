@@ -1,0 +1,98 @@
+"""Two releases of one target are taken back one after the other, or one while the other begins."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from registry import releases, verification
+from registry.auth import Actor
+from registry.service import Service
+from schemas.api import Act
+from schemas.evidence import Kind, Traffic
+from schemas.release import Phase
+from tests.support.gateway import ask_many
+from tests.support.streams import stream_engine
+from tests.support.world import QUICK_CANARY, World, world
+
+STEP = {"weight_bp": 5000, "hold_seconds": "600", "min_requests": 29, "max_seconds": "6000"}
+SLOW = QUICK_CANARY | {"steps": [STEP, STEP | {"weight_bp": 10_000}]}
+
+
+@pytest.fixture
+def here(service: Service, actor: Actor, tmp_path: Path) -> Iterator[World]:
+    with world(service, actor, tmp_path) as made:
+        yield made
+        with made.service.database.transaction() as session:
+            found = verification.verify(session, made.actor.project_id)
+        assert found.verified, found.faults
+
+
+def roll_back(here: World, release: UUID) -> None:
+    with here.service.database.transaction() as session:
+        releases.rollback(session, here.service, here.actor, release, Act(reason="wrong language"))
+
+
+def restored(here: World, release: UUID) -> Traffic:
+    (body,) = [entry.body for entry in here.show(release).log if entry.kind is Kind.TRAFFIC_RESTORED]
+    return Traffic.model_validate(body)
+
+
+def test_a_live_release_goes_back_although_the_one_after_it_went_back_to_it_a_moment_ago(here: World) -> None:
+    with stream_engine("one") as one, stream_engine("two") as two, stream_engine("three") as three:
+        bundles = [here.bundle(name, name.encode()) for name in ("one", "two", "three")]
+        first = here.live(bundles[0], here.policy(), one)
+        stopped = here.serving_jobs()[0]
+        second = here.live(bundles[1], here.policy(), two)
+        here.complete_by_token(stopped.id, stopped.fencing_token)
+        third = here.release(bundles[2], here.policy("slow", canary=SLOW))
+        here.evaluate()
+        here.serve(three, pid=3000)
+        here.until_phase(third, Phase.CANARY)
+        roll_back(here, third)
+        here.until_phase(third, Phase.ROLLED_BACK)
+        # Nobody asks for anything, so that the third one's arm stays in the split while its streams may be open.
+        roll_back(here, second)
+        here.serve(one, pid=4000)
+        here.until_phase(second, Phase.ROLLED_BACK)
+        assert int(restored(here, second).revision) > int(restored(here, third).revision)
+        assert [(arm.bundle, arm.weight_bp) for arm in restored(here, second).desired] == [
+            (bundles[0].digest, 10_000),
+            (bundles[1].digest, 0),
+        ]
+        assert here.show(first).phase is Phase.PROMOTED
+        assert set(ask_many(here.envoy.url(), 10).engines) == {"one"}
+
+
+def test_a_release_gets_no_traffic_beside_one_that_is_being_taken_back(here: World) -> None:
+    with stream_engine("one") as one, stream_engine("two") as two, stream_engine("three") as three:
+        bundles = [here.bundle(name, name.encode()) for name in ("one", "two", "three")]
+        first = here.live(bundles[0], here.policy(), one)
+        stopped = here.serving_jobs()[0]
+        second = here.live(bundles[1], here.policy(), two)
+        here.complete_by_token(stopped.id, stopped.fencing_token)
+        third = here.release(bundles[2], here.policy("slow", canary=SLOW))
+        here.evaluate()
+        here.until_phase(third, Phase.APPROVED)
+        here.turn()
+        ready = here.claim()
+        assert ready.bundle == bundles[2].digest
+        roll_back(here, second)
+        here.replica(ready, "ready", three, pid=3000)
+        back = here.claim()
+        assert back.bundle == bundles[0].digest
+        for _ in range(4):
+            here.turn()
+        assert here.show(third).phase is Phase.APPROVED
+        here.replica(back, "ready", one, pid=4000)
+        here.until_phase(second, Phase.ROLLED_BACK)
+        assert restored(here, second).cause == "requested"
+        # What it shares traffic with now is what came back.
+        with here.traffic():
+            shown = here.until_phase(third, Phase.CANARY)
+        assert Kind.TRAFFIC_RESTORED not in [entry.kind for entry in shown.log]
+        assert here.show(first).phase is Phase.PROMOTED
+        shifted = next(entry.body for entry in shown.log if entry.kind is Kind.TRAFFIC_SHIFTED)
+        shares = [(arm.bundle, arm.weight_bp) for arm in Traffic.model_validate(shifted).desired]
+        assert shares == [(bundles[0].digest, 5000), (bundles[2].digest, 5000)]

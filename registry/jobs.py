@@ -247,7 +247,7 @@ def report(session: Session, service: Service, project: UUID, job: UUID, said: R
     actor = f"runner/{runner.name}" if runner else "runner"
     kind, body = _body(row, said)
     if isinstance(body, GateResult):
-        _check_result(row, body)
+        _check_result(session, row, said.act, body)
     stream = evidence.release_stream(row.release_id) if row.release_id else f"run/{row.id}"
     subjects = {"bundle": row.bundle, **({"policy": row.policy} if row.policy else {})}
     act = f"job:{row.id}:{said.act}"
@@ -273,10 +273,16 @@ def report(session: Session, service: Service, project: UUID, job: UUID, said: R
     return entry.entry_digest, is_new
 
 
-def _check_result(row: JobRow, result: GateResult) -> None:
-    """Take no result of a gate that was not asked for, and no pass whose numbers cannot all be true."""
+def _check_result(session: Session, row: JobRow, act: str, result: GateResult) -> None:
+    """Take no result of a gate that was not asked for or has failed, and no pass whose numbers cannot all be true."""
     if result.gate not in row.gates:
         raise InvalidDocument(f"job {row.id} does not run the gate {result.gate}", errors=[])
+    for entry in _recorded(session, row):
+        before = GateResult.model_validate(evidence.claim_of(entry.envelope)["body"])
+        if before.gate == result.gate and before.verdict is Verdict.FAILED and entry.act != f"job:{row.id}:{act}":
+            raise InvalidDocument(
+                f"the gate {result.gate} has failed in job {row.id}: what has failed gets no other result", errors=[]
+            )
     if result.verdict is Verdict.PASSED and (found := consistency.contradictions(result.measurements)):
         raise InvalidDocument(
             f"the numbers of {result.gate} contradict each other: {'; '.join(one.message for one in found)}",

@@ -214,6 +214,36 @@ def test_a_gate_that_the_job_does_not_run_is_refused(service: Service, actor: Ac
         jobs.report(session, service, actor.project_id, held.job, said)
 
 
+def test_a_gate_that_failed_gets_no_other_result_in_its_job(service: Service, actor: Actor) -> None:
+    made = job(service, actor)
+    held = claim(service, actor)
+    assert held is not None
+
+    def said(act: str, verdict: str) -> str:
+        body = {
+            "gate": "integrity",
+            "definition": "sha256:" + "d" * 64,
+            "verdict": verdict,
+            "summary": "as it is",
+            "measurements": [],
+            "findings": [],
+            "duration_ms": 1,
+            "source": "run",
+        }
+        told = Report(fencing_token=held.fencing_token, act=act, kind="gate_recorded", body=body)
+        with service.database.transaction() as session:
+            return jobs.report(session, service, actor.project_id, held.job, told)[0]
+
+    said("gate:integrity:1", "errored")
+    failed = said("gate:integrity:2", "failed")
+    with pytest.raises(InvalidDocument, match="has failed"):
+        said("gate:integrity:3", "passed")
+    assert said("gate:integrity:2", "passed") == failed  # the same report once more changes nothing
+    with service.database.transaction() as session:
+        verdicts = [result.verdict for result in jobs.results(session, jobs.get(session, actor.project_id, made))]
+    assert verdicts == ["errored", "failed"]
+
+
 def test_a_problem_is_tried_again_later_and_ends_after_three_attempts(service: Service, actor: Actor) -> None:
     made = job(service, actor)
     for attempt in (1, 2, 3):

@@ -120,6 +120,21 @@ def finding(
     )
 
 
+def bounded(findings: Sequence[Finding]) -> list[Finding]:
+    """Return at most MAX_FINDINGS of these, in their order; the first of each code and severity is among them.
+
+    A warning that was cut off would wait for nobody's acceptance.
+    """
+    if len(findings) <= MAX_FINDINGS:
+        return list(findings)
+    first: dict[tuple[str, Severity], int] = {}
+    for place, one in enumerate(findings):
+        first.setdefault((one.code, one.severity), place)
+    kept = set(list(first.values())[:MAX_FINDINGS])
+    more = [place for place in range(len(findings)) if place not in kept][: MAX_FINDINGS - len(kept)]
+    return [findings[place] for place in sorted(kept.union(more))]
+
+
 def clip(text: str, limit: int = MAX_TEXT) -> str:
     """Return a text of 1 to `limit` characters that UTF-8 can hold; what is cut off is marked with `…`."""
     text = text.encode("utf-8", "backslashreplace").decode("utf-8") or "(empty)"

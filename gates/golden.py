@@ -14,7 +14,7 @@ from gates.dialects.base import Dialect
 from gates.divergence import NO_MARGIN, Divergence, diverge, first_difference, output_token
 from gates.endpoint import Endpoint
 from gates.errors import InstrumentError
-from gates.gate import MAX_FINDINGS, Gate, Judged, JudgeInput, Records, clip, errored, finding
+from gates.gate import Gate, Judged, JudgeInput, Records, bounded, clip, errored, finding
 from gates.questions import ask_all, measure, untold
 from schemas.bundle import Bundle
 from schemas.policy import GoldenRule
@@ -228,7 +228,7 @@ def _best(token: OutputToken | None) -> str:
 def _conclude(rule: GoldenRule, suite: GoldenSuite, tally: _Tally) -> Judged:
     total = len(suite.prompts)
     measurements = _measurements(rule, total, tally)
-    findings = (tally.failed + tally.doubtful + tally.noted)[:MAX_FINDINGS]
+    findings = bounded(tally.failed + tally.doubtful + tally.noted)
     if tally.failed:
         more = f" ({len(tally.failed)} of {total} prompts fail.)"
         return Judged(Verdict.FAILED, clip(tally.failed[0].message + more), measurements, findings)

@@ -13,7 +13,7 @@ from statistics import median
 
 from gates import stats
 from gates.contracts import Contract, readable, suite_faults
-from gates.gate import MAX_FINDINGS, Gate, Judged, JudgeInput, Records, clip, errored, finding
+from gates.gate import MAX_FINDINGS, Gate, Judged, JudgeInput, Records, bounded, clip, errored, finding
 from gates.keyword_probes import PROBES
 from gates.structured_client import LARGER, measure
 from schemas.bundle import COMPONENTS, Feature
@@ -282,7 +282,7 @@ def _conclude(rule: StructuredRule, suite: StructuredSuite, tally: _Tally) -> Ju
     undecided = _judge_shares(rule, tally)
     measurements = _measurements(rule, tally)
     tally.noted.sort(key=lambda one: one.severity is Severity.INFO)
-    findings = (tally.blocking + tally.doubtful + tally.noted)[:MAX_FINDINGS]
+    findings = bounded(tally.blocking + tally.doubtful + tally.noted)
     if tally.blocking:
         more = f" ({len(tally.blocking)} findings block.)" if len(tally.blocking) > 1 else ""
         return Judged(Verdict.FAILED, clip(tally.blocking[0].message + more), measurements, findings)

@@ -106,6 +106,25 @@ def test_a_value_that_is_too_large_for_a_result_is_told_as_cut_text():
             Finding(code="x", severity=Severity.WARN, message="No.", found=wrong)
 
 
+def test_no_kind_of_warning_is_buried_under_many_of_another(tmp_path):
+    given = context(tmp_path)
+    _, raw = catalog.run("static", given)
+    body = json.loads(raw)
+    many = [
+        flaw(code, f"{code} {place}.", severity=Severity.WARN, found=place, expected=None)
+        for code in ("total-size-wrong", "shard-orphan", "constant-weight")
+        for place in range(examine.MOST_OF_A_CODE)
+    ]
+    last = flaw("template-clock", "The template writes the date.", severity=Severity.WARN, found="now", expected=None)
+    body["records"]["flaws"] = [one.as_json() for one in (*many, last)]
+    result = catalog.recompute(canonical_json(body), None, None, given.bundle)
+    assert (result.verdict, len(result.findings)) == (Verdict.PASSED, 500)
+    # Each needs somebody who answers for it.
+    warned = {one.code for one in result.findings if one.severity is Severity.WARN}
+    assert warned == {"total-size-wrong", "shard-orphan", "constant-weight", "template-clock"}
+    assert result.findings[-1].code == "template-clock"
+
+
 def test_numbers_and_texts_that_records_cannot_hold_are_still_told(tmp_path):
     root = micro_sharded(tmp_path / "m")
     edit_json(root / "model.safetensors.index.json", lambda told: told["metadata"].update(total_size=10**30))

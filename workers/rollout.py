@@ -251,7 +251,12 @@ def soak(control: Control, held: Held) -> float | None:
     if arm is not None and arm.weight_bp and not arm.serves(facts.bundle):
         # Another release's traffic has moved, and is recorded next; or that one has ended, and takes it back itself.
         return WAIT_SECONDS
-    if facts.now >= ends_at or arm is None:
+    # One that came back is no candidate: the arm beside it is that of the release which was taken back.
+    is_soaking = arm is not None and arm.serves(facts.bundle)
+    if facts.now >= ends_at or not is_soaking:
+        # The soak's last moments may be seen by nobody but this look: a controller may have been away.
+        if is_soaking and (due_in := _stop(control, held, facts, gateway, split)) is not None:
+            return due_in
         gateway.beat(facts.target)
         return _finish_soak(control, held, facts, gateway, split)
     if (back := _why_back(facts)) is not None:
@@ -541,9 +546,11 @@ def _finish_soak(
         reason = "its replica is ready again"
         control.perform(held, lambda session, release: _recovered(control, session, release, reason))
     arm = facts.candidate.arm(STABLE, facts.target, WHOLE_BP)
-    if split is not None and split.arm(CANDIDATE) is not None and (old := split.arm(STABLE)) is not None:
-        waited = (facts.now - facts.phase_since).total_seconds() - float(facts.policy.canary.soak_seconds)
-        if not gateway.drained(old.cluster) and waited < float(facts.policy.canary.drain_seconds):
+    leaving = next((each for each in split.arms if not each.serves(facts.bundle)), None) if split else None
+    if leaving is not None:
+        soaked = float(facts.policy.canary.soak_seconds) if leaving.name == STABLE else 0.0
+        waited = (facts.now - facts.phase_since).total_seconds() - soaked
+        if not gateway.drained(leaving.cluster) and waited < float(facts.policy.canary.drain_seconds):
             return TICK_SECONDS
     applied = None
     if split is None or split.arms != (arm,):

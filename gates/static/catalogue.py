@@ -460,6 +460,11 @@ CODES: Final[Mapping[str, Code]] = {
             "A declared feature needs a language-model head that the class does not have.",
             "Do not declare the feature, or use the generating class.",
         ),
+        feature_not_served=(
+            (BLOCK,),
+            "The engine does not serve a declared feature with this model and these arguments.",
+            "Take the argument out, or do not declare the feature.",
+        ),
         drain_too_short=(
             (BLOCK,),
             "A replica is killed before its streams can end.",

@@ -232,6 +232,8 @@ class Part:
         beside = self.object("chat_template.json").get("chat_template")
         if one := beside if isinstance(beside, str) else _by_name(beside).get(DEFAULT_TEMPLATE):
             found.append((one, self.path("chat_template.json")))
+        if isinstance(of_processor := self.object("processor_config.json").get("chat_template"), str) and of_processor:
+            found.append((of_processor, self.path("processor_config.json")))
         told = self.object("tokenizer_config.json").get("chat_template")
         told = told if isinstance(told, str) else _by_name(told).get(DEFAULT_TEMPLATE)
         if told:

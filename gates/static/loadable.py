@@ -105,9 +105,6 @@ def of_tekken(document: Mapping[str, Any]) -> Iterator[Reason]:
             "/config", said, {"default_vocab_size": size, "default_num_special_tokens": count}, "whole numbers"
         )
         return
-    if size > len(vocab) + count:
-        said = f"says {size} tokens, and holds {len(vocab)} and {count} special ones"
-        yield Reason("/config/default_vocab_size", said, size, {"at_most": len(vocab) + count})
     if isinstance(specials, list):
         texts = [one.get("token_str") for one in specials if isinstance(one, dict)]
         if len(texts) > count:

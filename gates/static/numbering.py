@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from gates.files.refusal import shown
 from gates.static import loadable, tekken
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
@@ -13,6 +14,7 @@ from schemas.short import many
 
 RANKS: Final = ("tiktoken.model", "qwen.tiktoken")
 """Files with a token in base 64 and its id on each line."""
+_OVERRIDE: Final = "--override-generation-config"
 _MOST_BYTES: Final = 32 * 1024 * 1024
 
 
@@ -36,6 +38,25 @@ def check(c: Composition, rows: int | None) -> Iterator[Flaw]:
     if rows is not None:
         yield from _ranks(part, rows)
     yield from _mode(c)
+    if rows is not None:
+        yield from _overridden(c, rows)
+
+
+def _overridden(c: Composition, rows: int) -> Iterator[Flaw]:
+    """Find ids of tokens that there are not in what the launch arguments put over the generation config."""
+    told = c.declared.arguments.json(_OVERRIDE) or {}
+    for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
+        value = told.get(key)
+        for number in value if isinstance(value, list) else [value]:
+            if number is None or (type(number) is int and -1 <= number < rows):
+                continue
+            yield flaw(
+                "token-id-out-of-range",
+                f"{_OVERRIDE} says {key} {shown(number)}, and there are {rows} tokens.",
+                pointer=_OVERRIDE,
+                found=number if isinstance(number, int | float | str) else shown(number),
+                expected={"below": rows},
+            )
 
 
 def _unloadable(part: Part) -> Iterator[Flaw]:
@@ -161,8 +182,10 @@ def _two(part: Part) -> Iterator[Flaw]:
 def _ranks(part: Part, rows: int) -> Iterator[Flaw]:
     """Find ids beyond the embedding in files that no other check reads: those of ranks, and a second tokenizer."""
     sizes = {name: size for name in RANKS if (size := _largest(part, name)) is not None}
-    if part.tekken is not None and part.tekken is not part.tokenizer:
-        sizes[tekken.FILE] = part.tekken.size
+    told = part.object(tekken.FILE).get("config")
+    said = told.get("default_vocab_size") if isinstance(told, dict) else None
+    if type(said) is int and (part.tekken is not part.tokenizer or part.tekken is None or part.tekken.size <= rows):
+        sizes[tekken.FILE] = said
     for name, size in sizes.items():
         if size > rows:
             yield flaw(

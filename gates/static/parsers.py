@@ -7,6 +7,7 @@ from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
 from gates.static.probes import QUESTION, Renderings
 from gates.static.rules import table
+from gates.static.vocabulary import embedding_rows
 from schemas.bundle import Feature
 from schemas.result import Severity
 
@@ -70,7 +71,9 @@ def _calls(seen: Renderings, known: Mapping[str, Sequence[str]], parser: str) ->
 
 
 def _tokens(c: Composition, known: Mapping[str, Sequence[str]], parser: str, flag: str) -> Iterator[Flaw]:
-    words = c.model.tokenizer
+    words, rows = c.model.tokenizer, embedding_rows(c.model)
+    if words is not None and rows is not None and len(words.ids) < rows // 2:
+        return  # the vocabulary is there in part alone
     lacking = [] if words is None else [one for one in known.get(parser, ()) if words.id_of(one) is None]
     if words is None or not lacking or set(lacking) <= set(words.added_file):
         return

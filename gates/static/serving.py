@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from gates.static import arguments, known, together
+from gates.static import arguments, features, known, together
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
 from schemas.bundle import Feature
@@ -20,6 +20,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     yield from _name(c)
     yield from _tool_flags(c)
     yield from _embeddings(c)
+    yield from features.check(c)
     yield from _drain(c)
 
 

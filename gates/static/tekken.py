@@ -1,6 +1,7 @@
 """Mistral's own tokenizer, tekken.json, in the words of tokenizer.json, so that every check of tokens reads it.
 
-Special tokens have the first ids, and what else there is follows them. Which parts of a text are special is said by
+Special tokens have the first ids, and what else there is follows them. A vocabulary that somebody wrote in part is
+judged as if it were whole. Which parts of a text are special is said by
 the conversation and not by the text, so no text is counted in tokens.
 
 Source: `Tekkenizer` of mistral_common 1.13.1.
@@ -35,7 +36,7 @@ def tokenizer_of(document: Mapping[str, Any], config: Mapping[str, Any]) -> Toke
     if not isinstance(told, dict) or not isinstance(vocab, list):
         return None
     size, count = told.get("default_vocab_size"), told.get("default_num_special_tokens")
-    if type(size) is not int or type(count) is not int or not 0 <= count <= size <= min(_MOST, len(vocab) + count):
+    if type(size) is not int or type(count) is not int or not 0 <= count <= size <= _MOST:
         return None
     specials = _specials(document.get("special_tokens"), count)
     ids: dict[str, int] = {}

@@ -40,6 +40,10 @@ def _batched(c: Composition) -> Iterator[Flaw]:
 
 def _drafted(c: Composition) -> Iterator[Flaw]:
     told = c.declared.arguments.json(_CONFIG) or {}
+    least, most = told.get("prompt_lookup_min"), told.get("prompt_lookup_max")
+    if type(least) is int and type(most) is int and least > most:
+        said = f"{_CONFIG} has prompt_lookup_min {least}, which is above prompt_lookup_max ({most}); vllm refuses that."
+        yield _wrong(said, _CONFIG, most, least)
     count, method = told.get("num_speculative_tokens"), told.get("method")
     if type(count) is int and count < 1:
         yield _wrong(f"{_CONFIG} drafts {count} tokens; vllm refuses that.", _CONFIG, count, 1)

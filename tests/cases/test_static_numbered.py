@@ -174,6 +174,16 @@ def test_c030_a_stop_behind_each_text_warns_where_texts_are_gone_on_with(tmp_pat
     assert "stop-after-prompt" not in codes(validate(root, {"engine": VLLM, "features": ["embeddings"]}))
 
 
+def test_c030_a_stop_behind_each_text_is_what_an_encoder_has(tmp_path):
+    def change(told):
+        told["post_processor"]["single"].append({"SpecialToken": {"id": "</s>", "type_id": 0}})
+
+    root = spoken(tmp_path / "m", change, bos=True)
+    assert "stop-after-prompt" in codes(validate(root))
+    edit_json(root / "config.json", lambda told: told.update(is_encoder_decoder=True))
+    assert "stop-after-prompt" not in codes(validate(root))
+
+
 def test_c030_a_class_that_ends_texts_by_its_flag_counts(tmp_path):
     told = {"tokenizer_class": "LlamaTokenizerFast", "add_eos_token": True}
     root = speak(micro(tmp_path / "m"), config=told)
@@ -192,6 +202,16 @@ def test_c030_a_class_that_ends_texts_by_its_flag_counts(tmp_path):
 def test_c040_the_id_of_a_picture_s_token_is_one_of_the_rows(tmp_path, key, number, is_fault):
     found = validate(speak(micro(tmp_path / "m", **{key: number})))
     assert alarms(found) == ({"token-id-out-of-range"} if is_fault else set())
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"), [([2, 4, 99999], 99999), ("</s>", "</s>"), ([[2, 4]], "[2, 4]"), ([2, 4], None), (None, None)]
+)
+def test_c047_ids_of_an_override_are_tokens_that_there_are(tmp_path, ids, found):
+    words = ["--override-generation-config", json.dumps({"eos_token_id": ids})]
+    told = validate(speak(micro(tmp_path / "m")), {"engine": VLLM | {"arguments": words}})
+    flaws = [one for one in told.flaws if one.code == "token-id-out-of-range"]
+    assert [(one.pointer, one.found) for one in flaws] == ([(words[0], found)] if found else [])
 
 
 def test_c040_rows_beyond_the_vocabulary_are_ids_too(tmp_path):
@@ -216,7 +236,8 @@ def test_c040_files_of_ranks_are_held_to_the_rows(tmp_path, name, count, is_faul
     ("document", "code"),
     [
         (tekken(272, plain=264), "vocabulary-exceeds-embedding"),
-        (tekken(300), "tokenizer-unloadable"),
+        (tekken(300), "vocabulary-exceeds-embedding"),
+        (tekken(264, plain=4), None),
         (tekken(specials=("<s>", "<s>")), "tokenizer-unloadable"),
         (tekken(count=3), "tokenizer-unloadable"),
         ({"config": {}}, "tokenizer-unloadable"),

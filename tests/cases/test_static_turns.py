@@ -241,6 +241,12 @@ def test_c112_a_parser_that_looks_for_tokens_needs_them(tmp_path, parser):
     root = spoken(tmp_path / "m", LISTED + T0)
     found = validate(root, tooled("--enable-auto-tool-choice", "--tool-call-parser", parser))
     assert only(found, "parser-tokens-missing").severity == "block"
+    # Of a vocabulary that is there in part nobody can say what it lacks.
+    wider = [T(one.name, one.dtype, (640, 8)) if one.shape == (264, 8) else one for one in micro_tensors()]
+    micro(root, tensors=wider, vocab_size=640)
+    assert "parser-tokens-missing" not in codes(
+        validate(root, tooled("--enable-auto-tool-choice", "--tool-call-parser", parser))
+    )
 
 
 # ---------------------------------------------------------------------------------------------- drafts, rotary, lines
@@ -321,6 +327,7 @@ def test_c071_two_names_of_one_scaling_say_the_same(tmp_path, older, newer, is_f
         (VLLM, '--speculative-config {"method":"ngram","num_speculative_tokens":0}', True),
         (VLLM, '--speculative-config {"method":"ngram","num_speculative_tokens":3}', False),
         (VLLM, '--speculative-config {"method":"suffix"}', False),
+        (VLLM, '--speculative-config {"num_speculative_tokens":2,"prompt_lookup_min":5,"prompt_lookup_max":3}', True),
         ({"name": "tgi", "version": "3.3.6"}, "--max-input-tokens 100 --max-total-tokens 100", True),
         ({"name": "tgi", "version": "3.3.6"}, "--max-input-tokens 99 --max-total-tokens 100", False),
     ],

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 
 from gates.files import gguf_adapter
 from gates.files.contents import is_pickled, role_of
@@ -76,6 +77,23 @@ def _misplaced(c: Composition, part: Part) -> Iterator[Flaw]:
         )
 
 
+def _of_load_format(c: Composition, part: Part) -> Iterator[Flaw]:
+    """Find a load format that reads files of other names than those that are there."""
+    asked, rule = c.declared.arguments.get("--load-format"), c.rules.get("load_format_files")
+    pattern = rule.get(asked) if isinstance(rule, dict) else None
+    if pattern is not None and not any(fnmatchcase(name, pattern) for name in part.entries):
+        held = sorted(name for name in part.entries if _holds_weights(name))
+        yield flaw(
+            "weights-absent",
+            f"--load-format {asked} reads {pattern}, and there is no such file.",
+            severity=Severity.BLOCK,
+            pointer="--load-format",
+            found=held[:MAX_ITEMS],
+            expected=[pattern],
+            advice="Leave --load-format out, or fetch the files that it reads.",
+        )
+
+
 def _presence(c: Composition) -> Iterator[Flaw]:
     part = c.model
     stubs = {one.file for one in c.listing.flaws}
@@ -97,6 +115,8 @@ def _presence(c: Composition) -> Iterator[Flaw]:
         )
     yield from _adapter_alone(part)
     yield from _misplaced(c, part)
+    if has_weights and not has_stub:
+        yield from _of_load_format(c, part)
     is_gguf = any(name.endswith(".gguf") for name in part.entries)
     if not part.has("config.json", "params.json") and not is_gguf:
         is_adapter = part.has("adapter_config.json")

@@ -181,7 +181,22 @@ def _value(name: str, text: Mapping[str, Any], config: Mapping[str, Any], family
                 return value
             if key in source and name in {"query_rank", "sliding_window"}:
                 return None  # null says that there is none, whatever the default
-    return None
+    return _inside(name, text)
+
+
+_INSIDE = {
+    "kv_heads": ("attn_config", "kv_n_heads"),
+    "experts": ("ffn_config", "moe_num_experts"),
+    "moe_intermediate": ("ffn_config", "ffn_hidden_size"),
+}
+"""Sizes that DBRX and MPT say inside an object of their own."""
+
+
+def _inside(name: str, text: Mapping[str, Any]) -> int | None:
+    outer, key = _INSIDE.get(name, ("", ""))
+    told = text.get(outer)
+    value = told.get(key) if isinstance(told, dict) else None
+    return value if type(value) is int and 0 < value <= MOST.get(name, MOST_OF_ALL) else None
 
 
 def place_of(shape: Shape, name: str) -> str | None:
@@ -199,7 +214,9 @@ def place_of(shape: Shape, name: str) -> str | None:
 def _derive(values: dict[str, int | None], text: Mapping[str, Any], model_type: str) -> None:
     heads, hidden = values["heads"], values["hidden"]
     # A configuration of Falcon's first decoder says how many heads there could be, and that all share one.
-    if text.get("multi_query") is True and text.get("new_decoder_architecture") is not True:
+    attention = text.get("attn_config")
+    is_shared = isinstance(attention, dict) and attention.get("attn_type") == "multiquery_attention"
+    if is_shared or (text.get("multi_query") is True and text.get("new_decoder_architecture") is not True):
         values["kv_heads"] = 1
     elif values["kv_heads"] is None:
         values["kv_heads"] = heads

@@ -101,3 +101,28 @@ def test_experts_are_spread_of_models_that_have_some(tmp_path, family, version, 
         edit_json(root / "config.json", lambda told: told.pop("num_local_experts", None))
     engine = {"name": "vllm", "version": version, "arguments": ["--enable-expert-parallel"]}
     assert ("experts-ep" in codes(validate(root, {"engine": engine}), "block")) is is_fault
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "is_there"),
+    [
+        ("mistral", None, False),
+        ("mistral", "consolidated.safetensors", True),
+        ("sharded_state", None, False),
+        ("sharded_state", "model-rank-0-part-0.safetensors", True),
+        ("safetensors", None, True),
+    ],
+)
+def test_c010_a_load_format_reads_files_of_its_own_names(tmp_path, asked, name, is_there):
+    root = micro(tmp_path / "m")
+    if name:
+        (root / "model.safetensors").rename(root / name)
+    found = validate(root, {"engine": VLLM | {"arguments": ["--load-format", asked]}})
+    flaws = [one.pointer for one in found.flaws if one.code == "weights-absent"]
+    assert flaws == ([] if is_there else ["--load-format"])
+
+
+@pytest.mark.parametrize("asked", ["gguf", "bogus"])
+def test_c010_a_load_format_that_the_engine_lacks_blocks(tmp_path, asked):
+    found = validate(micro(tmp_path / "m"), {"engine": VLLM | {"arguments": ["--load-format", asked]}})
+    assert only(found, "argument-value").severity == "block"

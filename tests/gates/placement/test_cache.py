@@ -194,6 +194,9 @@ HUNYUAN = {
     "use_cla": True,
     "cla_share_factor": 2,
 }
+DBRX = {"model_type": "dbrx", "d_model": 6144, "n_layers": 40, "n_heads": 48, "attn_config": {"kv_n_heads": 8}}
+MPT = {"model_type": "mpt", "d_model": 4096, "n_layers": 32, "n_heads": 32}
+MPT |= {"attn_config": {"attn_type": "multiquery_attention"}}
 MISTRAL_1 = CONFIGS["mistral-7b-instruct-v0.3"] | {"sliding_window": 4096}
 
 
@@ -245,6 +248,10 @@ ARCHITECTURES = {
     "gqa": (CONFIGS["llama-3.1-8b-instruct"], 131_072, 8000, 131_072 * 8000, {"full": 32}),
     # 32 × 2 × 1 × 64 × 2
     "mqa": (FALCON_7B, 8_192, 8000, 8_192 * 8000, {"full": 32}),
+    # 40 × 2 × 8 × 128 × 2, with the heads inside an object of attention
+    "gqa-inside": (DBRX, 163_840, 8000, 163_840 * 8000, {"full": 40}),
+    # 32 × 2 × 1 × 128 × 2
+    "mqa-inside": (MPT, 16_384, 8000, 16_384 * 8000, {"full": 32}),
     # 32 × 2 × 32 × 96 × 2; each layer keeps 2,047 tokens in 128 blocks of 16
     "mha-window": (CONFIGS["phi-3-mini-4k-instruct"], 393_216, 8000, 393_216 * 2048, {"window": 32}),
     # 32 × 4,096 bytes × 4,096 tokens

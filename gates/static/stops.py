@@ -12,7 +12,9 @@ from gates.static.probes import ANSWER, MARKER
 from gates.static.words import Tokenizer, decoded
 from schemas.result import Severity
 
-_ENDS_OF_TEXT: Final = frozenset({"</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<｜end▁of▁sentence｜>"})
+_ENDS_OF_TEXT: Final = frozenset(
+    {"</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]", "<EOS_TOKEN>", "<｜end▁of▁sentence｜>"}
+)
 """Tokens that end a text, by which base models were trained."""
 _MOST_CLOSING: Final = 4
 """Tokens behind an answer that are looked at: after them the next turn may begin."""

@@ -93,6 +93,17 @@ def test_the_stop_of_a_tokenizer_that_is_not_here_is_not_known(tmp_path, eos, to
     assert codes(validate(root, {"engine": {"name": "tgi", "version": "3.3.6"}}), "block") == codes_found
 
 
+@pytest.mark.parametrize(
+    ("end", "severity"), [("</s>", "warn"), ("[EOS]", "warn"), ("<EOS_TOKEN>", "warn"), ("<|call|>", "block")]
+)
+def test_each_family_s_end_of_a_text_may_be_none_of_the_stops_of_a_chat(tmp_path, end, severity):
+    names = ("<pad>", "<s>", end, "<|im_start|>", "<|im_end|>")
+    root = speak(micro(tmp_path / "m", eos_token_id=4), names=names)
+    write_json(root / "generation_config.json", {"eos_token_id": 4})
+    told = {"engine": {"name": "transformers", "version": "5.19.0"}}
+    assert only(validate(root, told), "eos-sources-disagree").severity == severity
+
+
 def test_a_model_that_answers_with_vectors_ends_at_no_token(tmp_path):
     root = speak(micro(tmp_path / "m", eos_token_id=2), config={"eos_token": "<|im_end|>"})
     write_json(root / "generation_config.json", {"eos_token_id": 2})

@@ -14,6 +14,7 @@ from schemas.short import many
 
 RANKS: Final = ("tiktoken.model", "qwen.tiktoken")
 """Files with a token in base 64 and its id on each line."""
+_OF_MEDIA: Final = tuple(f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index"))
 _OVERRIDE: Final = "--override-generation-config"
 _MOST_BYTES: Final = 32 * 1024 * 1024
 
@@ -34,6 +35,8 @@ def check(c: Composition, rows: int | None) -> Iterator[Flaw]:
         yield from _renumbered(part, words)
         yield from _processor(part, words)
         yield from _after(c, words)
+        if rows is not None and len(words.ids) > rows // 2:  # else the vocabulary is there in part alone
+            yield from _media(part, words)
     yield from _two(part)
     if rows is not None:
         yield from _ranks(part, rows)
@@ -155,6 +158,24 @@ def _after(c: Composition, words: Tokenizer) -> Iterator[Flaw]:
         found={"after": words.suffix},
         expected={"after": []},
     )
+
+
+def _media(part: Part, words: Tokenizer) -> Iterator[Flaw]:
+    """Find an id that the configuration gives to pictures or sounds, and that an ordinary piece of text has."""
+    for key in _OF_MEDIA:
+        number = part.config.get(key)
+        text = words.texts.get(number) if type(number) is int else None
+        if text is None or text in words.added or text in words.restored:
+            continue
+        yield flaw(
+            "token-ids-differ",
+            f"{part.path('config.json')} says {key} {number}, which is {text!r}, a piece of ordinary text.",
+            file=part.path("config.json"),
+            pointer=f"/{key}",
+            found={"id": number, "token": text},
+            expected="the id of an added token",
+            advice="Use the config.json that belongs to this tokenizer.",
+        )
 
 
 def _two(part: Part) -> Iterator[Flaw]:

@@ -214,6 +214,14 @@ def test_c047_ids_of_an_override_are_tokens_that_there_are(tmp_path, ids, found)
     assert [(one.pointer, one.found) for one in flaws] == ([(words[0], found)] if found else [])
 
 
+@pytest.mark.parametrize(("number", "is_fault"), [(70, True), (263, False), (4, False), (260, True)])
+def test_c041_the_id_of_a_picture_is_no_piece_of_text(tmp_path, number, is_fault):
+    found = validate(speak(micro(tmp_path / "m", image_token_id=number)))
+    assert alarms(found) == ({"token-ids-differ"} if is_fault else set())
+    if is_fault:
+        assert only(found, "token-ids-differ").found["id"] == number
+
+
 def test_c040_rows_beyond_the_vocabulary_are_ids_too(tmp_path):
     wider = [T(one.name, one.dtype, (272, 8)) if one.shape == (264, 8) else one for one in micro_tensors()]
     root = speak(micro(tmp_path / "m", tensors=wider, image_token_index=264))

@@ -208,6 +208,22 @@ def test_c036_a_parser_of_another_family_closes_nothing(tmp_path, opening, parse
         assert only(found, "parser-differs").severity == "block"
 
 
+@pytest.mark.parametrize(
+    ("parser", "is_fault"), [("kimi", True), ("mistral", True), ("qwen3", False), ("step3", False)]
+)
+def test_c036_a_parser_of_another_family_closes_nothing_in_sglang_either(tmp_path, parser, is_fault):
+    root = spoken(tmp_path / "m", T0.replace("assistant\n", "assistant\n<think>\n"))
+    engine = {"name": "sglang", "version": "0.5.15", "arguments": ["--reasoning-parser", parser]}
+    assert alarms(validate(root, CHAT | {"engine": engine})) == ({"parser-differs"} if is_fault else set())
+
+
+@pytest.mark.parametrize(("parser", "is_fault"), [("qwen3_coder", True), ("kimi_k2", True), ("qwen25", False)])
+def test_c112_a_parser_of_another_family_finds_no_calls_in_sglang_either(tmp_path, parser, is_fault):
+    engine = {"name": "sglang", "version": "0.5.15", "arguments": ["--tool-call-parser", parser]}
+    found = validate(spoken(tmp_path / "m", LISTED + CALLED), tooled() | {"engine": engine})
+    assert alarms(found) == ({"parser-differs"} if is_fault else set())
+
+
 def test_c036_reasoning_that_is_declared_needs_a_parser(tmp_path):
     declared = {"engine": VLLM, "features": ["chat", "reasoning", "streaming"]}
     root = speak(micro(tmp_path / "m"))

@@ -5,7 +5,6 @@ compressed_tensors register (a checkpoint that lacks one leaves it as it was all
 compressed-tensors 0.17, which write them; of bitsandbytes, `QuantState.from_dict`.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +67,7 @@ def _needed(told: Quantization, module: str, parts: Parts, *, has_zeros: bool) -
         yield "qzeros"
     kind = _kind(parts)
     if told.method == "fp8" and kind in _EIGHT and told.told.get("activation_scheme") == "static":
-        yield "input_scale"
+        yield "input_scale|activation_scale"  # the second is what transformers itself writes
     if told.method == "modelopt":
         algorithm = str(told.told.get("quant_algo", "")).upper()
         if algorithm == "NVFP4" and kind == "U8":
@@ -106,21 +105,24 @@ def _odd(told: Quantization, module: str, parts: Parts) -> Iterator[Odd]:
     rows, columns = weight.tensor.shape
     if told.method in {"fp8", "modelopt"} and told.block is not None and _kind(parts) in _EIGHT:
         yield from _expect(module, parts, _in_blocks(rows, columns, told.block), "weight_scale_inv", "weight_scale")
-    if told.method == "modelopt" and told.is_nvfp4 and _kind(parts) == "U8":
-        yield from _expect(module, parts, (rows, -(-columns * 2 // (told.group or _FOUR_BIT_GROUP))), "weight_scale")
+    group = told.group or _FOUR_BIT_GROUP
+    if told.method == "modelopt" and told.is_nvfp4 and _kind(parts) == "U8" and columns * 2 % group == 0:
+        yield from _expect(module, parts, (rows, columns * 2 // group), "weight_scale")
 
 
 def _odd_scheme(told: Quantization, module: str, parts: Parts) -> Iterator[Odd]:
-    weights = _object(told.scheme_of(module).get("weights"))
+    scheme = told.scheme_of(module)
+    weights = _object(scheme.get("weights"))
     size = _size(parts, weights.get("num_bits"))
-    if size is None or not weights:
-        return
+    form = scheme.get("format") or told.told.get("format")
+    if size is None or not weights or form == "marlin-24" or told.told.get("sparsity_config"):
+        return  # of weights of which half are left out, the sizes are others
     rows, columns = size
     strategy, group = weights.get("strategy"), weights.get("group_size")
     if strategy == "channel":
         expected: tuple[int, ...] | None = (rows, 1)
     elif strategy in {"group", "tensor_group"} and type(group) is int and group > 0:
-        expected = (rows, -(-columns // group))
+        expected = None if columns % group else (rows, columns // group)
     elif strategy == "block" and told.block is not None and len(told.schemes) == 1:
         expected = _in_blocks(rows, columns, told.block)
     else:
@@ -148,8 +150,8 @@ def _expect(module: str, parts: Parts, expected: tuple[int, ...], *suffixes: str
         placed = parts.get(suffix)
         if placed is not None:
             found = placed.tensor.shape
-            # One number for each row may be a column or a plain list.
-            if found != expected and not (expected[-1] == 1 and math.prod(found) == math.prod(expected)):
+            # Sizes of 1 are written or left out: a column may be a plain list, and ModelOpt's blocks have four.
+            if [one for one in found if one != 1] != [one for one in expected if one != 1]:
                 yield Odd(module, suffix, found, expected)
             return
 

@@ -17,7 +17,7 @@ _SCHEMES = ("dynamic", "static")
 _FORMATS = frozenset(
     {"dense", "sparse-bitmask", "sparse-24-bitmask", "int-quantized", "float-quantized", "naive-quantized"}
     | {"pack-quantized", "marlin-24", "mixed-precision", "nvfp4-pack-quantized", "mxfp4-pack-quantized"}
-    | {"mxfp8-quantized"}
+    | {"mxfp6-pack-quantized", "mxfp8-quantized"}
 )
 """Source: compressed_tensors/config/base.py, CompressionFormat."""
 

@@ -60,7 +60,31 @@ def made(root, wrap, told, *, without=None, reshaped=None):
     return root
 
 
+def own_static(name, out, into):
+    """As transformers writes 8-bit floats with a scale for their inputs."""
+    for end in ("weight_scale_inv", "activation_scale"):
+        yield T(f"{name}.{end}", "F32", (), struct.pack("<f", 0.5))
+    yield T(f"{name}.weight", "F8_E4M3", (out, into))
+
+
+def in_four(name, out, into):
+    """As ModelOpt writes blocks, whose scales have four sizes."""
+    yield T(f"{name}.weight_scale", "F32", (-(-out // 128), 1, -(-into // 128), 1))
+    yield T(f"{name}.weight", "F8_E4M3", (out, into))
+
+
+def halved(name, out, into):
+    """As Marlin wants weights of which half are zeros."""
+    yield T(f"{name}.weight_packed", "I32", (into // 32, out * 2))
+    yield T(f"{name}.meta", "I32", (into // 32, out))
+    yield T(f"{name}.scale_packed", "F16", (into // 128, out))
+    yield T(f"{name}.weight_scale", "F16", (into // 128, out))
+
+
 SOUND = {
+    "fp8-own-static": (own_static, STATIC),
+    "modelopt-blocks": (in_four, OPT8 | {"quant_algo": "FP8_PB_WO"}),
+    "halved": (halved, groups("marlin-24", W4)),
     "gptq": (gptq(128), GPTQ),
     "awq": (awq, AWQ),
     "fp8": (scaled("weight_scale_inv", blocks=128), FP8),

@@ -32,8 +32,11 @@ def why_not_on(control: Control, session: Session, release: ReleaseRow) -> str |
 
 
 def is_going_back(session: Session, stable: ReleaseRow) -> bool:
-    """Tell whether a live release is to be taken back, and can be: where nothing is before it, another may follow."""
-    return is_found(session, stable, "rollback") and targets.way_back(session, stable) is not None
+    """Tell whether a live release is to be taken back, and can be.
+
+    Where nothing is before it, or what is does not become ready, which it holds for, another may follow it.
+    """
+    return is_found(session, stable, "rollback") and not stable.held and targets.way_back(session, stable) is not None
 
 
 def is_let_on(control: Control, held: Held) -> bool:

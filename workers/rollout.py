@@ -239,10 +239,11 @@ def soak(control: Control, held: Held) -> float | None:
     gateway = gateway_of(control, held)
     if gateway.take_notice() is not None:
         return controller_lost(control, held, facts, gateway)
+    if _is_other_moving(control, held):
+        # The way back that is prepared is that one's; what was asked of this one before it began comes after it.
+        return None if facts.rollback_reason is None else WAIT_SECONDS
     if facts.rollback_reason is not None:
         return _go_back(control, held, facts, gateway, facts.rollback_reason)
-    if _is_other_moving(control, held):
-        return None
     ends_at = facts.phase_since + timedelta(seconds=float(facts.policy.canary.soak_seconds))
     split = gateway.desired(facts.target)
     if is_taken_back(gateway, facts, split):

@@ -9,6 +9,7 @@ import pytest
 from registry import releases, verification
 from registry.auth import Actor
 from registry.service import Service
+from registry.tables import JobRow
 from schemas.api import Act
 from schemas.evidence import Kind, Traffic
 from schemas.release import Phase
@@ -96,3 +97,37 @@ def test_a_release_gets_no_traffic_beside_one_that_is_being_taken_back(here: Wor
         shifted = next(entry.body for entry in shown.log if entry.kind is Kind.TRAFFIC_SHIFTED)
         shares = [(arm.bundle, arm.weight_bp) for arm in Traffic.model_validate(shifted).desired]
         assert shares == [(bundles[0].digest, 5000), (bundles[2].digest, 5000)]
+
+
+def test_a_release_may_follow_one_that_cannot_be_taken_back_and_lends_it_no_way_back(here: World) -> None:
+    with stream_engine("one") as one, stream_engine("two") as two, stream_engine("three") as three:
+        bundles = [here.bundle(name, name.encode()) for name in ("one", "two", "three")]
+        first = here.live(bundles[0], here.policy(), one)
+        stopped = here.serving_jobs()[0]
+        second = here.live(bundles[1], here.policy(), two)
+        here.complete_by_token(stopped.id, stopped.fencing_token)
+        roll_back(here, second)
+        back = here.claim()
+        assert back.bundle == bundles[0].digest
+        with here.service.database.transaction() as session:
+            job = session.get_one(JobRow, back.job)
+            job.attempt, job.problem = 3, "it does not boot"
+        here.until(lambda: bool(here.show(second).held))
+        third = here.release(bundles[2], here.policy("slow", canary=SLOW))
+        here.evaluate()
+        here.serve(three, pid=3000)
+        here.until_phase(third, Phase.CANARY)
+        # It boots after all: what was asked before the canary began comes after it.
+        here.replica(back, "ready", one, pid=4000)
+        for _ in range(4):
+            here.turn()
+        assert (here.show(third).phase, here.show(second).phase) == (Phase.CANARY, Phase.PROMOTED)
+        assert here.show(third).weight_bp == 5000
+        roll_back(here, third)
+        here.until_phase(third, Phase.ROLLED_BACK)
+        here.until_phase(second, Phase.ROLLED_BACK)
+        whole = [[arm.bundle for arm in restored(here, of).desired if arm.weight_bp] for of in (third, second)]
+        assert whole == [[bundles[1].digest], [bundles[0].digest]]
+        assert int(restored(here, second).revision) > int(restored(here, third).revision)
+        assert here.show(first).phase is Phase.PROMOTED
+        assert set(ask_many(here.envoy.url(), 10).engines) == {"one"}

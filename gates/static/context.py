@@ -62,7 +62,7 @@ def _scaled(length: int, factor: float) -> int:
 
 def _length(c: Composition, asked: int | None) -> Iterator[Flaw]:
     longest, source = derived(c.model.shape), "config.json"
-    if (why := _reads_params(c)) is not None:
+    if (why := reads_params(c)) is not None:
         told = c.model.object("params.json")
         said = next((told[key] for key in _PARAMS_KEYS if type(told.get(key)) is int), None)
         said = _stretched(told, said)
@@ -110,7 +110,7 @@ def _stretched(told: Mapping[str, Any], said: int | None) -> int | None:
     return max(said or 0, _scaled(original, factor))
 
 
-def _reads_params(c: Composition) -> str | None:
+def reads_params(c: Composition) -> str | None:
     """Return why the engine reads params.json instead of config.json; None when it does not."""
     asked = c.declared.arguments.get("--config-format")
     if not c.model.has("params.json"):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from gates.files import gguf_adapter
 from gates.files.refusal import shown
-from gates.static import gguf_header, gguf_tensors, misshapen, names, required
+from gates.static import gguf_header, gguf_tensors, misshapen, names, native, required
 from gates.static.composition import Composition, Part
 from gates.static.flaw import MAX_ITEMS, Flaw, flaw, listed
 from gates.static.misshapen import Misshapen
@@ -56,6 +56,7 @@ def check(c: Composition) -> Iterator[Flaw]:
             yield from _beyond(part)
             yield from _shapes(part)
         yield from _gguf(part)
+    yield from native.check(c)
 
 
 def _whole(part: Part) -> Iterator[Flaw]:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from registry.cli.failures import Exit, exit_of, places
-from registry.cli.tables import fitted
+from registry.cli.tables import fits, fitted
 from schemas.problems import Problem
 
 ItemT = TypeVar("ItemT")
@@ -80,7 +80,11 @@ class Output:
         shown, gone = [*columns], list[str]()
         if self._out.is_terminal:
             # Whoever reads a pipe gets everything whole.
-            shown, cells, gone = fitted(columns, cells, self._out.width, spare)
+            shown, narrow, gone = fitted(columns, cells, self._out.width, spare)
+            if not fits(shown, narrow, self._out.width):
+                self._stack(columns, cells)
+                return
+            cells = narrow
         table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
         for place, column in enumerate(shown):
             is_word = all(" " not in row[place] and len(row[place]) <= LONGEST_WORD for row in cells)
@@ -90,6 +94,13 @@ class Output:
         self._out.print(table)
         if gone:
             self.note(f"not shown: {', '.join(gone)}; a wider terminal or --json shows it")
+
+    def _stack(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print rows one below the other, each with its headings, where no table has room for them."""
+        for place, row in enumerate(rows):
+            if place:
+                self.say("")
+            self.fields(zip(columns, row, strict=True))
 
     def fields(self, pairs: Iterable[tuple[str, object]]) -> None:
         """Print names and values; those without a value are left out."""

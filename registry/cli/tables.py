@@ -25,7 +25,7 @@ def fitted(
 
     What is too wide first gets its digests and ids cut to beginnings that every command takes and of which no two of
     different ids are the same, then loses columns.
-    What is too wide even so is folded by whoever prints it.
+    What is too wide even so (`fits`) is not shown as a table.
 
     Args:
         columns: headings.
@@ -46,6 +46,11 @@ def fitted(
         left = [[*row[:place], *row[place + 1 :]] for row in left]
         gone.append(name)
     return shown, left, gone
+
+
+def fits(columns: Sequence[str], rows: Rows, width: int) -> bool:
+    """Tell whether a terminal of a width shows rows side by side without breaking words or squeezing prose."""
+    return _width(columns, rows) <= width
 
 
 def abbreviated(text: str, characters: int = ID_LENGTHS[0]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from registry.cli.output import Output, lasted
-from registry.cli.tables import abbreviated, fitted
+from registry.cli.tables import abbreviated, fits, fitted
 from registry.cli.targets import _show_served
 from schemas.evidence import SplitEntry
 from schemas.release import ServedAt
@@ -48,6 +48,15 @@ def test_ids_that_begin_alike_are_cut_where_they_differ():
 
 def test_a_table_that_fits_is_left_as_it_is():
     assert fitted(["A", "B"], [[DIGEST, "x"]], 100, ("B",)) == (["A", "B"], [[DIGEST, "x"]], [])
+
+
+def test_a_table_that_does_not_fit_without_what_can_be_spared_is_told_row_by_row_and_nothing_is_left_out():
+    columns, row = ["ID", "NAME", "MADE"], [ID, "n" * 20, "m" * 20]
+    assert fits(columns, [row], 80)
+    assert not fits(columns, [row], 79)
+    shown, cells, _ = fitted(columns, [row], 50, ("MADE",))
+    assert fits(shown, cells, 50)
+    assert not fits(shown, cells, 30)
 
 
 def test_columns_go_only_while_it_is_too_wide_and_in_the_order_given():
@@ -99,14 +108,20 @@ def test_lists_fit_eighty_columns_and_what_they_show_can_be_used(scene):
     release = scene.release("--reason", "a reason of many words that goes on, over the edge of any terminal")["id"]
     scene.to_canary(release)
     lists = [["release", "list"], ["bundle", "list"], ["target", "list"], ["runner", "list"], ["policy", "show"]]
-    *listed, shown, bundle = on_a_terminal(
-        *lists, ["release", "show", release], ["bundle", "show", scene.bundle.digest]
+    *listed, history, shown, bundle = on_a_terminal(
+        *lists,
+        ["target", "history", "chat@prod"],
+        ["release", "show", release],
+        ["bundle", "show", scene.bundle.digest],
     )
-    for said in (*listed, shown):
+    for said in (*listed, history, shown):
         assert max(map(len, said.splitlines())) <= 80, said
     named, digest = listed[0].splitlines()[1].split()[0], listed[1].splitlines()[1].split()[1]
     assert scene.command.ok("release", "show", named, "--json").json["id"] == release
     assert scene.command.ok("bundle", "show", digest, "--json").json["digest"] == scene.bundle.digest
+    # Where no table has room, each row is told below the other, whole.
+    assert f"RELEASE  {release}\n" in history
+    assert "WHY      approved: step 1 begins\n" in history
     # What is shown alone is whole, over the edge if it must: it is there to be copied.
     assert release in shown
     assert "AFTER" in shown

@@ -18,8 +18,9 @@ def _limit(name: str, value: Any) -> tuple[str, str]:
     words = name.replace("_", " ")
     if name.endswith("_seconds"):
         return words.removesuffix(" seconds"), span(Decimal(str(value)))
-    if name.endswith("_ms"):
-        return words.removesuffix(" ms"), f"{value} ms"
+    for unit in ("ms", "nat", "bytes"):
+        if name.endswith(f"_{unit}"):
+            return words.removesuffix(f" {unit}"), f"{value} {unit}"
     return words, str(value)
 
 

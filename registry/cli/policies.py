@@ -102,6 +102,7 @@ def _show(out: Output, found: Registered) -> None:
             ("name", policy.name),
             ("digest", found.digest),
             ("description", policy.description),
+            ("registered", f"{found.created_at:%Y-%m-%d %H:%M:%S}Z by {found.created_by}"),
             (
                 "approvals",
                 APPROVERS.get(

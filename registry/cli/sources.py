@@ -50,7 +50,11 @@ From = Annotated[
 ]
 WeightsPattern = Annotated[
     str | None,
-    typer.Option("--weights", metavar="PATTERN", help="Which weights, where there are several: q4_k_m, or a pattern."),
+    typer.Option(
+        "--weights",
+        metavar="PATTERN",
+        help="Which weights, where there are several: q4_k_m, a pattern, or the path of one file.",
+    ),
 ]
 AllowHost = Annotated[
     list[str] | None,

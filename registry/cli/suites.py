@@ -174,7 +174,8 @@ def list_(limit: Limit = 50, as_json: Json = False) -> int:
 def _show(out: Output, found: Registered) -> None:
     suite = SUITE.validate_python(found.document)
     asked = suite.items if isinstance(suite, StructuredSuite) else suite.prompts
-    told = [("name", suite.name), ("digest", found.digest), ("description", suite.description)]
+    by = f"{found.created_at:%Y-%m-%d %H:%M:%S}Z by {found.created_by}"
+    told = [("name", suite.name), ("digest", found.digest), ("description", suite.description), ("registered", by)]
     out.fields([*told, *suite_facts(suite)])
     out.say("")
     out.table(

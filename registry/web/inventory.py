@@ -193,7 +193,9 @@ def target_page(
         traffic=weights_over_time([(one.since, one.until, one.arms) for one in reversed(served)], now=now),
         colours=colours([*(one.arms for one in reversed(served)), target.applied]),
         names=documents.names(
-            session, actor.project_id, [*digests, *(one.bundle for one in (stable, candidate) if one)]
+            session,
+            actor.project_id,
+            [*digests, *target.references, *(one.bundle for one in (stable, candidate) if one)],
         ),
         is_first=after is None,
         following=f"/targets/{name}?after={following}" if following else None,

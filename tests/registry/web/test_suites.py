@@ -8,16 +8,17 @@ import pytest
 from sqlalchemy import select
 
 from gates.plain import NO_AUTHORITY
-from registry import documents
+from registry import documents, targets
 from registry.service import Service
 from registry.tables import EntryRow
-from schemas.evidence import Kind, Staged
+from schemas.evidence import Kind, Reasoned, Staged
 from schemas.result import GateResult, Measurement, Verdict
 from schemas.suite import SUITE
 from tests.registry.web.test_detail_pages import text_of
 from tests.registry.web.test_inventory import linked
 from tests.support.api import Api
 from tests.support.factories import (
+    created_target,
     load_body,
     policy_body,
     record_act,
@@ -99,11 +100,34 @@ def test_one_gets_to_a_suite_from_everywhere_that_names_it(committed, actor, vis
     said = text_of(page)
     assert "evidence counts for 1 day" in said
     assert "boot 1 min, answer 10 s" in said
-    assert f"suite golden {golden.digest[7:19]} , margin nat 0.1, min prompts 2" in said
+    assert f"suite golden {golden.digest[7:19]} , margin 0.1 nat, min prompts 2" in said
     for address in ("/", "/targets", "/bundles", "/policies", "/suites", "/runners"):
         navigation = visit.get(address).text.partition("</nav>")[0]
         assert 'href="/suites"' in navigation
         assert 'href="/policies"' in navigation
+
+
+def test_a_target_names_the_suites_that_it_has_references_for(committed, actor, visit):
+    golden, bundle = registered_golden(committed, actor), registered_bundle(committed, actor)
+    target = created_target(committed, actor)
+    with committed.database.transaction() as session:
+        raw = json.dumps(reference_body(golden, bundle.digest)).encode()
+        reference = documents.register(session, committed, actor, "reference", raw)[0].digest
+        row, named = targets.lock(session, target), {"suite": golden.digest, "bundle": bundle.digest}
+        targets.set_reference(session, committed, row, reference=reference, actor="kim", act="reference", **named)
+    page = visit.get("/targets/chat@prod").text
+    assert linked(page, "/suites/") == [golden.digest]
+    assert f"Golden suite Compared with reference golden {golden.digest[7:19]} {reference[7:19]}" in text_of(page)
+
+
+def test_commands_in_a_banner_stand_out_and_nothing_that_people_wrote_is_taken_for_one(committed, actor, visit):
+    release = started_release(committed, actor)
+    reasons = [f"one ` alone {EVIL}"]
+    record_act(committed, release, Kind.HELD, Reasoned(reasons=reasons, cause="gates_undecided"))
+    page = visit.get(f"/releases/{release}").text
+    assert f"<code>sluicegate release resume {release} --reason …</code> runs the gates" in page
+    assert "one ` alone &lt;script&gt;" in page
+    assert EVIL not in page
 
 
 def test_a_result_leads_to_its_policy_and_suite_and_says_of_what_a_count_is(committed, actor, visit):

@@ -43,6 +43,13 @@ def plural(noun: str) -> str:
     return f"{noun[:-1]}ies" if is_after_consonant else f"{noun}s"
 
 
+def took(milliseconds: float) -> str:
+    """Return how long something took, as precisely as people read it: `10 ms`, `15.5 s`, `2 min 5 s`."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    return f"{milliseconds / 1000:.1f} s" if milliseconds < 60_000 else span(round(milliseconds / 1000))
+
+
 def span(seconds: Decimal | float) -> str:
     """Return a span of time as people say it, exactly: `30 s`, `4 min`, `1 h 30 min`, `1 day`."""
     whole = Decimal(str(seconds))

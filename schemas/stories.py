@@ -7,7 +7,7 @@ from typing import Any
 from schemas.evidence import Entry, Kind, SplitEntry
 from schemas.release import Phase, Release
 from schemas.runner import JobKind, JobState, ReplicaState
-from schemas.short import many
+from schemas.short import many, took
 
 Body = dict[str, Any]
 
@@ -46,18 +46,18 @@ def _files(body: Body) -> str:
 def _booted(body: Body) -> str:
     engine, told = body["engine"], []
     if body.get("loading_ms") is not None:
-        told.append(f"load {body['loading_ms']} ms")
+        told.append(f"load {took(body['loading_ms'])}")
     if body.get("compile_ms") is not None:
-        told.append(f"of that compiling {body['compile_ms']} ms")
+        told.append(f"of that compiling {took(body['compile_ms'])}")
     if body.get("warming_ms") is not None:
-        told.append(f"warm {body['warming_ms']} ms")
+        told.append(f"warm {took(body['warming_ms'])}")
     if body.get("page_cache_percent") is not None:
         told.append(f"{body['page_cache_percent']} % of the weights were in memory")
     codes = sorted({one["code"] for one in body.get("findings") or []})
     if codes:
         told.append(f"warns of {', '.join(codes)}")
-    took = f": {', '.join(told)}" if told else ""
-    return f"{engine['name']} {engine['version']} ready in {body['ready_ms']} ms on {body['runner']}{took}"
+    more = f": {', '.join(told)}" if told else ""
+    return f"{engine['name']} {engine['version']} ready in {took(body['ready_ms'])} on {body['runner']}{more}"
 
 
 def _reasons(body: Body) -> str:
@@ -66,7 +66,7 @@ def _reasons(body: Body) -> str:
 
 STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     Kind.CREATED: ("plain", lambda b: f"created for {b['target']}" + (f": {b['reason']}" if b.get("reason") else "")),
-    Kind.STAGED: ("plain", lambda b: f"{_files(b)} staged in {b['duration_ms']} ms"),
+    Kind.STAGED: ("plain", lambda b: f"{_files(b)} staged in {took(b['duration_ms'])}"),
     Kind.ENGINE_BOOTED: ("plain", _booted),
     Kind.GATES_PASSED: ("good", lambda b: f"all gates passed: {', '.join(b['gates'])}"),
     Kind.REFUSED: ("bad", _reasons),

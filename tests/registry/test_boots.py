@@ -148,8 +148,8 @@ def test_a_failed_replica_is_shown_with_its_class_what_that_means_and_its_last_l
     said = scene.command.ok("release", "show", release).out
     for expected in (
         "replica failed: out_of_memory",
-        "ready in 1500 ms",
-        "load 1200 ms",
+        "ready in 1.5 s",
+        "load 1.2 s",
         "warns of slots-differ",
         "| std::bad_alloc <b>",
     ):

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from schemas.short import span
+from schemas.short import span, took
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,11 @@ from schemas.short import span
 )
 def test_a_span_is_said_exactly_and_in_units_that_people_use(seconds, said):
     assert span(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "said"),
+    [(0, "0 ms"), (10.4, "10 ms"), (999, "999 ms"), (15_514, "15.5 s"), (60_000, "1 min"), (125_400, "2 min 5 s")],
+)
+def test_how_long_something_took_is_said_as_precisely_as_people_read_it(milliseconds, said):
+    assert took(milliseconds) == said

@@ -144,7 +144,8 @@ class Layout:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = file.read().strip() or "unknown"
-                raise DataRefused(f"{self.root} is in use by the process {holder}", status=4) from None
+                text = f"{self.root} is in use by the process {holder}; end that one, or name another one with --data"
+                raise DataRefused(text, status=4) from None
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()

@@ -85,7 +85,10 @@ def test_a_folder_of_sockets_that_somebody_else_put_there_is_refused(tmp_path):
 
 def test_one_process_holds_a_data_directory_and_a_second_is_told_which(layout):
     second = Layout(layout.root)
-    with layout.held(), pytest.raises(DataRefused, match=f"in use by the process {os.getpid()}$") as caught:
+    with (
+        layout.held(),
+        pytest.raises(DataRefused, match=f"in use by the process {os.getpid()}; end ") as caught,
+    ):
         second.held().__enter__()
     assert caught.value.status == 4
     with second.held():

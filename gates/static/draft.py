@@ -7,7 +7,7 @@ from gates.static import heads
 from gates.static.composition import Composition, Part
 from gates.static.flaw import Flaw, flaw
 from gates.static.vocabulary import embedding_rows
-from gates.static.words import first_difference
+from gates.static.words import Tokenizer, first_difference
 from schemas.result import Severity
 from schemas.short import many
 
@@ -28,7 +28,7 @@ def check(c: Composition) -> Iterator[Flaw]:
     if c.is_head(part):
         yield from heads.check(c, part)  # they read the target's own states and tokens
         return
-    target, draft = c.model.tokenizer, part.tokenizer
+    target, draft = _target(c, part), part.tokenizer
     differing = False
     if target is not None and draft is not None:
         place = first_difference(target.texts, draft.texts)
@@ -73,6 +73,12 @@ def check(c: Composition) -> Iterator[Flaw]:
             expected={"target": rows},
             advice=f"Pad the smaller embedding to {max(rows, other)} rows, or choose an engine that does.",
         )
+
+
+def _target(c: Composition, part: Part) -> Tokenizer | None:
+    """Return the target's tokenizer of the kind that the draft has, where it has two."""
+    same = c.model.tekken if part.tokenizer is not None and part.tokenizer is part.tekken else None
+    return same or c.model.tokenizer
 
 
 def _absent(part: Part, name: str) -> Flaw:

@@ -292,3 +292,11 @@ def test_c082_an_adapter_s_own_tokens_are_seen_in_mistral_s_tokenizer(tmp_path, 
         assert set(said.get("tokens", [said.get("first_difference")])) == found
         assert only(told, "lora-new-tokens").file == "adapter/tekken.json"
         assert json.dumps(said)
+
+
+@pytest.mark.parametrize(("specials", "is_fault"), [(MISTRAL, False), (("<unk>", "<s>", "</s>", "[A]", "[B]"), True)])
+def test_c076_a_draft_with_mistral_s_tokenizer_is_held_to_the_target_s_own(tmp_path, specials, is_fault):
+    root = mistral(tmp_path / "m", tekken(260))
+    alone(root / "draft", tekken(260, specials=specials))
+    declared = {"engine": VLLM, "draft": {"directory": "draft", "method": "draft_model", "tokens": 3}}
+    assert alarms(validate(root, declared)) == ({"draft-vocab"} if is_fault else set())

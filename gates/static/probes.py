@@ -13,6 +13,8 @@ ANSWER: Final = "Sluicegate answers"
 NEXT: Final = 'pong <i> & "it\'s"'
 """A second question, with what templates of pages would change."""
 RESULT: Final = "Sluicegate finds"
+NAME: Final = "find"
+"""The tool that is there, and that is called."""
 SYSTEM: Final = "Sluicegate instructs"
 MARKER: Final = re.compile(
     r"<\|[^|<>\n]{1,40}\|>|<[｜][^<>\n]{1,40}[｜]>|</?(?:start|end)_of_turn>|\[/?INST\]"
@@ -28,7 +30,7 @@ def _tool(properties: Mapping[str, Any], definitions: Mapping[str, Any] | None =
     parameters: dict[str, Any] = {"type": "object", "properties": properties, "required": list(properties)}
     if definitions is not None:
         parameters = {"$defs": definitions, **parameters}
-    function = {"name": "find", "description": "Finds things.", "parameters": parameters}
+    function = {"name": NAME, "description": "Finds things.", "parameters": parameters}
     return {"type": "function", "function": function}
 
 
@@ -63,9 +65,9 @@ FURTHER: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 _CALL: Final[dict[str, Any]] = {
     "role": "assistant",
     "content": "",
-    "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "find", "arguments": {"filter": "x"}}}],
+    "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": NAME, "arguments": {"filter": "x"}}}],
 }
-_RESULT: Final = {"role": "tool", "tool_call_id": "call00001", "name": "find", "content": RESULT}
+_RESULT: Final = {"role": "tool", "tool_call_id": "call00001", "name": NAME, "content": RESULT}
 
 CASES: Final[dict[str, dict[str, Any]]] = {
     "plain": {"messages": [_USER]},

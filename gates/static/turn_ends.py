@@ -2,17 +2,13 @@
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from typing import Final
 
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
-from gates.static.probes import ANSWER, MARKER, NEXT, QUESTION
+from gates.static.probes import ANSWER, MARKER, NAME, NEXT, QUESTION
 from gates.static.words import Tokenizer
 from schemas.bundle import Feature
 from schemas.result import Severity
-
-_NAME: Final = "find"
-"""The tool that the probes call."""
 
 
 def check(c: Composition, stops: AbstractSet[int]) -> Iterator[Flaw]:
@@ -37,7 +33,7 @@ def _call(c: Composition, words: Tokenizer, stops: AbstractSet[int]) -> Iterator
         return
     call = text.rpartition(QUESTION)[2].rstrip()
     end = max((one for one in words.added if call.endswith(one)), key=len, default=None)
-    if end is None or _NAME not in call or not MARKER.fullmatch(end) or words.added[end].id in stops:
+    if end is None or NAME not in call or not MARKER.fullmatch(end) or words.added[end].id in stops:
         return
     plain = (seen.text("answered") or "").rstrip()
     if plain.endswith(end):

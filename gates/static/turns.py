@@ -6,7 +6,7 @@ from typing import Final
 
 from gates.static.composition import Composition
 from gates.static.flaw import Flaw, flaw
-from gates.static.probes import ANSWER, MARKER, NEXT, QUESTION, RESULT, Renderings
+from gates.static.probes import ANSWER, MARKER, NAME, NEXT, QUESTION, RESULT, Renderings
 from schemas.bundle import Feature
 
 _SHOWN: Final = 60
@@ -75,8 +75,8 @@ def _squeezed(text: str) -> str:
 
 def check_tools(c: Composition, seen: Renderings) -> Iterator[Flaw]:
     """Find a template that writes tools and not what they answer, where tools are declared."""
-    if not c.declared.has(Feature.TOOLS) or seen.text("tool") is None:
-        return
+    if not c.declared.has(Feature.TOOLS) or NAME not in (seen.text("tool") or ""):
+        return  # that it writes no tools is told by itself
     answered = seen.by_name["tool-answered"]
     if answered.text is not None and (RESULT in answered.text or QUESTION not in answered.text):
         return  # one that writes no message at all is told by itself

@@ -116,6 +116,11 @@ def test_c033_what_a_tool_answers_is_written_where_tools_are_declared(tmp_path, 
     assert alarms(validate(root, CHAT)) == set()
 
 
+def test_c033_a_template_without_tools_is_told_once(tmp_path):
+    root = spoken(tmp_path / "m", "{% for message in messages if message.role != 'tool' %}" + TURN + OPENING)
+    assert "does not write them" in only(validate(root, tooled()), "template-tools-missing").message
+
+
 def test_c033_a_byte_order_mark_is_written_before_each_prompt(tmp_path):
     root = spoken(tmp_path / "m", "\ufeff" + T0)
     flaw = next(one for one in validate(root, CHAT).flaws if one.code == "config-unparseable")

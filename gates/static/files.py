@@ -18,6 +18,7 @@ _READS_SAFETENSORS = frozenset({"vllm", "sglang", "trtllm", "tgi", "transformers
 """Engines that are started with a folder of safetensors, whatever else they could read."""
 _OF_MODELS = re.compile(r"(?i).*\.(safetensors|gguf|bin|pt|pth|ckpt|h5|msgpack|onnx|npz|keras|tflite)")
 """What holds a model's weights, in formats that engines read and in those of others."""
+_FOR_PEOPLE = frozenset({Role.DOCUMENTATION, Role.LICENCE})
 _TEXTS = re.compile(r"(?i).*\.(json|jinja|txt)|tokenizer\.model")
 
 
@@ -32,7 +33,10 @@ def check(c: Composition) -> Iterator[Flaw]:
         yield from part.weights.flaws
     told = {one.file for one in c.listing.flaws} | {one.file for part in c.parts for one in part.flaws}
     for entry in c.listing.entries.values():
-        if entry.path not in told and entry.size and _TEXTS.fullmatch(entry.name):
+        is_text = _TEXTS.fullmatch(entry.name) is not None or (
+            "/" not in entry.path and role_of(entry.name) in _FOR_PEOPLE
+        )
+        if entry.path not in told and entry.size and is_text and not entry.is_stub:
             found = foreign(entry)
             if found is not None:
                 yield found

@@ -126,3 +126,11 @@ def test_c010_a_load_format_reads_files_of_its_own_names(tmp_path, asked, name, 
 def test_c010_a_load_format_that_the_engine_lacks_blocks(tmp_path, asked):
     found = validate(micro(tmp_path / "m"), {"engine": VLLM | {"arguments": ["--load-format", asked]}})
     assert only(found, "argument-value").severity == "block"
+
+
+@pytest.mark.parametrize("name", ["README.md", "LICENSE", "NOTICE"])
+@pytest.mark.parametrize(("raw", "is_fault"), [(b"\x7fELF\x02\x01\x01" + b"\0" * 99, True), (b"# A model\n", False)])
+def test_what_a_bundle_takes_for_people_is_no_program(tmp_path, name, raw, is_fault):
+    root = micro(tmp_path / "m")
+    (root / name).write_bytes(raw)
+    assert alarms(validate(root, {"engine": VLLM})) == ({"file-foreign"} if is_fault else set())

@@ -26,6 +26,7 @@ from schemas.failures import Cause
 from schemas.problems import EngineFailed
 from schemas.result import Finding
 from schemas.runner import Compared, EngineIdentity, ReplicaReport, ReplicaState
+from schemas.short import took
 from workers import warming
 from workers.diagnosis import LoadProgress, classify, compile_ms, is_full, memory_kills
 from workers.engines.base import Command, Driver, Launch
@@ -238,9 +239,9 @@ class Replica:
         )
         if self.launched is not None:
             self.ranks = ranks(self.launched.pid, self.driver.rank_pattern)
-        took = "after adoption" if ready.ready_ms is None else f"after {ready.ready_ms} ms"
+        since = "after adoption" if ready.ready_ms is None else f"after {took(ready.ready_ms)}"
         differs = "".join(f"; {one.message}" for one in ready.findings)
-        self._move(ReplicaState.READY, f"a real completion ended, ready {took}{differs}")
+        self._move(ReplicaState.READY, f"a real completion ended, ready {since}{differs}")
         return ready
 
     def _expect(self) -> None:

@@ -15,6 +15,7 @@ from gates.dialects.llamacpp import LLAMACPP as DIALECT
 from gates.endpoint import Endpoint
 from schemas.problems import EngineFailed
 from schemas.runner import ReplicaState
+from schemas.short import took
 from tests.support import chain
 from tests.support.disk import small_disk
 from workers.engines.base import Command, Launch
@@ -120,6 +121,7 @@ def test_a_replica_becomes_ready_by_a_real_completion_and_drains(life):
     assert report.address == ready.address
     assert one.replica.stop().code == 0
     assert one.states == [S.LOADING, S.WARMING, S.READY, S.DRAINING, S.STOPPED]
+    assert dict(one.transitions)[S.READY] == f"a real completion ended, ready after {took(ready.ready_ms)}"
 
 
 def test_a_headless_model_becomes_ready_since_boot_proves_nothing(life):

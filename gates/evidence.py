@@ -95,7 +95,7 @@ def claim_of(envelope: bytes) -> dict[str, Any]:
     Raises:
         ValueError: the bytes are not an envelope around a statement of ours.
     """
-    return _claim_in(_opened(envelope)[0])
+    return _claim_in(_statement_in(_opened(envelope)[0]))
 
 
 def _opened(raw: bytes) -> tuple[Envelope, bool]:
@@ -117,8 +117,11 @@ def _opened(raw: bytes) -> tuple[Envelope, bool]:
     return Envelope.model_validate(parsed), canonical_json(parsed) == raw
 
 
-def _claim_in(envelope: Envelope) -> dict[str, Any]:
-    statement = Statement.model_validate(strict_json(envelope.payload_bytes()))
+def _statement_in(envelope: Envelope) -> Statement:
+    return Statement.model_validate(strict_json(envelope.payload_bytes()))
+
+
+def _claim_in(statement: Statement) -> dict[str, Any]:
     is_result = statement.predicate_type == TEST_RESULT
     claim: Any = statement.predicate.get("sluicegate") if is_result else statement.predicate
     if not isinstance(claim, dict) or set(claim) != _CLAIM or not isinstance(claim["body"], dict):
@@ -214,8 +217,13 @@ def entry_problems(record: Record, position: int, previous: str, key: Key | None
     return _judge(record, position, previous, key)[0]
 
 
-def _judge(record: Record, position: int, previous: str, key: Key | None) -> tuple[list[str], dict[str, Any] | None]:
-    """Return what is wrong with an entry, and what it claims, if that can be read. Everything is read once."""
+def _judge(
+    record: Record, position: int, previous: str, key: Key | None
+) -> tuple[list[str], dict[str, Any] | None, Statement | None]:
+    """Return what is wrong with an entry, what it claims, and its statement, if these can be read.
+
+    Everything is read once.
+    """
     problems = []
     if record.position != position:
         problems.append(f"position {position} is missing")
@@ -227,14 +235,15 @@ def _judge(record: Record, position: int, previous: str, key: Key | None) -> tup
         envelope, is_canonical = _opened(record.envelope)
     except ValueError as error:
         why = str(error).splitlines()[0]
-        return [*problems, f"its envelope cannot be read: {why}", f"its statement cannot be read: {why}"], None
+        return [*problems, f"its envelope cannot be read: {why}", f"its statement cannot be read: {why}"], None, None
     if not is_canonical:
         problems.append("its envelope is not canonical")
     problems += _signature_problems(envelope, record.key_id, key, record.recorded_at)
     try:
-        claim = _claim_in(envelope)
+        statement = _statement_in(envelope)
+        claim = _claim_in(statement)
     except ValueError as error:
-        return [*problems, f"its statement cannot be read: {str(error).splitlines()[0]}"], None
+        return [*problems, f"its statement cannot be read: {str(error).splitlines()[0]}"], None, None
     for field in ("stream", "act", "kind", "actor"):
         if claim[field] != getattr(record, field):
             problems.append(f"its {field} is not the one that was signed")
@@ -242,7 +251,7 @@ def _judge(record: Record, position: int, previous: str, key: Key | None) -> tup
         BODIES[Kind(record.kind)].model_validate(claim["body"])
     except ValueError as error:
         problems.append(f"its body is not that of its kind: {str(error).splitlines()[0]}")
-    return problems, claim
+    return problems, claim, statement
 
 
 @dataclass(slots=True)
@@ -290,6 +299,8 @@ class Verifier:
         self.faults: list[Fault] = []
         self.entries = 0
         self.erased = 0
+        self.about: dict[str, str] = {}
+        """Name → digest of what the last entry's statement is about."""
         self._keys = {key.key_id: key for key in keys}
         self._streams: dict[str, _Stream] = {}
         self._seals: list[Sealed] = []
@@ -298,6 +309,9 @@ class Verifier:
         self._interval, self._hasher = 0, hashlib.sha256()
         self._used: dict[str, tuple[str, int]] = {}
         self._introduced: dict[str, set[str]] = {}
+        self._retired: set[str] = set()
+        self._first: dict[str, datetime] = {}
+        """Key → when its earliest entry was recorded."""
         self._last_digest = GENESIS
         self._digests: set[str] = set()
 
@@ -405,10 +419,14 @@ class Verifier:
             self.fault(record.stream, record.position, "the entry is of another project")
         if record.sequence <= stream.sequence:
             self.fault(record.stream, record.position, "its sequence is not above the one before")
-        problems, claim = _judge(record, expected, stream.digest, self._keys.get(record.key_id))
+        problems, claim, statement = _judge(record, expected, stream.digest, self._keys.get(record.key_id))
+        self.about = (
+            {} if statement is None else {one.name: f"sha256:{one.digest['sha256']}" for one in statement.subject}
+        )
         for problem in problems:
             self.fault(record.stream, record.position, problem)
         self._uses(record.key_id, record.stream, record.position)
+        self._first[record.key_id] = min(self._first.get(record.key_id, record.recorded_at), record.recorded_at)
         self._check_seal(record)
         if record.kind == Kind.KEY_ROTATED and claim is not None:
             self._rotation(record, claim["body"])
@@ -437,6 +455,7 @@ class Verifier:
         except ValueError:
             return  # already a fault of the entry
         self._introduced.setdefault(record.key_id, set()).add(body.key_id)
+        self._retired.add(body.retired)
         new, old = self._keys.get(body.key_id), self._keys.get(body.retired)
         if new is None or (new.public_key_pem, new.valid_from) != (body.public_key_pem, body.valid_from):
             self.fault(record.stream, record.position, f"key {body.key_id} is not the one that was put in place")
@@ -482,11 +501,24 @@ class Verifier:
         if stream is None:
             while self._interval < len(self._seals):
                 self._close_interval()
+            self._check_ends()
         if pinned is not None:
             self._check_trust(pinned)
         if must_have is not None and must_have not in self._digests:
             self.fault(f"checkpoints/{self.project}", 0, f"checkpoint {must_have} is not there")
         return self.faults
+
+    def _check_ends(self) -> None:
+        """A key ends by an entry, in every project that it signed for before another took its place."""
+        for key_id, at in sorted(self._first.items()):
+            key = self._keys.get(key_id)
+            if key is None or key.valid_until is None or key_id in self._retired:
+                continue
+            following = [one.valid_from for one in self._keys.values() if one.valid_from > key.valid_from]
+            if not following or at < min(following):
+                self.fault(
+                    f"project/{self.project}", 0, f"key {key_id}, which signed here, ends, and no entry retired it"
+                )
 
     def _uses(self, key_id: str, stream: str, position: int) -> None:
         self._used.setdefault(key_id, (stream, position))

@@ -1,11 +1,14 @@
 """What is kept beside the log and decides who may do what, and where: it must be what the log says.
 
-Tokens, targets and the splits in force, as the entries of a project go by while they are verified.
+The project itself, tokens, targets and the splits in force, and what people said of runners, as the entries of a
+project go by while they are verified.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -13,10 +16,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gates.evidence import Record
-from registry import evidence, targets
-from registry.tables import ReleaseRow, TargetRow, TokenRow
+from registry import auth, emptying, evidence, projects, targets
+from registry.tables import ProjectRow, ReleaseRow, RunnerRow, TargetRow, TokenRow
 from schemas.common import format_instant
 from schemas.evidence import Fault, Kind
+
+AROUND = timedelta(minutes=1)
+"""How far apart an act and its entry may be where an older entry does not say when the act was."""
 
 
 @dataclass(slots=True)
@@ -24,11 +30,20 @@ class Agreement:
     """Takes every entry of a project, and compares what they add up to with what is kept beside them."""
 
     project: UUID
+    _project: dict[str, Any] | None = None
+    """What the last entry says that the project is."""
+    _since: int | None = None
+    """Sequence of the first such entry: from then on, everything that counts here is written with its entry."""
     _tokens: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _revoked: set[str] = field(default_factory=set)
+    _found: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _revoked: dict[str, dict[str, Any]] = field(default_factory=dict)
     _targets: dict[UUID, dict[str, Any]] = field(default_factory=dict)
     _moved: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
     """Stream of a release → the last entry that moved its target's traffic: its sequence, and the split from then."""
+    _referred: Counter[UUID] = field(default_factory=Counter)
+    """Target → how often a reference was put in force on it since then."""
+    _runners: dict[str, list[tuple[str, str, dict[str, Any]]]] = field(default_factory=dict)
+    """Stream of a runner → (kind, who, what) of its drains since it last began to take jobs, or of the end of them."""
 
     def take(self, record: Record, claim: Mapping[str, Any] | None) -> None:
         """Take the next entry. One that cannot be read is a fault already, and what it said is missed here."""
@@ -36,10 +51,19 @@ class Agreement:
             return
         body: dict[str, Any] = claim["body"]
         match record.kind:
+            case Kind.PROJECT_SET:
+                self._project, self._since = body, self._since or record.sequence
             case Kind.TOKEN_CREATED:
                 self._tokens[str(body.get("token"))] = body
+            case Kind.TOKEN_FOUND:
+                self._found[str(body.get("token"))] = body
             case Kind.TOKEN_REVOKED:
-                self._revoked.add(str(body.get("token")))
+                self._revoked[str(body.get("token"))] = body | {"stated_at": claim["stated_at"]}
+            case Kind.REFERENCE_SET if self.counts(record):
+                with suppress(ValueError):  # as below
+                    self._referred[UUID(record.stream.removeprefix("target/"))] += 1
+            case Kind.RUNNER_DRAINED | Kind.RUNNER_UNDRAINED:
+                self._runner(record, body | {"stated_at": claim["stated_at"]})
             case Kind.TARGET_CREATED:
                 with suppress(ValueError):  # a stream that is no target's says nothing of one
                     identity = UUID(record.stream.removeprefix("target/"))
@@ -49,13 +73,35 @@ class Agreement:
             case _:
                 pass
 
-    def close(self, session: Session) -> Iterator[Fault]:
-        """Yield what is otherwise than the log says."""
+    def counts(self, record: Record) -> bool:
+        """Tell whether what an entry changed was counted beside it. Streams of projects come before those that ask."""
+        return self._since is not None and record.sequence > self._since
+
+    def _runner(self, record: Record, body: dict[str, Any]) -> None:
+        said = self._runners.setdefault(record.stream, [])
+        if record.kind == Kind.RUNNER_UNDRAINED or (said and said[-1][0] == Kind.RUNNER_UNDRAINED):
+            said.clear()
+        said.append((record.kind, record.actor, body))
+
+    def close(self, session: Session, changes: Mapping[UUID, int]) -> Iterator[Fault]:
+        """Yield what is otherwise than the log says. `changes` has target → how often its releases changed it."""
+        yield from self._project_faults(session)
         yield from self._token_faults(session)
-        yield from self._target_faults(session)
+        yield from self._target_faults(session, changes)
+        yield from self._runner_faults(session)
+
+    def _project_faults(self, session: Session) -> Iterator[Fault]:
+        of, row = projects.stream(self.project), session.get(ProjectRow, self.project)
+        if row is None or self._project is None:
+            problem = "the project is missing" if row is None else "the project has no entry"
+            yield Fault(stream=of, position=0, problem=problem)
+            return
+        for name, value in projects.facts(row).items():
+            if _written(value) != self._project.get(name):
+                yield Fault(stream=of, position=0, problem=f"the project has another {name} than its log says")
 
     def _token_faults(self, session: Session) -> Iterator[Fault]:
-        of = f"project/{self.project}"
+        of = projects.stream(self.project)
         rows = {
             str(row.id): row
             for row in session.scalars(
@@ -70,11 +116,11 @@ class Agreement:
             elif said is None:
                 yield Fault(stream=of, position=0, problem=f"the token {identity} ({row.name}) has no entry")
             else:
-                for name in _differing(said, identity in self._revoked, row):
+                for name in _differing(said | self._found.get(identity, {}), self._revoked.get(identity), row):
                     problem = f"the token {identity} has another {name} than its log says"
                     yield Fault(stream=of, position=0, problem=problem)
 
-    def _target_faults(self, session: Session) -> Iterator[Fault]:
+    def _target_faults(self, session: Session, changes: Mapping[UUID, int]) -> Iterator[Fault]:
         rows = session.scalars(select(TargetRow).where(TargetRow.project_id == self.project).order_by(TargetRow.id))
         found = {row.id: row for row in rows}
         moved = self._moved_by_target(session)
@@ -90,6 +136,19 @@ class Agreement:
                     yield Fault(stream=stream, position=0, problem=f"its {name} is not the one that was signed")
             if row.applied != moved.get(row.id, []):
                 yield Fault(stream=stream, position=0, problem="its split is not the one that its releases' logs say")
+            # Each change counts at least once: what was acknowledged twice counts twice.
+            if row.generation < 1 + changes.get(row.id, 0) + self._referred[row.id]:
+                yield Fault(stream=stream, position=0, problem="its generation is below what its log counts")
+
+    def _runner_faults(self, session: Session) -> Iterator[Fault]:
+        """A runner drains, or takes jobs, as people said last; of one that nobody spoke of, nothing is kept."""
+        rows = session.scalars(select(RunnerRow).where(RunnerRow.project_id == self.project).order_by(RunnerRow.id))
+        for row in rows:
+            stream = emptying.stream(row.id)
+            for name in _otherwise(self._runners.pop(stream, []), row):
+                yield Fault(stream=stream, position=0, problem=f"the runner has another {name} than its log says")
+        for stream in sorted(self._runners):
+            yield Fault(stream=stream, position=0, problem="its runner is missing")
 
     def _moved_by_target(self, session: Session) -> dict[UUID, list[Any]]:
         """Return target → the split that the last entry of its releases put in force."""
@@ -102,14 +161,61 @@ class Agreement:
         return {target: split for target, (_, split) in last.items()}
 
 
-def _differing(said: Mapping[str, Any], is_revoked: bool, row: TokenRow) -> Iterator[str]:
+def _differing(said: Mapping[str, Any], revoked: Mapping[str, Any] | None, row: TokenRow) -> Iterator[str]:
     """Yield what a token has otherwise than its entries say."""
     kept = {
         "name": row.name,
         "role": row.role,
         "targets": row.targets,
-        "expires_at": None if row.expires_at is None else format_instant(row.expires_at),
+        "expires_at": row.expires_at,
+        "created_at": row.created_at,
+        "bound": auth.bound(row),
     }
-    yield from (name for name, value in kept.items() if said.get(name) != value)
-    if is_revoked != (row.revoked_at is not None):
+    names = {"bound": "secret"}
+    yield from (names.get(name, name) for name, value in kept.items() if said.get(name) != _written(value))
+    ended = said.get("revoked_at") or (revoked and revoked.get("revoked_at", revoked["stated_at"]))
+    if ended != _written(row.revoked_at):
         yield "end"
+
+
+def _otherwise(said: list[tuple[str, str, dict[str, Any]]], row: RunnerRow) -> Iterator[str]:
+    """Yield which columns of a runner are otherwise than its entries say."""
+    meant: dict[str, Any] = dict.fromkeys(_SAID)
+    since: dict[str, Any] = {}
+    began = None
+    if said and said[-1][0] == Kind.RUNNER_UNDRAINED:
+        _, who, since = said[-1]
+        meant |= {"undrained_by": who, "undrain_reason": since.get("reason")}
+        began = "undrained_at"
+    elif said:
+        # The first entry says who and why; a deadline takes the place of the one before.
+        (_, who, since), (_, _, last) = said[0], said[-1]
+        meant |= {"drained_by": who, "drain_reason": since["reason"], "empty_at": last.get("empty_at")}
+        began = "drained_at"
+    for name, value in meant.items():
+        kept = getattr(row, name)
+        if not (_is_then(kept, since) if name == began else _written(kept) == value):
+            yield name
+
+
+_SAID = (
+    "drained_at",
+    "drained_by",
+    "drain_reason",
+    "empty_at",
+    "undrained_at",
+    "undrained_by",
+    "undrain_reason",
+)
+
+
+def _is_then(at: datetime | None, said: Mapping[str, Any]) -> bool:
+    """Tell whether something was when its entry says: older entries say only when they were made, right after it."""
+    if at is None or "since" in said:
+        return bool(_written(at) == said.get("since"))
+    return abs(datetime.fromisoformat(said["stated_at"]) - at) <= AROUND
+
+
+def _written(value: Any) -> Any:
+    """Return a column's value as an entry has it."""
+    return format_instant(value) if isinstance(value, datetime) else value

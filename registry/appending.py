@@ -53,7 +53,7 @@ RECORD = Sql(
     f"""
     WITH moved AS (
         UPDATE releases SET {", ".join(f"{name} = :new_{name}" for name in FOLDED)},
-            held = CAST(:new_held AS jsonb), due_at = :recorded_at, progress = NULL
+            held = CAST(:new_held AS jsonb), entries = :position, due_at = :recorded_at, progress = NULL
         WHERE id = :release
     ), changed AS (
         UPDATE targets SET generation = generation + 1 WHERE id = :target AND :is_moved

@@ -168,6 +168,11 @@ def fingerprint(secret: str) -> str:
     return sha256_digest(secret.encode())
 
 
+def bound(token: TokenRow) -> str:
+    """Return what evidence says of a token's secret: it binds the stored one to the token, and tells neither."""
+    return sha256_digest(f"token {token.id} {token.secret_sha256}".encode())
+
+
 def new_secret() -> str:
     """Return a new bearer token."""
     return PREFIX + secrets.token_urlsafe(SECRET_BYTES)
@@ -268,7 +273,15 @@ def create_token(
     )
     session.add(row)
     session.flush()
-    body = TokenCreatedBody(token=row.id, role=role, name=name, expires_at=expires_at, targets=row.targets)
+    body = TokenCreatedBody(
+        token=row.id,
+        role=role,
+        name=name,
+        expires_at=expires_at,
+        targets=row.targets,
+        created_at=now,
+        bound=bound(row),
+    )
     record_token(session, service, row, f"token:{row.id}", by, Kind.TOKEN_CREATED, body)
     return TokenCreated(id=row.id, name=name, role=role, secret=secret, expires_at=expires_at, targets=row.targets)
 

@@ -61,6 +61,14 @@ def horizon(session: Session) -> int:
     return found
 
 
+def ahead(session: Session) -> int:
+    """Return a number above that of every transaction whose entries can be seen here."""
+    numbers = TransactionId()
+    committed = func.pg_snapshot_xmax(func.pg_current_snapshot(), type_=numbers)
+    below, own = session.execute(select(committed, func.pg_current_xact_id_if_assigned(type_=numbers))).one()
+    return max(below, (own or 0) + 1)
+
+
 def number(transaction: int) -> BindParameter[int]:
     """Return a transaction's number for a query."""
     return literal(transaction, TransactionId())

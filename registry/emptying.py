@@ -44,7 +44,11 @@ def drain(session: Session, service: Service, actor: Actor, name: str, body: Run
         row.empty_at = at + timedelta(seconds=body.force_in_seconds)
         session.flush()
     said = RunnerDrained(
-        runner=row.name, reason=body.reason, empty_at=row.empty_at, loses=losses(session, row)[:MOST_LOSSES] or None
+        runner=row.name,
+        reason=body.reason,
+        empty_at=row.empty_at,
+        loses=losses(session, row)[:MOST_LOSSES] or None,
+        since=row.drained_at,
     )
     _record(session, service, actor, row, Kind.RUNNER_DRAINED, said)
     return row
@@ -55,7 +59,8 @@ def undrain(session: Session, service: Service, actor: Actor, name: str, reason:
     was = runners.to_change(session, actor, name).drained_at
     row = runners.undrain(session, actor, name, reason)
     if was is not None:
-        _record(session, service, actor, row, Kind.RUNNER_UNDRAINED, RunnerUndrained(runner=row.name, reason=reason))
+        said = RunnerUndrained(runner=row.name, reason=reason, since=row.undrained_at)
+        _record(session, service, actor, row, Kind.RUNNER_UNDRAINED, said)
     return row
 
 

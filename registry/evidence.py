@@ -348,7 +348,8 @@ def record(session: Session, signed: Signed) -> tuple[ReleaseRow, bool]:
     told = {f"new_{name}": getattr(after, name) for name in appending.FOLDED}
     beside = {"release": release.id, "target": release.target_id, "is_moved": is_moved, **told}
     _put(session, entry, appending.RECORD, {**beside, "new_held": json.dumps(after.held)})
-    for name, value in (*_columns(after).items(), ("due_at", entry.recorded_at), ("progress", None)):
+    beside_it = (("entries", entry.position), ("due_at", entry.recorded_at), ("progress", None))
+    for name, value in (*_columns(after).items(), *beside_it):
         set_committed_value(release, name, value)
     if is_moved:
         _forget_generation(session, release)
@@ -370,7 +371,7 @@ def _forget_generation(session: Session, release: ReleaseRow) -> None:
 def begin(session: Session, release: ReleaseRow, signed: Signed) -> None:
     """Write a new release together with its first entry, `created`."""
     _cache(release, lifecycle.begin(release.created_at))
-    release.due_at = release.created_at
+    release.due_at, release.entries = release.created_at, 1
     session.add(release)
     session.flush()
     entry, _ = append(session, release.project_id, signed)

@@ -26,7 +26,7 @@ from registry import (
 )
 from registry.logged import Logged
 from registry.service import Service
-from registry.tables import JobRow, ReleaseRow, RunnerRow, TargetRow
+from registry.tables import JobRow, RecordRow, ReleaseRow, RunnerRow, TargetRow
 from schemas.api import Complete, Progress, Run
 from schemas.common import format_instant
 from schemas.evidence import BODIES, Kind, ReplicaChanged, RunEnded
@@ -40,6 +40,7 @@ REPORTED = frozenset({Kind.STAGED, Kind.ENGINE_BOOTED, Kind.GATE_RECORDED, Kind.
 OPEN = scheduling.OPEN
 ENDED = frozenset({ReplicaState.STOPPED, ReplicaState.FAILED})
 """States of a replica that has no engine any more."""
+UNTOLD = "the job is over, and its runner had not told how the replica ended"
 QUARANTINED = "bundle-quarantined"
 """Problem of a run that ended because its bundle was quarantined."""
 
@@ -277,6 +278,9 @@ def _check_result(session: Session, row: JobRow, act: str, result: GateResult) -
     """Take no result of a gate that was not asked for or has failed, and no pass whose numbers cannot all be true."""
     if result.gate not in row.gates:
         raise InvalidDocument(f"job {row.id} does not run the gate {result.gate}", errors=[])
+    if result.records is not None and session.get(RecordRow, (row.project_id, result.records)) is None:
+        detail = f"the records {result.records} have not been sent: they come before the result that names them"
+        raise InvalidDocument(detail, errors=[{"pointer": "/body/records", "detail": detail}])
     for entry in _recorded(session, row):
         before = GateResult.model_validate(evidence.claim_of(entry.envelope)["body"])
         if before.gate == result.gate and before.verdict is Verdict.FAILED and entry.act != f"job:{row.id}:{act}":
@@ -463,8 +467,7 @@ def _settle_replica(job: JobRow, *, at: datetime) -> None:
     """Show no replica of an ended serve job as one that serves, where its runner never told how it ended."""
     if job.kind != JobKind.SERVE or job.replica is None or job.replica["state"] in ENDED:
         return
-    said = "the job is over, and its runner had not told how the replica ended"
-    job.replica = {"state": ReplicaState.STOPPED.value, "cause": said, "since": format_instant(at)}
+    job.replica = {"state": ReplicaState.STOPPED.value, "cause": UNTOLD, "since": format_instant(at)}
 
 
 def of_release(session: Session, release: UUID, kind: JobKind) -> list[JobRow]:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -10,25 +11,31 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import auth, db
+from registry import auth, db, evidence
 from registry.auth import ADMIN_PROJECT, Actor
 from registry.service import Service
 from registry.tables import ProjectRow
 from schemas.api import LimitsSet, Project, RoleName
+from schemas.evidence import Kind, ProjectSet
 from schemas.problems import Conflict, NotFound, NotPermitted
 
 log = structlog.get_logger(__name__)
 
 
-def create(session: Session, name: str) -> ProjectRow:
-    """Make a project. Raises Conflict when the name is taken."""
-    row, is_new = ensure(session, name)
+def stream(project: UUID) -> str:
+    """Return the stream of what happened to a project itself: what it is, and who holds tokens of it."""
+    return f"project/{project}"
+
+
+def create(session: Session, service: Service, name: str, *, by: str) -> ProjectRow:
+    """Make a project, as a recorded act. Raises Conflict when the name is taken."""
+    row, is_new = ensure(session, service, name, by=by)
     if not is_new:
         raise Conflict(f"there is a project {name} already", name=name)
     return row
 
 
-def ensure(session: Session, name: str) -> tuple[ProjectRow, bool]:
+def ensure(session: Session, service: Service, name: str, *, by: str) -> tuple[ProjectRow, bool]:
     """Return the project of a name, and whether this call made it."""
     added = session.execute(
         insert(ProjectRow)
@@ -37,7 +44,31 @@ def ensure(session: Session, name: str) -> tuple[ProjectRow, bool]:
         .returning(ProjectRow.id)
     )
     is_new = added.first() is not None
-    return named(session, name), is_new
+    row = named(session, name)
+    if is_new:
+        record(session, service, row, by=by)
+    return row, is_new
+
+
+def record(session: Session, service: Service, row: ProjectRow, *, by: str, was_found: bool = False) -> None:
+    """Record what a project is from now on. Nobody else may change it meanwhile."""
+    of = stream(row.id)
+    signed = evidence.state(
+        service.signer,
+        of,
+        f"project:{evidence.next_position(session, of)}",
+        by,
+        Kind.PROJECT_SET,
+        ProjectSet(**facts(row), was_found=True if was_found else None),
+        subjects={"project": evidence.name_digest(row.name)},
+        now=db.now(session),
+    )
+    evidence.append(session, row.id, signed)
+
+
+def facts(row: ProjectRow) -> dict[str, Any]:
+    """Return what evidence says of a project, by the names of its columns."""
+    return {name: getattr(row, name) for name in ProjectSet.model_fields if name != "was_found"}
 
 
 def named(session: Session, name: str) -> ProjectRow:
@@ -98,8 +129,8 @@ def browse(session: Session, actor: Actor, *, after: UUID | None, limit: int) ->
     return list(session.scalars(query.order_by(ProjectRow.id.desc()).limit(limit)))
 
 
-def set_limits(session: Session, actor: Actor, name: str, body: LimitsSet) -> ProjectRow:
-    """Set the limits of a project that are named. What it holds already stays, whatever they are.
+def set_limits(session: Session, service: Service, actor: Actor, name: str, body: LimitsSet) -> ProjectRow:
+    """Set the limits of a project that are named, as a recorded act. What it holds already stays, whatever they are.
 
     Raises:
         NotFound, NotPermitted.
@@ -107,9 +138,13 @@ def set_limits(session: Session, actor: Actor, name: str, body: LimitsSet) -> Pr
     require_installation(actor)
     auth.confirm(session, actor)
     row = administered(session, actor, name)
+    auth.hold_project(session, row.id)
+    before = facts(row)
     for limit, most in (named := body.model_dump(exclude_unset=True)).items():
         setattr(row, f"max_{limit}", most)
     session.flush()
+    if facts(row) != before:
+        record(session, service, row, by=actor.name)
     log.info("limits_set", project=name, by=actor.name, **named)
     return row
 
@@ -128,7 +163,7 @@ def bootstrap(service: Service, name: str, secrets: dict[RoleName, str]) -> None
         Conflict: a secret belongs to a token of another project or role, or to one that no longer counts.
     """
     with service.database.transaction() as session:
-        project, _ = ensure(session, name)
+        project, _ = ensure(session, service, name, by="bootstrap")
         for role, secret in secrets.items():
             now = db.now(session)
             token = auth.find_token(session, secret)

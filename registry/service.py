@@ -40,12 +40,19 @@ class Service:
             keys.enroll(session, signer, at=db.now(session))
         blobs = opened(settings)
         made = cls(settings, database, signer, blobs)
+        made.adopt()
         try:
             made.discard_abandoned()
         except Unavailable as problem:
             # All but what needs bytes works without the store: traffic can be taken back.
             log.warning("blob_store_unavailable", error=str(problem))
         return made
+
+    def adopt(self) -> None:
+        """Record what older versions kept without an entry, once; see `registry.adoption`."""
+        from registry import adoption  # it stands on this module, as does all that it needs
+
+        adoption.adopt(self)
 
     def discard_abandoned(self) -> int:
         """Remove the files of requests and uploads that ended without removing them. Returns how many."""

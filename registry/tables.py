@@ -378,6 +378,8 @@ class ReleaseRow(Base):
     step: Mapped[int | None]
     weight_bp: Mapped[int | None]
     step_since: Mapped[datetime | None]
+    entries: Mapped[int]
+    """How long its log is: one that was cut shows it."""
     due_at: Mapped[datetime | None]
     """When reconcile should look again; null when nothing can change by itself."""
     lease_token: Mapped[int] = mapped_column(BigInteger)

@@ -46,7 +46,7 @@ def revoke(session: Session, service: Service, actor: Actor, token_id: UUID, bod
         )
     row.revoked_at = now
     session.flush()
-    told = TokenRevoked(token=row.id, name=row.name, reason=body.reason)
+    told = TokenRevoked(token=row.id, name=row.name, reason=body.reason, revoked_at=now)
     auth.record_token(session, service, row, f"token:{row.id}:revoked", actor.name, Kind.TOKEN_REVOKED, told)
     return row
 

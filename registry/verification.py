@@ -1,5 +1,6 @@
 """Verification of evidence from the database: chains, signatures, checkpoints and phases. Trusts no column."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from sqlalchemy import Text, and_, cast, exists, func, literal, select, true
 from sqlalchemy.orm import Session
 
 from gates.evidence import Record, Verifier, claim_of
-from registry import alias_patterns, aliases, checkpoints, documents, evidence, keys, lifecycle, quarantine
+from registry import alias_patterns, aliases, checkpoints, cursors, documents, evidence, keys, lifecycle, quarantine
 from registry.agreement import Agreement
+from registry.stock import Stock
 from registry.tables import (
     AliasRow,
     CheckpointRow,
@@ -23,6 +25,7 @@ from registry.tables import (
     TargetReferenceRow,
     TargetRow,
 )
+from registry.work import Work
 from schemas.common import format_instant, sha256_digest, strict_json
 from schemas.evidence import (
     AliasChanged,
@@ -67,16 +70,22 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
     for checkpoint in checkpoints.every(session, project):
         _take_checkpoint(verifier, checkpoint)
     folds: list[Fault] = []
-    logs, agreement = _Logs(session, project), Agreement(project)
-    for record in _records(session, project, stream):
+    logs, agreement, stock, work = _Logs(session, project), Agreement(project), Stock(session, project), Work(project)
+    order = _Order(cursors.ahead(session))
+    for record, transaction in _records(session, project, stream):
+        folds += order.take(record, transaction)
         claim = verifier.entry(record)
-        folds += logs.take(record, claim)
         agreement.take(record, claim)
+        stock.take(record, claim)
+        work.take(record, claim, verifier.about)
+        folds += logs.take(record, claim, counts=agreement.counts(record))
     folds += logs.close(stream)
     if stream is None:
         _take_sequences(session, project, verifier)
-        folds += agreement.close(session)
-        folds += _document_faults(session, project)
+        folds += agreement.close(session, logs.changes)
+        folds += _document_faults(session, project, stock)
+        folds += stock.close()
+        folds += work.close(session)
         folds += _registration_faults(session, project)
         folds += _reference_faults(session, project)
         folds += _quarantine_faults(session, project)
@@ -124,14 +133,33 @@ def _take_sequences(session: Session, project: UUID, verifier: Verifier) -> None
         verifier.sequenced(sequence, digest)
 
 
-def _records(session: Session, project: UUID, stream: str | None) -> Iterator[Record]:
-    """Yield the entries of a project, those of a stream together and in order; a few hundred are held at a time."""
-    query = select(*(getattr(EntryRow, column) for column in _COLUMNS)).where(EntryRow.project_id == project)
+class _Order:
+    """Holds entries to the order in which readers of the whole log are told them; see `registry.cursors`."""
+
+    def __init__(self, ahead: int) -> None:
+        self._ahead, self._stream, self._last = ahead, "", 0
+
+    def take(self, record: Record, transaction: int) -> Iterator[Fault]:
+        if transaction >= self._ahead:
+            yield Fault(stream=record.stream, position=record.position, problem="readers of the log are not told it")
+        elif record.stream == self._stream and transaction < self._last:
+            problem = "readers of the log are told it before the one before it"
+            yield Fault(stream=record.stream, position=record.position, problem=problem)
+        self._stream, self._last = record.stream, transaction
+
+
+def _records(session: Session, project: UUID, stream: str | None) -> Iterator[tuple[Record, int]]:
+    """Yield the entries of a project, each with its transaction, those of a stream together and in order.
+
+    A few hundred are held at a time.
+    """
+    columns = [getattr(EntryRow, column) for column in _COLUMNS]
+    query = select(*columns, EntryRow.transaction_id).where(EntryRow.project_id == project)
     if stream is not None:
         query = query.where(EntryRow.stream == stream)
     query = query.order_by(EntryRow.stream, EntryRow.position)
     for row in session.execute(query.execution_options(yield_per=HELD)):
-        yield Record(*row)
+        yield Record(*row[:-1]), row[-1]
 
 
 _COLUMNS = (
@@ -162,20 +190,27 @@ class _Log:
     stated_at: str = ""
     state: lifecycle.State | None = None
     problem: str | None = None
+    length: int = 0
+    changes: int = 0
+    """How often it changed what its target serves, or is about to, since that is counted."""
 
-    def take(self, record: Record, claim: dict[str, Any] | None) -> None:
+    def take(self, record: Record, claim: dict[str, Any] | None, *, counts: bool) -> None:
+        self.length = record.position
         if self.problem is not None:
             return
         try:
             if claim is None:
                 raise ValueError("an entry of it cannot be read")
-            kind = Kind(record.kind)
+            kind, before = Kind(record.kind), self.state
             if self.state is None:
                 self.state = lifecycle.fold([(kind, claim["body"], record.recorded_at)])
                 self.created, self.author = Created.model_validate(claim["body"]), record.actor
                 self.stated_at = claim["stated_at"]
             else:
                 self.state = lifecycle.advance(self.state, kind, claim["body"], record.recorded_at)
+            if counts:
+                is_moved = before is None or before.phase is not self.state.phase
+                self.changes += is_moved + (kind in evidence.MOVES_TRAFFIC)
         except (ValueError, LookupError, TypeError, TransitionRefused) as error:
             self.problem = f"the log cannot be folded: {str(error).splitlines()[0]}"
 
@@ -186,8 +221,10 @@ class _Logs:
     def __init__(self, session: Session, project: UUID) -> None:
         self._session, self._project = session, project
         self._folded: list[_Log] = []
+        self.changes: Counter[UUID] = Counter()
+        """Target → how often its releases changed it."""
 
-    def take(self, record: Record, claim: dict[str, Any] | None) -> Iterator[Fault]:
+    def take(self, record: Record, claim: dict[str, Any] | None, *, counts: bool) -> Iterator[Fault]:
         """Take the next entry. Yields faults of logs before it."""
         if not record.stream.startswith("release/"):
             return
@@ -195,7 +232,7 @@ class _Logs:
             if len(self._folded) >= HELD:
                 yield from self._compare()
             self._folded.append(_Log(record.stream))
-        self._folded[-1].take(record, claim)
+        self._folded[-1].take(record, claim, counts=counts)
 
     def close(self, stream: str | None) -> Iterator[Fault]:
         """Yield the faults of the last logs, and releases that have none."""
@@ -219,7 +256,8 @@ class _Logs:
         rows = {evidence.release_stream(row.id): (row, target) for row, target in self._session.execute(query)}
         for name, log in names.items():
             yield from _release_faults(log, *rows.get(name, (None, None)))
-        for row, _ in rows.values():
+        for name, (row, _) in rows.items():
+            self.changes[row.target_id] += names[name].changes
             self._session.expunge(row)
 
 
@@ -246,6 +284,7 @@ def _release_faults(log: _Log, release: ReleaseRow | None, target: str | None) -
         "step": (folded.step, release.step),
         "step_since": (folded.step_since, release.step_since),
         "weight_bp": (folded.weight_bp, release.weight_bp),
+        "entries": (log.length, release.entries),
     }
     for field, (computed, cached) in shown.items():
         if computed != cached:
@@ -264,11 +303,21 @@ def _release_faults(log: _Log, release: ReleaseRow | None, target: str | None) -
             yield Fault(stream=name, position=1, problem=f"{field} is not the one that was signed")
 
 
-def _document_faults(session: Session, project: UUID) -> Iterator[Fault]:
+def _document_faults(session: Session, project: UUID, stock: Stock) -> Iterator[Fault]:
     found = _label_rows(session, project)
-    stored = (DocumentRow.kind.label("stored_kind"), DocumentRow.schema_id, DocumentRow.body, DocumentRow.labels)
+    derived = (DocumentRow.serving_digest, DocumentRow.components, DocumentRow.labels)
+    stored = (DocumentRow.kind.label("stored_kind"), DocumentRow.schema_id, DocumentRow.body, *derived)
     rows = session.execute(
-        select(ProjectDocumentRow.digest, ProjectDocumentRow.kind, *stored, EntryRow.id.label("entry"))
+        select(
+            ProjectDocumentRow.digest,
+            ProjectDocumentRow.kind,
+            ProjectDocumentRow.name,
+            ProjectDocumentRow.id,
+            ProjectDocumentRow.deleted_at,
+            ProjectDocumentRow.locks,
+            *stored,
+            EntryRow.id.label("entry"),
+        )
         .outerjoin(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
         .outerjoin(
             EntryRow,
@@ -289,14 +338,28 @@ def _document_faults(session: Session, project: UUID) -> Iterator[Fault]:
             yield Fault(stream=stream, position=0, problem=f"the {kind}'s bytes do not have its digest")
         elif f'"schema":"{row.schema_id}"'.encode() not in row.body or row.stored_kind != kind:
             yield Fault(stream=stream, position=0, problem="it is kept as another kind of document than it is")
+        elif kind != "bundle" and any(one is not None for one in (row.serving_digest, row.components, row.labels)):
+            yield Fault(stream=stream, position=0, problem="it is kept with what only bundles have")
         elif kind == "bundle":
-            said = strict_json(row.body).get("labels")
-            if row.labels != said or found.pop(row.digest, None) != said:
-                yield Fault(stream=stream, position=0, problem="it is found by other labels than the bundle has")
+            document = strict_json(row.body)
+            said = document.get("labels")
+            marked = found.pop(row.digest, None)
+            if row.labels != said or marked != ((said, {row.id}) if said else None):
+                yield Fault(stream=stream, position=0, problem=_LABELS)
+            yield from stock.bundle(row.digest, document["files"], is_deleted=row.deleted_at is not None)
+        elif kind == "reference" and (row.name, row.deleted_at, row.locks) != (
+            strict_json(row.body).get("suite"), None, None,
+        ):  # fmt: skip
+            yield Fault(stream=stream, position=0, problem="it is kept otherwise than references are")
         # A reference has its entry where it is put in force: on a target.
         if row.entry is None and kind != "reference":
             yield Fault(stream=stream, position=0, problem=f"the {kind} has no entry")
+    for digest in sorted(found):
+        yield Fault(stream=documents.stream(project, digest), position=0, problem=_LABELS)
     yield from _lost_documents(session, project)
+
+
+_LABELS = "it is found by other labels than the bundle has"
 
 
 def _lost_documents(session: Session, project: UUID) -> Iterator[Fault]:
@@ -317,18 +380,22 @@ def _registration_faults(session: Session, project: UUID) -> Iterator[Fault]:
     of = EntryRow.stream == func.concat(f"documents/{project}/", ProjectDocumentRow.digest)
     told = select(EntryRow.kind, EntryRow.actor, EntryRow.position, EntryRow.envelope)
     last = told.where(of, EntryRow.kind.in_(documents.REGISTERED)).order_by(EntryRow.position.desc()).limit(1).lateral()
-    gone = select(func.max(EntryRow.position)).where(of, EntryRow.kind == Kind.BUNDLE_DELETED).scalar_subquery()
+    gone = select(EntryRow.position.label("gone"), EntryRow.envelope.label("farewell"))
+    gone_last = (
+        gone.where(of, EntryRow.kind == Kind.BUNDLE_DELETED).order_by(EntryRow.position.desc()).limit(1).lateral()
+    )
     kept = (ProjectDocumentRow.kind, ProjectDocumentRow.name, ProjectDocumentRow.created_by)
     more = (ProjectDocumentRow.created_at, DocumentRow.serving_digest, DocumentRow.components, ProjectDocumentRow.locks)
     rows = session.execute(
-        select(ProjectDocumentRow.digest, ProjectDocumentRow.deleted_at, gone.label("gone"), *last.c, *kept, *more)
+        select(ProjectDocumentRow.digest, ProjectDocumentRow.deleted_at, *gone_last.c, *last.c, *kept, *more)
         .join(DocumentRow, DocumentRow.digest == ProjectDocumentRow.digest)
         .join(last, true())
+        .outerjoin(gone_last, true())
         .where(ProjectDocumentRow.project_id == project)
         .order_by(ProjectDocumentRow.digest)
         .execution_options(yield_per=100)
     )
-    for digest, deleted_at, deleted, entered, actor, position, envelope, *is_kept in rows:
+    for digest, deleted_at, deleted, farewell, entered, actor, position, envelope, *is_kept in rows:
         stream = documents.stream(project, digest)
         with suppress(ValueError):  # an entry that cannot be read is a fault already
             claim = claim_of(envelope)
@@ -339,8 +406,10 @@ def _registration_faults(session: Session, project: UUID) -> Iterator[Fault]:
                 is_so = format_instant(value) if name == "created_at" else value
                 if _stated(is_so) != _stated(meant[name]):
                     yield Fault(stream=stream, position=0, problem=_OTHERWISE.get(name, f"its {name} is not as signed"))
-        if (deleted is not None and deleted > position) != (deleted_at is not None):
-            yield Fault(stream=stream, position=0, problem="it is not deleted as its log says")
+        with suppress(ValueError):  # as above
+            said_at = claim_of(farewell)["stated_at"] if deleted is not None and deleted > position else None
+            if said_at != (None if deleted_at is None else format_instant(deleted_at)):
+                yield Fault(stream=stream, position=0, problem="it is not deleted as its log says")
 
 
 _OTHERWISE = {"locks": "its sources were not resolved as its log says"}
@@ -378,6 +447,15 @@ def _quarantine_faults(session: Session, project: UUID) -> Iterator[Fault]:
     for stream in sorted(said.keys() | cached.keys()):
         if said.get(stream) != cached.get(stream):
             yield Fault(stream=stream, position=0, problem="it is not quarantined as its log says")
+
+
+def _lost_references(session: Session, project: UUID, said: dict[UUID, dict[str, str]]) -> Iterator[Fault]:
+    """What was put in force is the project's for ever, in force or not."""
+    named = {reference for references in said.values() for reference in references.values()}
+    of = (ProjectDocumentRow.project_id == project, ProjectDocumentRow.kind == "reference")
+    for reference in sorted(named.difference(session.scalars(select(ProjectDocumentRow.digest).where(*of)))):
+        problem = "the reference that was put in force is missing"
+        yield Fault(stream=documents.stream(project, reference), position=0, problem=problem)
 
 
 def _alias_faults(session: Session, project: UUID) -> Iterator[Fault]:
@@ -422,12 +500,14 @@ def _alias_pattern_faults(session: Session, project: UUID) -> Iterator[Fault]:
             yield Fault(stream=of, position=0, problem=f"the pattern {pattern} is not as its log says")
 
 
-def _label_rows(session: Session, project: UUID) -> dict[str, dict[str, str]]:
-    """Return digest → labels that bundles are found by."""
-    found: dict[str, dict[str, str]] = {}
-    query = select(ProjectLabelRow.digest, ProjectLabelRow.name, ProjectLabelRow.value)
-    for digest, name, value in session.execute(query.where(ProjectLabelRow.project_id == project)):
-        found.setdefault(digest, {})[name] = value
+def _label_rows(session: Session, project: UUID) -> dict[str, tuple[dict[str, str], set[UUID]]]:
+    """Return digest → labels that bundles are found by, and in which places of lists."""
+    found: dict[str, tuple[dict[str, str], set[UUID]]] = {}
+    query = select(ProjectLabelRow.digest, ProjectLabelRow.name, ProjectLabelRow.value, ProjectLabelRow.id)
+    for digest, name, value, identity in session.execute(query.where(ProjectLabelRow.project_id == project)):
+        labels, places = found.setdefault(digest, ({}, set()))
+        labels[name] = value
+        places.add(identity)
     return found
 
 
@@ -443,6 +523,7 @@ def _reference_faults(session: Session, project: UUID) -> Iterator[Fault]:
         with suppress(ValueError):  # an entry that cannot be read is a fault already
             body = ReferenceSet.model_validate(claim_of(row.envelope)["body"])
             said.setdefault(UUID(row.stream.removeprefix("target/")), {})[body.suite] = body.reference
+    yield from _lost_references(session, project, said)
     cached: dict[UUID, dict[str, str]] = {}
     in_force = session.execute(
         select(TargetReferenceRow.target_id, TargetReferenceRow.suite, TargetReferenceRow.reference)

@@ -17,6 +17,10 @@ from pydantic import Field
 from schemas.common import BasisPoints, Closed, Digest, Instant, Integer, Positive, ShortText, Text, Wire
 from schemas.failures import Cause
 from schemas.lock import Locks
+from schemas.membership import ProjectSet as ProjectSet  # noqa: PLC0414 - a part of what this module offers
+from schemas.membership import TokenCreated as TokenCreated  # noqa: PLC0414 - a part of what this module offers
+from schemas.membership import TokenFound as TokenFound  # noqa: PLC0414 - a part of what this module offers
+from schemas.membership import TokenRevoked as TokenRevoked  # noqa: PLC0414 - a part of what this module offers
 from schemas.result import Finding, GateResult, Measurement, Verdict
 from schemas.runner import Compared, EngineIdentity, Fingerprint, ReplicaReport
 
@@ -71,7 +75,9 @@ class Kind(StrEnum):
     SUITE_REGISTERED = "suite_registered"
     TARGET_CREATED = "target_created"
     REFERENCE_SET = "reference_set"
+    PROJECT_SET = "project_set"
     TOKEN_CREATED = "token_created"  # noqa: S105 - a kind of entry, no secret
+    TOKEN_FOUND = "token_found"  # noqa: S105 - as above
     TOKEN_REVOKED = "token_revoked"  # noqa: S105 - as above
     KEY_ROTATED = "key_rotated"
     EVIDENCE_REVOKED = "evidence_revoked"
@@ -341,26 +347,6 @@ class ReferenceSet(Closed):
     previous: Digest | None = Field(None, description="Reference that it takes the place of.")
 
 
-class TokenCreated(Closed):
-    """A token was made. The secret is nowhere in evidence."""
-
-    token: UUID = Field(description="Token's identity.")
-    role: ShortText = Field(description="Role it carries.")
-    name: ShortText = Field(description="Whose it is.")
-    expires_at: Instant | None = Field(None, description="When it ends.")
-    targets: Annotated[list[ShortText], Field(max_length=64)] | None = Field(
-        None, description="Targets that it may act on; absent for all."
-    )
-
-
-class TokenRevoked(Closed):
-    """A token counts no more."""
-
-    token: UUID = Field(description="Token's identity.")
-    name: ShortText = Field(description="Whose it was.")
-    reason: Text = Field(description="Why.")
-
-
 class KeyRotated(Closed):
     """Another key signs from now on. The old key says so, which hands its trust on."""
 
@@ -389,6 +375,7 @@ class RunnerDrained(Closed):
     loses: Annotated[list[Text], Field(max_length=200)] | None = Field(
         None, description="What would have been lost at this moment, a sentence for each job; absent for nothing."
     )
+    since: Instant | None = Field(None, description="Since when it drains; absent in older entries.")
 
 
 class RunnerUndrained(Closed):
@@ -396,6 +383,7 @@ class RunnerUndrained(Closed):
 
     runner: ShortText = Field(description="Its name.")
     reason: Text | None = Field(None, description="Why, where that was said.")
+    since: Instant | None = Field(None, description="Since when; absent in older entries.")
 
 
 class ReplicaChanged(Closed):
@@ -448,7 +436,9 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.SUITE_REGISTERED: Registered,
     Kind.TARGET_CREATED: TargetCreated,
     Kind.REFERENCE_SET: ReferenceSet,
+    Kind.PROJECT_SET: ProjectSet,
     Kind.TOKEN_CREATED: TokenCreated,
+    Kind.TOKEN_FOUND: TokenFound,
     Kind.TOKEN_REVOKED: TokenRevoked,
     Kind.KEY_ROTATED: KeyRotated,
     Kind.EVIDENCE_REVOKED: EvidenceRevoked,

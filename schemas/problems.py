@@ -199,7 +199,7 @@ class StaleEdit(Problem):
 
 
 class TooManyRequests(Problem):
-    """The token has sent more requests than the service takes from one. Wait for the seconds of `Retry-After`."""
+    """The token asks for more than the service does for one at a time. Wait for the seconds of `Retry-After`."""
 
     kind, title, status, retryable = "too-many-requests", "Too many requests", 429, True
     advice = "Wait for the seconds of `Retry-After`; follow the log with `watch` in place of asking again and again."

@@ -60,6 +60,12 @@ def _booted(body: Body) -> str:
     return f"{engine['name']} {engine['version']} ready in {took(body['ready_ms'])} on {body['runner']}{more}"
 
 
+def _project(body: Body) -> str:
+    limits = [f"{name[4:].replace('_', ' ')} {body[name]}" for name in sorted(body) if name.startswith("max_")]
+    found = ", as it was found" if body.get("was_found") else ""
+    return f"{body['name']}{found}" + (f", with limits of its own: {', '.join(limits)}" if limits else "")
+
+
 def _reasons(body: Body) -> str:
     return "; ".join(body.get("reasons") or [])
 
@@ -123,6 +129,8 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
         "plain",
         lambda b: f"{b['target']} compares suite {b['suite'][7:19]} with what {b['bundle'][7:19]} answered",
     ),
+    Kind.PROJECT_SET: ("plain", _project),
+    Kind.TOKEN_FOUND: ("plain", lambda b: f"token {b['token']} is held to the secret that it had"),
     Kind.TOKEN_CREATED: (
         "plain",
         lambda b: f"for {b['name']}, as {b['role']}" + (f", on {', '.join(b['targets'])}" if b.get("targets") else ""),

@@ -143,7 +143,7 @@ def service(committed: Service) -> Service:
 def actor(service: Service) -> Actor:
     """A manager of the project `default` of `service`."""
     with service.database.transaction() as session:
-        project, _ = projects.ensure(session, "default")
+        project, _ = projects.ensure(session, service, "default", by="test")
         return Actor(project_id=project.id, project="default", name="maria", role="manager")
 
 

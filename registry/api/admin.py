@@ -24,11 +24,11 @@ AdminDep = Annotated[Actor, allow("administer")]
 @router.post(
     "/v1/projects", operation_id="createProject", status_code=201, responses=declare(InvalidDocument, Conflict)
 )
-def create_project(body: ProjectCreate, actor: AdminDep, session: SessionDep) -> Project:
+def create_project(body: ProjectCreate, actor: AdminDep, session: SessionDep, service: ServiceDep) -> Project:
     """Make a project. For administrators of the installation: those of the project `default`."""
     projects.require_installation(actor)
     auth.confirm(session, actor)
-    return projects.wire(projects.create(session, body.name))
+    return projects.wire(projects.create(session, service, body.name, by=actor.name))
 
 
 @router.get("/v1/projects", operation_id="listProjects", responses=declare(InvalidDocument))
@@ -51,7 +51,7 @@ def set_limits(
     project: ProjectName, body: LimitsSet, actor: AdminDep, session: SessionDep, service: ServiceDep
 ) -> ProjectUsage:
     """Set what a project may hold. For administrators of the installation."""
-    return quotas.shown(session, service.settings, projects.set_limits(session, actor, project, body))
+    return quotas.shown(session, service.settings, projects.set_limits(session, service, actor, project, body))
 
 
 @router.post(

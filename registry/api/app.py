@@ -32,6 +32,7 @@ from registry.api.bodies import Bodies
 from registry.api.index import Index
 from registry.api.middleware import BodyLimit, Edge
 from registry.api.rates import Rates
+from registry.api.readings import SHARE, Readings
 from registry.brokers import Look
 from registry.service import Service
 from registry.web import pages, rendering
@@ -91,6 +92,8 @@ def create_app(service: Service, *, board: metrics.Board | None = None, place: i
     app.state.changes = anyio.CapacityLimiter(max(1, pool - KEPT_FOR_READERS))
     app.state.rates = Rates(service.settings.requests_per_second, service.settings.requests_burst)
     app.state.bodies = Bodies(service.settings.body_places)
+    app.state.checks = Readings("reading a blob again", share=SHARE)
+    app.state.verifications = Readings("verifying evidence")
     app.state.requests = metrics.Requests((route.path for route in _routes(ROUTERS)), board or metrics.Board(), place)
     app.state.broker = Look(service.settings.broker_url.get_secret_value(), service.settings.broker_ca)
     app.state.bell = Bell(service.database.engine.url)

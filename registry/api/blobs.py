@@ -7,9 +7,10 @@ from fastapi import APIRouter, Path, Request, Response
 from starlette.responses import StreamingResponse
 
 from registry import blobs, collection, damage, projects
-from registry.api.bodies import CHUNK_BYTES, Bodies, announced, receive
+from registry.api.bodies import CHUNK_BYTES, announced, receive
 from registry.api.deps import ServiceDep, SessionDep, allow
 from registry.api.problems import Responses, declare
+from registry.api.readings import Readings
 from registry.api.routes import Route
 from registry.auth import Actor
 from schemas.api import BlobCheck, Collect, Collected, Missing, MissingBlobs, StoredBlob
@@ -99,6 +100,7 @@ async def check_blob(
     """Read a stored blob again. When its bytes are others, the bundles that are made of it are quarantined.
 
     Whoever received wrong bytes asks this: what was wrong may be a disk of its own, and only what is here decides.
+    A token has one blob read at a time, and no more of them than leaves time for others: then it is told to wait.
     """
 
     def read() -> BlobCheck:
@@ -106,8 +108,8 @@ async def check_blob(
             blobs.size(session, actor.project_id, digest)
         return damage.examine(service, actor, digest)
 
-    bodies: Bodies = request.app.state.bodies
-    return await bodies.seal(read)
+    checks: Readings = request.app.state.checks
+    return await checks.run(actor, read)
 
 
 def _headers(digest: str, size: int) -> dict[str, str]:

@@ -2,12 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from registry import checkpoints, cursors, db, erasure, evidence, keys, recomputation, releases, verification
 from registry.api.deps import PerformDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Limit
 from registry.api.problems import declare
+from registry.api.readings import Readings
 from registry.api.routes import Route
 from registry.auth import Actor
 from registry.cursors import Cursor
@@ -97,12 +98,18 @@ def _not_given_out(why: str) -> InvalidDocument:
 def verify_evidence(
     actor: ReaderDep,
     session: SessionDep,
+    request: Request,
     stream: StreamName = None,
     checkpoint: Annotated[Digest | None, Query(description="A checkpoint that must still be there.")] = None,
 ) -> Verification:
-    """Recompute chains, signatures, checkpoints and phases from what is stored, all of it as it was at one moment."""
-    db.freeze(session)
-    return verification.verify(session, actor.project_id, stream=stream, must_have=checkpoint)
+    """Recompute chains, signatures, checkpoints and phases from what is stored, all of it as it was at one moment.
+
+    A token has one under way at a time, and a process two; who is more is told to wait.
+    """
+    verifications: Readings = request.app.state.verifications
+    with verifications.place(actor):
+        db.freeze(session)
+        return verification.verify(session, actor.project_id, stream=stream, must_have=checkpoint)
 
 
 @router.post(
@@ -192,11 +199,16 @@ def erase_records(
     "/v1/evidence/recomputations", operation_id="recomputeEvidence", responses=declare(NotFound, InvalidDocument)
 )
 def recompute_evidence(
-    body: RecomputationCreate, actor: ReaderDep, session: SessionDep, service: ServiceDep
+    body: RecomputationCreate, actor: ReaderDep, session: SessionDep, service: ServiceDep, request: Request
 ) -> Recomputation:
-    """Compute a gate's verdict again from its records, and compare it with the recorded one, bit for bit."""
-    db.freeze(session)
-    return recomputation.recompute(session, service, actor.project_id, body.entry_digest)
+    """Compute a gate's verdict again from its records, and compare it with the recorded one, bit for bit.
+
+    It counts as a verification that is under way.
+    """
+    verifications: Readings = request.app.state.verifications
+    with verifications.place(actor):
+        db.freeze(session)
+        return recomputation.recompute(session, service, actor.project_id, body.entry_digest)
 
 
 @router.get("/v1/keys", operation_id="listKeys", responses=declare())

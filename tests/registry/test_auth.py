@@ -1,3 +1,5 @@
+import base64
+import json
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -7,6 +9,8 @@ from sqlalchemy import text
 from registry import auth, evidence, projects
 from registry.api.app import ROUTERS
 from registry.auth import PERMISSIONS, Actor
+from registry.tables import TokenRow
+from schemas.common import format_instant
 from schemas.problems import Conflict, InvalidDocument, NotPermitted, Unauthenticated
 from tests.support.api import ROLES
 
@@ -14,8 +18,8 @@ NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture
-def project(session):
-    return projects.create(session, "default")
+def project(session, shared_service):
+    return projects.create(session, shared_service, "default", by="test")
 
 
 def actor(role, project="default"):
@@ -42,9 +46,19 @@ def test_a_secret_is_long_random_and_nowhere_in_the_database(session, shared_ser
 
 def test_making_a_token_is_evidence(session, shared_service, project):
     made = auth.create_token(session, shared_service, project, "maria", "admin", by="root", now=NOW)
-    (entry,) = evidence.read(session, f"project/{project.id}")
+    about, entry = evidence.read(session, f"project/{project.id}")
     assert (entry.kind, entry.actor) == ("token_created", "root")
-    assert evidence.wire(entry).body == {"token": str(made.id), "role": "admin", "name": "maria"}
+    bound = auth.bound(session.get_one(TokenRow, made.id))
+    assert evidence.wire(entry).body == {
+        "token": str(made.id),
+        "role": "admin",
+        "name": "maria",
+        "created_at": format_instant(NOW),
+        "bound": bound,
+    }
+    # Neither the secret, nor what is stored of it, is told.
+    said = entry.envelope + about.envelope + base64.b64decode(json.loads(entry.envelope)["payload"])
+    assert all(told.encode() not in said for told in (made.secret, auth.fingerprint(made.secret)[7:]))
 
 
 @pytest.mark.parametrize("secret", ["", "slg_", "slg_" + "A" * 43, "Bearer x", "\0", "ä" * 100])

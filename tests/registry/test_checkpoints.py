@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import select, text
+from uuid6 import uuid7
 
 from gates.evidence import sealed_in
 from registry import checkpoints, evidence, keys, verification
@@ -79,20 +80,21 @@ def test_a_checkpoint_says_how_far_each_stream_had_grown(story, actor):
     with story.database.transaction() as session:
         first, second = checkpoints.every(session, actor.project_id)
         entries = list(session.scalars(select(EntryRow).order_by(EntryRow.sequence)))
-    assert (first.number, first.entries, first.streams, first.sequence) == (1, 3, 2, entries[2].sequence)
-    assert (second.number, second.entries, second.streams, second.sequence) == (2, 5, 3, entries[4].sequence)
+    # The project's own entry is the first.
+    assert (first.number, first.entries, first.streams, first.sequence) == (1, 4, 3, entries[3].sequence)
+    assert (second.number, second.entries, second.streams, second.sequence) == (2, 6, 4, entries[5].sequence)
     assert (first.previous, second.previous) == (GENESIS, first.digest)
     found = verify(story, actor)
     assert found.faults == []
-    assert (found.entries, found.checkpoints, found.sealed) == (6, 2, 5)
+    assert (found.entries, found.checkpoints, found.sealed) == (7, 2, 6)
     apart = [verify(story, actor, stream=stream) for stream in sorted({entry.stream for entry in entries})]
-    assert sum(one.sealed for one in apart) == 5
+    assert sum(one.sealed for one in apart) == 6
     assert all(one.sealed <= one.entries for one in apart)
 
 
 def test_nothing_new_makes_no_checkpoint_and_an_empty_log_has_none(service, actor):
     with pytest.raises(NotFound):
-        seal(service, actor)
+        checkpoints.make(service, uuid7(), by="nobody")
     add(service, actor.project_id, "target/a", "1")
     first, is_new = seal(service, actor)
     again, is_new_again = seal(service, actor)
@@ -104,7 +106,7 @@ def test_a_log_that_is_longer_than_one_checkpoint_takes_several(service, actor, 
     for number in range(10):
         add(service, actor.project_id, f"target/{number % 3}", str(number))
     last, _ = seal(service, actor)
-    assert (last.number, last.entries, last.streams) == (3, 10, 3)
+    assert (last.number, last.entries, last.streams) == (3, 11, 4)
     assert verify(service, actor).verified
     assert MAX_SEALED >= 1000
 
@@ -243,7 +245,7 @@ def test_a_checkpoint_that_miscounts_is_found_although_it_is_signed(story, actor
     }
     envelope = story.signer.sign(canonical_json(statement)).model_dump(mode="json", by_alias=True)
     alter(story, "UPDATE checkpoints SET envelope = :raw WHERE number = 2", raw=canonical_json(envelope))
-    assert (names, 2, "it counts 6 entries, which its streams do not add up to") in faults(story, actor)
+    assert (names, 2, "it counts 7 entries, which its streams do not add up to") in faults(story, actor)
 
 
 # ------------------------------------------------------------------------------------------------ writers
@@ -264,7 +266,7 @@ def test_a_checkpoint_waits_for_a_writer_who_holds_a_lower_sequence(service, act
         append(service, fast, actor.project_id, "target/fast", "1")
     threading.Timer(0.2, lambda: slow.__exit__(None, None, None)).start()
     made, _ = seal(service, actor)
-    assert made.entries == 2
+    assert made.entries == 3
     assert verify(service, actor).faults == []
 
 
@@ -300,10 +302,10 @@ def test_many_who_write_and_seal_at_once_leave_one_chain(service, actor):
         thread.join()
     assert failed == []
     last, _ = seal(service, actor)
-    assert last.entries == 37
+    assert last.entries == 38
     found = verify(service, actor)
     assert found.faults == []
-    assert found.sealed == 37
+    assert found.sealed == 38
 
 
 # -------------------------------------------------------------------------------------------------- sweep
@@ -311,19 +313,18 @@ def test_many_who_write_and_seal_at_once_leave_one_chain(service, actor):
 
 def test_a_sweep_seals_what_has_waited_and_nothing_else(service, actor):
     control = Control.build(service, lambda _: None)
-    sweep(control, lambda _: None)
     add(service, actor.project_id, "target/a", "1")
     for _ in range(2):
         sweep(control, lambda _: None)
     add(service, actor.project_id, "target/a", "2")
     sweep(control, lambda _: None)
     with service.database.transaction() as session:
-        assert [row.entries for row in checkpoints.every(session, actor.project_id)] == [1]
+        assert [row.entries for row in checkpoints.every(session, actor.project_id)] == [2]
     eager = changed(service, settings=service.settings.model_copy(update={"checkpoint_seconds": 0.001}))
     sweep(Control.build(eager, lambda _: None), lambda _: None)
     with service.database.transaction() as session:
         rows = list(checkpoints.every(session, actor.project_id))
-    assert [(row.entries, row.made_by) for row in rows] == [(1, "controller"), (2, "controller")]
+    assert [(row.entries, row.made_by) for row in rows] == [(2, "controller"), (3, "controller")]
 
 
 def test_of_two_who_seal_the_same_one_makes_the_checkpoint(service, actor, monkeypatch):

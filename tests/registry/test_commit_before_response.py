@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from registry import projects
 from registry.api.app import create_app
-from registry.api.deps import SessionDep
+from registry.api.deps import ServiceDep, SessionDep
 from registry.api.routes import Route
 from registry.db import Database
 from schemas.api import Project
@@ -18,20 +18,20 @@ router = APIRouter(route_class=Route)
 
 
 @router.post("/probe")
-def write(session: SessionDep) -> Project:
+def write(session: SessionDep, service: ServiceDep) -> Project:
     """Write a row that only a commit shows to others."""
-    return projects.wire(projects.create(session, "probe"))
+    return projects.wire(projects.create(session, service, "probe", by="test"))
 
 
 @router.post("/broken")
-def write_and_break(session: SessionDep) -> Project:
-    projects.create(session, "broken")
+def write_and_break(session: SessionDep, service: ServiceDep) -> Project:
+    projects.create(session, service, "broken", by="test")
     raise ZeroDivisionError
 
 
 @router.post("/nonsense")
-def write_and_answer_nonsense(session: SessionDep) -> Project:
-    projects.create(session, "nonsense")
+def write_and_answer_nonsense(session: SessionDep, service: ServiceDep) -> Project:
+    projects.create(session, service, "nonsense", by="test")
     return "no project"
 
 

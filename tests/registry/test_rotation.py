@@ -111,7 +111,7 @@ def test_writers_who_run_through_a_rotation_lose_nothing(service, actor):
     assert failed == []
     assert add(service, actor, "last") == new
     found = verify(service, actor)
-    assert (found.faults, found.entries) == ([], 62)
+    assert (found.faults, found.entries) == ([], 63)
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])

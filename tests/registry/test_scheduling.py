@@ -502,7 +502,7 @@ def test_a_drill_that_no_runner_could_ever_hold_does_not_begin(service: Service,
 def allow(service: Service, actor: Actor, **most: int) -> None:
     """Set the limits of the actor's project."""
     with service.database.transaction() as session:
-        projects.set_limits(session, replace(actor, role="admin"), actor.project, LimitsSet.model_validate(most))
+        projects.set_limits(session, service, replace(actor, role="admin"), actor.project, LimitsSet(**most))
 
 
 def test_what_is_above_a_projects_jobs_waits_and_says_why_and_traffic_goes_on(service: Service, actor: Actor) -> None:

@@ -20,6 +20,7 @@ from registry import (
 )
 from registry.auth import Actor
 from schemas.api import Act, Erase, LimitsSet, RecordCreate, ReleaseCreate, RunCreate, TargetCreate
+from schemas.common import format_instant
 from schemas.policy import Policy
 from schemas.problems import Conflict, InvalidDocument, NotFound, NotPermitted, TransitionRefused, Unauthenticated
 from schemas.release import Phase
@@ -44,7 +45,7 @@ def service(scratch):
 
 def made(service, name="maria", role="manager", project="default", **options):
     with service.database.transaction() as session:
-        row, _ = projects.ensure(session, project)
+        row, _ = projects.ensure(session, service, project, by="test")
         return auth.create_token(session, service, row, name, role, by="root", now=db.now(session), **options)
 
 
@@ -86,7 +87,7 @@ def test_nobody_acts_under_a_name_of_the_service_itself(service, name):
 
 def test_the_name_of_a_token_that_has_ended_is_free_again(service):
     with service.database.transaction() as session:
-        row, _ = projects.ensure(session, "default")
+        row, _ = projects.ensure(session, service, "default", by="test")
         now = db.now(session)
         options = {"by": "root", "expires_at": now - timedelta(hours=1)}
         auth.create_token(session, service, row, "maria", "manager", now=now - timedelta(hours=2), **options)
@@ -101,9 +102,10 @@ def test_a_revoked_token_opens_nothing_and_its_end_is_evidence(service, admin):
     assert revoked(service, admin, token.id).revoked_at == row.revoked_at
     with service.database.transaction() as session:
         entries = evidence.read(session, f"project/{row.project_id}")
+    since = format_instant(row.revoked_at)
     ended = [evidence.wire(entry) for entry in entries if entry.kind == "token_revoked"]
     assert [(entry.actor, entry.body) for entry in ended] == [
-        ("root", {"token": str(token.id), "name": "maria", "reason": "was in a log"})
+        ("root", {"token": str(token.id), "name": "maria", "reason": "was in a log", "revoked_at": since})
     ]
 
 
@@ -121,7 +123,7 @@ def test_no_act_is_done_after_the_end_of_its_token_although_it_was_let_in_before
         lambda session: erasure.erase(session, service, manager, Erase(entry=bundle, reason="x")),
         lambda session: targets.create(session, service, manager, target),
         lambda session: documents.register(session, service, manager, "policy", policy),
-        lambda session: projects.set_limits(session, second, "default", LimitsSet(bytes=1)),
+        lambda session: projects.set_limits(session, service, second, "default", LimitsSet(bytes=1)),
     ]
     for act in late:
         with pytest.raises(Unauthenticated), service.database.transaction() as session:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from uuid import UUID
 
 import pytest
 from sqlalchemy import text
@@ -70,12 +71,14 @@ def test_what_nobody_touched_is_verified(service, actor, story):
     found = verify(service, actor)
     assert found.faults == []
     assert found.verified
-    assert (found.entries, found.streams) == (6, 4)
+    assert (found.entries, found.streams) == (7, 5)
     assert verify(service, actor, story).entries == 3
 
 
 def test_nothing_is_not_verified(service, actor):
-    assert not verify(service, actor).verified
+    assert verify(service, actor).verified
+    with service.database.transaction() as session:
+        assert not verification.verify(session, UUID(int=7)).verified
     assert not verify(service, actor, "release/none").verified
 
 
@@ -147,7 +150,7 @@ def test_an_entry_moved_to_another_stream_is_missed_in_one_and_found_in_the_othe
 
 def test_an_entry_moved_to_another_project_is_missed_in_one_and_found_in_the_other(service, actor, story):
     with service.database.transaction() as session:
-        other = projects.create(session, "other").id
+        other = projects.create(session, service, "other", by="root").id
     alter(
         service,
         "UPDATE entries SET project_id = :other WHERE stream = :stream AND position = 3",
@@ -172,6 +175,7 @@ def test_a_log_cut_at_its_end_no_longer_folds_to_what_the_release_shows(service,
     assert faults(service, actor) == {
         (story, 0, "held is ['the runner is gone'], but its log says []"),
         (story, 0, "reason is 'the runner is gone', but its log says None"),
+        (story, 0, "entries is 3, but its log says 2"),
     }
 
 
@@ -275,7 +279,8 @@ def test_a_document_that_is_gone_is_found_and_so_is_one_that_the_project_has_no_
     alter(service, "DELETE FROM project_documents WHERE digest = :digest", digest=digests[1])
     said = ("the policy is missing", "what was registered is missing")
     of = [f"documents/{actor.project_id}/{digest}" for digest in digests]
-    assert faults(service, actor) == {(stream, 0, problem) for stream, problem in zip(of, said, strict=True)}
+    counted = (f"project/{actor.project_id}", 0, "the project is counted with 4 documents, and holds 3")
+    assert faults(service, actor) == {counted, *((stream, 0, told) for stream, told in zip(of, said, strict=True))}
 
 
 def test_a_bundle_that_was_deleted_and_comes_back_without_a_word_is_found(service, actor):
@@ -285,7 +290,12 @@ def test_a_bundle_that_was_deleted_and_comes_back_without_a_word_is_found(servic
     assert verify(service, actor).verified
     alter(service, "UPDATE project_documents SET deleted_at = NULL")
     said = "it is not deleted as its log says"
-    assert faults(service, actor) == {(f"documents/{actor.project_id}/{bundle.digest}", 0, said)}
+    of = f"documents/{actor.project_id}/{bundle.digest}"
+    assert faults(service, actor) == {
+        (of, 0, said),
+        (of, 0, f"its blob {bundle.files[0].sha256} is not kept for it"),
+        (f"project/{actor.project_id}", 0, "the project is counted with 0 documents, and holds 1"),
+    }
     registered_bundle(service, actor)
     alter(service, "UPDATE project_documents SET deleted_at = clock_timestamp()")
     registered_bundle(service, actor)
@@ -351,7 +361,7 @@ def test_an_altered_key_condemns_what_it_signed(service, actor, story, assignmen
     alter(service, f"UPDATE signing_keys SET {assignment}")
     found = faults(service, actor)
     assert all(problem.startswith(said) for _, position, problem in found if position)
-    assert len(found) == 6
+    assert len({(stream, position) for stream, position, problem in found if problem.startswith(said)}) == 7
 
 
 def test_a_document_with_other_bytes_or_without_its_entry_is_found(service, actor, story):
@@ -407,8 +417,10 @@ def test_a_reference_that_was_put_in_force_without_an_entry_is_found(service, ac
     assert faults(service, actor) == {(f"target/{target}", 0, "its references are not those that its log set last")}
 
 
-def test_a_key_that_was_retired_later_still_vouches_for_what_it_signed(service, actor, story):
+def test_a_key_that_ends_without_an_entry_is_found_and_still_vouches_for_what_it_signed(service, actor, story):
     with service.database.transaction() as session:
         last = max(row.recorded_at for row in session.query(EntryRow))
     alter(service, "UPDATE signing_keys SET valid_until = :until", until=last + timedelta(seconds=1))
-    assert verify(service, actor).verified
+    key = service.signer.key_id
+    ((_, _, problem),) = faults(service, actor)
+    assert problem == f"key {key}, which signed here, ends, and no entry retired it"

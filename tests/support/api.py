@@ -37,7 +37,8 @@ class Api:
         listening.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         self._socket = listening
-        self._server = Server(create_app(service))
+        self.app = create_app(service)
+        self._server = Server(self.app)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
         self.clients = {role: self.client(token) for role, token in self.tokens.items()}
 
@@ -87,7 +88,7 @@ def make_tokens(service: Service, project: str) -> dict[RoleName, str]:
     """Make a project, if it is not there, and a token for each role. Returns role → bearer token."""
     made: dict[RoleName, str] = {}
     with service.database.transaction() as session:
-        row, _ = projects.ensure(session, project)
+        row, _ = projects.ensure(session, service, project, by="test")
         for role in ROLES:
             now = db.now(session)
             made[role] = auth.create_token(session, service, row, role, role, by="test", now=now).secret

@@ -233,6 +233,7 @@ def remember(session: Session, release: ReleaseRow, body: Traffic) -> None:
     """Keep beside the log what it says of a target's traffic, as the controller does."""
     target = targets.lock(session, release.target_id)
     target.applied = [arm.model_dump(mode="json") for arm in body.desired]
+    target.generation += 1
     session.flush()
 
 

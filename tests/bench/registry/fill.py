@@ -162,7 +162,7 @@ def writing(place: Place) -> Iterator[psycopg.Cursor]:
 def bundles(place: Place, model: Model, numbers: range) -> int:
     """Write bundles with their registrations. Returns how many entries that made."""
     pen, now = Pen(place), datetime.now(UTC).isoformat()
-    members, stored, marked, blobs, entries = [], [], [], [], []
+    members, stored, marked, blobs, entries, files = [], [], [], [], [], []
     template = Bundle.model_validate(body(0))
     components = template.components()
     for number in numbers:
@@ -178,6 +178,7 @@ def bundles(place: Place, model: Model, numbers: range) -> int:
         digest = sha256_digest(canonical)
         shard = document["files"][2]["sha256"]
         assert document["files"][2]["path"].startswith("model-00000")
+        files += [f"{pen.project}\t{digest}\t{one}\n" for one in {file["sha256"] for file in document["files"]}]
         blobs.append(f"{shard}\t{document['files'][2]['size']}\t{now}\n")
         identity, held = uuid7(), labels(number)
         derived = (rf"\\x{canonical.hex()}", serving, json.dumps(mine), json.dumps(held))
@@ -202,6 +203,7 @@ def bundles(place: Place, model: Model, numbers: range) -> int:
         columns = "project_id, digest, id, kind, name, created_at, created_by"
         copy(cursor, f"COPY project_documents ({columns}) FROM STDIN", members)
         copy(cursor, "COPY project_labels (project_id, digest, name, value, id) FROM STDIN", marked)
+        copy(cursor, "COPY bundle_blobs (project_id, bundle, blob) FROM STDIN", files)
         copy(cursor, ENTRIES, entries)
     return len(entries)
 

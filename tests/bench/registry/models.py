@@ -36,9 +36,10 @@ GATES = ("integrity", "compatibility")
 STEPS = (500, 2500, 10_000)
 COPIED = """
 INSERT INTO releases (id, project_id, target_id, bundle, policy, "references", created_at, created_by, phase,
-    phase_since, is_paused, held, reason, step, weight_bp, step_since, due_at, lease_token)
+    phase_since, is_paused, held, reason, step, weight_bp, step_since, due_at, lease_token, entries)
 SELECT %(id)s::uuid, project_id, %(target)s::uuid, %(bundle)s, policy, "references", created_at, created_by, phase,
-    phase_since, is_paused, held, replace(reason, '{model}', %(id)s::uuid::text), step, weight_bp, step_since, NULL, 0
+    phase_since, is_paused, held, replace(reason, '{model}', %(id)s::uuid::text), step, weight_bp, step_since, NULL, 0,
+    entries
 FROM releases WHERE id = '{model}'
 """
 

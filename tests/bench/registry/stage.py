@@ -96,7 +96,7 @@ class Stage:
         self.service = Service.build(settings)
         self._ends.callback(self.service.close)
         with self.service.database.transaction() as session:
-            project, _ = projects.ensure(session, "default")
+            project, _ = projects.ensure(session, self.service, "default", by="bench")
             self.author = Actor(project.id, "default", "bench", "admin")
             made = {
                 role: auth.create_token(
@@ -334,3 +334,21 @@ def _remember_splits(session: Session) -> None:
     )
     for target, envelope in session.execute(newest).all():
         session.get_one(TargetRow, target).applied = evidence.claim_of(envelope)["body"]["desired"]
+    session.flush()
+    session.execute(_COUNTED)
+    session.execute(text("DELETE FROM project_usage"))
+    session.execute(_USED)
+
+
+_COUNTED = text(
+    "UPDATE targets SET generation = greatest(generation, told.entries + 1)"
+    " FROM (SELECT target_id, sum(entries) AS entries FROM releases GROUP BY target_id) AS told"
+    " WHERE told.target_id = targets.id"
+)
+_USED = text(
+    "INSERT INTO project_usage (project_id, part, documents, bytes) SELECT id, 0, (SELECT count(*)"
+    " FROM project_documents AS one WHERE one.project_id = projects.id AND deleted_at IS NULL),"
+    " (SELECT coalesce(sum(size), 0) FROM project_blobs AS one JOIN blobs USING (digest)"
+    " WHERE one.project_id = projects.id) FROM projects"
+)
+"""What the service would have counted with what was filled in."""

@@ -267,7 +267,7 @@ def test_another_project_s_things_are_not_there(committed, visit):
     with committed.database.transaction() as session:
         from registry import projects  # beside its use
 
-        theirs, _ = projects.ensure(session, "theirs")
+        theirs, _ = projects.ensure(session, committed, "theirs", by="test")
         other = Actor(theirs.id, "theirs", "eve", "manager")
     release = started_release(committed, other, "secret@prod")
     bundle = registered_bundle(committed, other).digest

@@ -10,7 +10,7 @@ from typing import Final
 from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from registry import failures
+from registry import db, failures
 from registry.settings import Settings
 from registry.tables import JobRow, ReleaseRow
 from schemas.runner import JobState
@@ -18,17 +18,29 @@ from schemas.runner import JobState
 FAR_SECONDS: Final = 60.0
 """Ahead of what is given out: what is nearer is reached soon enough, and processes may be set to different leases."""
 
+# Asked at every sweep, and the answer is no.
+_IS_ANY_FAR = db.Sql(
+    """
+    SELECT EXISTS (SELECT FROM releases WHERE lease_until > :lease)
+        OR EXISTS (SELECT FROM releases WHERE due_at > :turn)
+        OR EXISTS (SELECT FROM jobs WHERE state = 'claimed' AND lease_until > :job_lease)
+        OR EXISTS (SELECT FROM jobs WHERE state = 'pending' AND due_at > :job_turn)
+    """
+)
+
 
 def bring_near(session: Session, settings: Settings, at: datetime) -> None:
     """Bring leases and turns near that lie far ahead of `at`. What somebody works on just now is left to them."""
     far = at + timedelta(seconds=FAR_SECONDS)
-    lease = timedelta(seconds=settings.release_lease_seconds)
-    _bring(session, ReleaseRow, ReleaseRow.lease_until, far + lease, at + lease)
-    _bring(session, ReleaseRow, ReleaseRow.due_at, far, at)
-    lease = timedelta(seconds=settings.lease_seconds)
+    lease, job_lease = timedelta(seconds=settings.release_lease_seconds), timedelta(seconds=settings.lease_seconds)
     longest = timedelta(seconds=failures.backoff(failures.MAX_FAILURES))
-    _bring(session, JobRow, JobRow.lease_until, far + lease, at + lease, JobRow.state == JobState.CLAIMED)
-    _bring(session, JobRow, JobRow.due_at, far + longest, at, JobRow.state == JobState.PENDING)
+    beyond = {"lease": far + lease, "turn": far, "job_lease": far + job_lease, "job_turn": far + longest}
+    if not db.ask_one(session, _IS_ANY_FAR, beyond)[0]:
+        return
+    _bring(session, ReleaseRow, ReleaseRow.lease_until, beyond["lease"], at + lease)
+    _bring(session, ReleaseRow, ReleaseRow.due_at, beyond["turn"], at)
+    _bring(session, JobRow, JobRow.lease_until, beyond["job_lease"], at + job_lease, JobRow.state == JobState.CLAIMED)
+    _bring(session, JobRow, JobRow.due_at, beyond["job_turn"], at, JobRow.state == JobState.PENDING)
 
 
 def _bring(

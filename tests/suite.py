@@ -29,6 +29,7 @@ BESIDE: Final = {"what is killed and comes back": FAULTS, "runners, engines and 
 """Sessions that run beside the others, by what they are about."""
 TIMED: Final = (
     "tests/journeys",
+    "tests/gates/files/test_header_bounds.py",
     *(f"tests/gates/test_{part}.py" for part in ("load", "machine", "pulse", "rollback")),
     *(f"tests/workers/test_{part}.py" for part in ("llamacpp_server", "recording", "rehearsal", "vitals")),
     *("tests/workers/demo/test_traffic.py", "tests/workers/traffic"),
@@ -87,7 +88,8 @@ def together(memory: Path) -> tuple[list[Session], list[int]]:
     """Run what measures no time, all sessions at once; what those beside the first say is told at their end."""
     with contextlib.ExitStack() as files:
         told = {name: files.enter_context(tempfile.TemporaryFile()) for name in BESIDE}
-        beside = [Session(places, memory / name, told[name]) for name, places in BESIDE.items()]
+        later = [f"--ignore={place}" for place in TIMED]
+        beside = [Session([*places, *later], memory / name, told[name]) for name, places in BESIDE.items()]
         try:
             other = Session(others(), memory / "others")
             statuses = [other.finish()]

@@ -15,7 +15,7 @@ MAX_NAME = 256
 
 
 class Tensor(NamedTuple):
-    """One tensor of one file. A tuple, because a file may hold 100,000.
+    """One tensor of one file. A tuple, because a file may hold 65,536.
 
     `dtype` is spelled as the format does (`BF16`, `F8_E4M3`, `Q4_K`). `shape` has the outermost dimension first in
     both formats, as PyTorch prints it; a GGUF file stores it the other way round. `offset` counts bytes from the

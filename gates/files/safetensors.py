@@ -17,9 +17,9 @@ from gates.files import magic
 from gates.files.header import MAX_NAME, Header, Tensor, Value, check_name
 from gates.files.refusal import FileRefused, pointer
 
-MAX_HEADER_BYTES = 32 * 1024 * 1024
+MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Largest header that is read. The format itself allows 100 MB."""
-MAX_TENSORS = 100_000
+MAX_TENSORS = 65_536
 """Most tensors of one file; the largest shards of published models have a few thousand."""
 MAX_METADATA_KEYS = 10_000
 MAX_METADATA_BYTES = 8 * 1024 * 1024

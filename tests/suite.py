@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO, Final
 
 FAULTS: Final = ("tests/faults", "tests/workers/embedded", "tests/workers/test_rollout.py")
+EXHAUSTIVE: Final = tuple(f"tests/registry/test_{part}.py" for part in ("api_fuzz", "api_schemathesis", "every_column"))
+"""What tries everything that can be asked or altered. It takes long, and what is killed leaves a processor to it."""
 RUNNER: Final = (
     *(f"tests/{part}" for part in ("bench", "cases", "engines", "gates/files", "gates/placement", "gates/sources")),
     "tests/workers/launchers",
@@ -25,7 +27,10 @@ RUNNER: Final = (
         for part in ("agent", "evaluation", "holds", "launcher", "live", "pauses", "quarantines", "runner", "staging")
     ),
 )
-BESIDE: Final = {"what is killed and comes back": FAULTS, "runners, engines and files": RUNNER}
+BESIDE: Final = {
+    "what is killed, and all that can be asked": (*FAULTS, *EXHAUSTIVE),
+    "runners, engines and files": RUNNER,
+}
 """Sessions that run beside the others, by what they are about."""
 TIMED: Final = (
     "tests/journeys",

@@ -3,7 +3,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import structlog
 from pydantic import SecretStr
 from sqlalchemy.orm import Session
 
@@ -15,6 +14,7 @@ from registry.db import Database
 from registry.service import Service
 from registry.settings import Gateway, Settings
 from registry.storage.local import LocalBlobs
+from tests.support import logs
 from tests.support.api import Api
 from tests.support.postgres import Postgres, Scratch
 from tests.support.s3 import ENVIRONMENT, S3Server
@@ -34,15 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _plain_logs() -> None:
-    """Structlog's default for people draws every traceback with its locals, which takes seconds."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.format_exc_info,
-            structlog.processors.KeyValueRenderer(),
-        ]
-    )
+    logs.plain()
 
 
 @pytest.fixture(scope="session")

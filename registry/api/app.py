@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 import anyio
@@ -62,6 +63,8 @@ ROUTERS = (
     metrics.router,
     pages.router,
 )
+TITLE = "Sluicegate"
+SUMMARY = "A registry of immutable serving bundles and a release gate for LLM serving."
 KEPT_FOR_READERS = 2
 """Places of a process that requests which change something do not take, where it has more."""
 REF = "#/components/schemas/{model}"
@@ -106,9 +109,9 @@ def create_app(service: Service, *, board: metrics.Board | None = None, place: i
 def assemble() -> FastAPI:
     """Return the application without parts: enough to describe it, not to serve."""
     app = FastAPI(
-        title="Sluicegate",
+        title=TITLE,
         version=VERSION,
-        summary="A registry of immutable serving bundles and a release gate for LLM serving.",
+        summary=SUMMARY,
         openapi_url="/v1/openapi.json",
         docs_url=None,
         redoc_url=None,
@@ -120,7 +123,7 @@ def assemble() -> FastAPI:
     app.router.routes.extend(_routes(ROUTERS))
     app.mount("/static", pages.static)
     app.router.middleware_stack = Index(app.router)
-    app.openapi = lambda: describe(app)  # type: ignore[method-assign] # FastAPI's documented way to extend it
+    app.openapi = describe  # type: ignore[method-assign] # FastAPI's documented way to extend it
     return app
 
 
@@ -139,20 +142,19 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await anyio.to_thread.run_sync(app.state.service.close)
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document, with the models that routes name themselves.
+@cache
+def describe() -> dict[str, Any]:
+    """Return the OpenAPI document, with the models that routes name themselves. It is made once in a process.
 
     Raises:
         ValueError: two models share a name and differ.
     """
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"token": []}]
-        for model in COMPONENTS:
-            _add(document["components"]["schemas"], model)
-        app.openapi_schema = document
-    return app.openapi_schema
+    document = get_openapi(title=TITLE, version=VERSION, summary=SUMMARY, routes=list(_routes(ROUTERS)))
+    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"token": []}]
+    for model in COMPONENTS:
+        _add(document["components"]["schemas"], model)
+    return document
 
 
 def _add(schemas: dict[str, Any], model: Any) -> None:

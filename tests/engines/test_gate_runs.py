@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from gates import environment
 from registry.service import Service
 from tests.conftest import settings_for
-from tests.support import factories
+from tests.support import factories, logs
 from tests.support.chain_folder import write_chain_folder
 from tests.support.command import Command
 from tests.support.engine import chain_engine
@@ -152,11 +151,10 @@ def _ground(postgres, tmp_path_factory) -> Iterator[Ground]:
 @pytest.fixture
 def command(_ground, tmp_path, monkeypatch, capsys) -> Iterator[Command]:
     """A manager's command line; the service's log, in this same process, is silent meanwhile."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     made = Command(tmp_path, monkeypatch, capsys)
     made.be("manager", _ground.bench.api)
-    yield made
-    structlog.reset_defaults()
+    with logs.silent():
+        yield made
 
 
 @pytest.fixture

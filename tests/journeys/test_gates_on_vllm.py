@@ -11,13 +11,12 @@ from threading import Timer
 from typing import Any
 
 import pytest
-import structlog
 
 from registry.service import Service
 from registry.settings import Gateway
 from registry.storage.local import LocalBlobs
 from tests.conftest import settings_for
-from tests.support import chain, factories, structured
+from tests.support import chain, factories, logs, structured
 from tests.support.chain_folder import describe_folder, write_chain_adapter, write_chain_folder
 from tests.support.command import Command, Ran
 from tests.support.runners import Bench, bench
@@ -140,11 +139,10 @@ def _bench(postgres, tmp_path_factory) -> Iterator[Bench]:
 @pytest.fixture
 def command(_bench, tmp_path, monkeypatch, capsys) -> Iterator[Command]:
     """A manager's command line; the service's log, in this same process, is silent meanwhile."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     made = Command(tmp_path, monkeypatch, capsys)
     made.be("manager", _bench.api)
-    yield made
-    structlog.reset_defaults()
+    with logs.silent():
+        yield made
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from registry.service import Service
 from registry.settings import Gateway
+from tests.support import logs
 from tests.support.api import Api
 from tests.support.command import Command
 from tests.support.scene import Scene
@@ -23,11 +23,10 @@ def stack(service: Service, tmp_path: Path) -> Iterator[Api]:
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """The command line, with nothing configured. The service's log, in this same process, is silent meanwhile."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     home = tmp_path / "home"
     home.mkdir()
-    yield Command(home, monkeypatch, capsys)
-    structlog.reset_defaults()
+    with logs.silent():
+        yield Command(home, monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from registry.api.__main__ import main as api_main
 from registry.api.__main__ import render as openapi
+from registry.api.app import assemble
 from schemas import VERSION
 from schemas.__main__ import FOLDER, render
 from schemas.__main__ import main as schemas_main
@@ -39,6 +40,11 @@ DOCUMENTS = [
 @pytest.mark.parametrize("name", render())
 def test_a_committed_json_schema_is_what_the_model_says(name):
     assert (FOLDER / name).read_text() == render()[name], "run `make schemas`"
+
+
+def test_a_process_describes_the_interface_once():
+    """It takes a second, and whoever sends a first wrong message waits for it."""
+    assert assemble().openapi() is assemble().openapi()
 
 
 def test_the_committed_openapi_document_is_what_the_routes_say():

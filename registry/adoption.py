@@ -1,58 +1,101 @@
 """What older versions kept without an entry is recorded once, as it is found: from then on it cannot change unseen.
 
-A project without an entry of its own was made by such a version. In one transaction the service records what the
-project is, and which secret each token has whose signed entry does not say so. After that the project has its entry,
-and nothing more is ever taken over: a token that nobody's entry tells of stays one that `evidence verify` names.
+A project's own entries say up to which version that was done (`adopted`). Version 1: what the project is, and which
+secret each token has whose signed entry does not say so. Version 2: who asked for each run that belongs to no release,
+and for what. After that nothing more is ever taken over: a token or a run that nobody's entry tells of stays one that
+`evidence verify` names, and so does a project that was taken over twice.
 """
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import structlog
 from sqlalchemy import Text, cast, exists, func, select
 from sqlalchemy.orm import Session
 
-from registry import auth, evidence, projects
+from registry import auth, evidence, projects, runs
 from registry.service import Service
-from registry.tables import EntryRow, ProjectRow, TokenRow
+from registry.tables import EntryRow, JobRow, ProjectRow, TargetRow, TokenRow
 from schemas.evidence import Kind, TokenFound
+from schemas.runner import JobKind
 
 BY = "service"
+BATCH = 200
+"""Runs recorded at a time: whoever is killed meanwhile goes on there."""
 
 log = structlog.get_logger(__name__)
 
 
 def adopt(service: Service) -> None:
-    """Record what projects keep that have no entry of their own."""
+    """Record what projects keep that has no entry."""
     with service.database.reading() as session:
-        found = _unrecorded(session)
+        found = [project for project in session.scalars(select(ProjectRow.id)) if _is_behind(_said(session, project))]
     for project in found:
+        with service.database.reading() as session:
+            unasked = _unasked(session, project)
+        for place in range(0, len(unasked), BATCH):
+            with service.database.transaction() as session:
+                _adopt_runs(session, service, project, unasked[place : place + BATCH])
         with service.database.transaction() as session:
             auth.hold_project(session, project)
             # Another process may have been first.
-            if project in _unrecorded(session):
-                _adopt(session, service, session.get_one(ProjectRow, project))
+            if _is_behind(said := _said(session, project)):
+                _adopt_runs(session, service, project, _unasked(session, project))
+                _adopt(session, service, session.get_one(ProjectRow, project), said)
 
 
-def _unrecorded(session: Session) -> Sequence[UUID]:
-    recorded = exists().where(
-        EntryRow.stream == func.concat("project/", cast(ProjectRow.id, Text)), EntryRow.kind == Kind.PROJECT_SET
-    )
-    return session.scalars(select(ProjectRow.id).where(~recorded).order_by(ProjectRow.id)).all()
+def version(body: dict[str, Any]) -> int:
+    """Return up to which version a project's entry says that all has been recorded."""
+    said = body.get("adopted", 1)
+    return said if isinstance(said, int) else 1
 
 
-def _adopt(session: Session, service: Service, project: ProjectRow) -> None:
-    projects.record(session, service, project, by=BY, was_found=True)
-    said = {
+def _said(session: Session, project: UUID) -> list[dict[str, Any]] | None:
+    """Return what a project's own entries say, oldest first; None when one cannot be read: that is no older version."""
+    of = (EntryRow.stream == projects.stream(project), EntryRow.kind == Kind.PROJECT_SET)
+    envelopes = session.scalars(select(EntryRow.envelope).where(*of).order_by(EntryRow.position))
+    try:
+        return [evidence.claim_of(envelope)["body"] for envelope in envelopes]
+    except ValueError:
+        return None
+
+
+def _is_behind(said: list[dict[str, Any]] | None) -> bool:
+    return said is not None and all(version(body) < projects.ADOPTED for body in said)
+
+
+def _adopt(session: Session, service: Service, project: ProjectRow, said: list[dict[str, Any]] | None) -> None:
+    if said:
+        # What it is has an entry, and its row is held to that.
+        facts = {name: said[-1].get(name) for name in projects.facts(project)}
+        projects.record(session, service, project, by=BY, said=facts)
+        return
+    projects.record(session, service, project, by=BY, said=projects.facts(project) | {"was_found": True})
+    unbound = {
         str(body["token"])
         for row in evidence.read(session, projects.stream(project.id))
         if row.kind == Kind.TOKEN_CREATED and "bound" not in (body := evidence.claim_of(row.envelope)["body"])
     }
     tokens = session.scalars(select(TokenRow).where(TokenRow.project_id == project.id).order_by(TokenRow.id))
-    found = [token for token in tokens if str(token.id) in said]
+    found = [token for token in tokens if str(token.id) in unbound]
     for token in found:
         body = TokenFound(
             token=token.id, created_at=token.created_at, revoked_at=token.revoked_at, bound=auth.bound(token)
         )
         auth.record_token(session, service, token, f"token:{token.id}:found", BY, Kind.TOKEN_FOUND, body)
     log.info("project_adopted", project=project.name, tokens=len(found))
+
+
+def _unasked(session: Session, project: UUID) -> list[UUID]:
+    """Return a project's runs without a release of which no entry says who asked for them, oldest first."""
+    asked = exists().where(EntryRow.stream == func.concat("run/", cast(JobRow.id, Text)), EntryRow.act == runs.ASKED)
+    mine = (JobRow.project_id == project, JobRow.release_id.is_(None), JobRow.kind != JobKind.SERVE)
+    return list(session.scalars(select(JobRow.id).where(*mine, ~asked).order_by(JobRow.id)))
+
+
+def _adopt_runs(session: Session, service: Service, project: UUID, found: Sequence[UUID]) -> None:
+    rows = select(JobRow, TargetRow.name).outerjoin(TargetRow, TargetRow.id == JobRow.target_id)
+    for job, target in session.execute(rows.where(JobRow.id.in_(found)).order_by(JobRow.id)).all():
+        evidence.append(session, project, runs.asked(service, job, target, by=BY, was_found=True))
+    log.info("runs_adopted", project=str(project), runs=len(found))

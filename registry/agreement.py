@@ -16,7 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gates.evidence import Record
-from registry import auth, emptying, evidence, projects, targets
+from registry import adoption, auth, emptying, evidence, projects, targets
 from registry.tables import ProjectRow, ReleaseRow, RunnerRow, TargetRow, TokenRow
 from schemas.common import format_instant
 from schemas.evidence import Fault, Kind
@@ -32,6 +32,10 @@ class Agreement:
     project: UUID
     _project: dict[str, Any] | None = None
     """What the last entry says that the project is."""
+    _adopted: int = 0
+    """Up to which version the project's entries say that all has been recorded."""
+    _again: list[int] = field(default_factory=list)
+    """Positions of entries by which the service took over anew what had been recorded before."""
     _since: int | None = None
     """Sequence of the first such entry: from then on, everything that counts here is written with its entry."""
     _tokens: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -53,6 +57,9 @@ class Agreement:
         match record.kind:
             case Kind.PROJECT_SET:
                 self._project, self._since = body, self._since or record.sequence
+                if record.actor == adoption.BY and adoption.version(body) <= self._adopted:
+                    self._again.append(record.position)
+                self._adopted = max(self._adopted, adoption.version(body))
             case Kind.TOKEN_CREATED:
                 self._tokens[str(body.get("token"))] = body
             case Kind.TOKEN_FOUND:
@@ -92,6 +99,8 @@ class Agreement:
 
     def _project_faults(self, session: Session) -> Iterator[Fault]:
         of, row = projects.stream(self.project), session.get(ProjectRow, self.project)
+        for position in self._again:
+            yield Fault(stream=of, position=position, problem="the project was taken over anew: its entries were away")
         if row is None or self._project is None:
             problem = "the project is missing" if row is None else "the project has no entry"
             yield Fault(stream=of, position=0, problem=problem)

@@ -1,6 +1,7 @@
 """Projects, and what an installation needs before anybody can call it."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -18,6 +19,9 @@ from registry.tables import ProjectRow
 from schemas.api import LimitsSet, Project, RoleName
 from schemas.evidence import Kind, ProjectSet
 from schemas.problems import Conflict, NotFound, NotPermitted
+
+ADOPTED = 2
+"""Version of what is kept with entries: a project made now needs nothing taken over; see `registry.adoption`."""
 
 log = structlog.get_logger(__name__)
 
@@ -50,16 +54,18 @@ def ensure(session: Session, service: Service, name: str, *, by: str) -> tuple[P
     return row, is_new
 
 
-def record(session: Session, service: Service, row: ProjectRow, *, by: str, was_found: bool = False) -> None:
-    """Record what a project is from now on. Nobody else may change it meanwhile."""
-    of = stream(row.id)
+def record(
+    session: Session, service: Service, row: ProjectRow, *, by: str, said: Mapping[str, Any] | None = None
+) -> None:
+    """Record what a project is from now on: as its row is, or as is `said`. Nobody else may change it meanwhile."""
+    of, body = stream(row.id), ProjectSet(**{**(facts(row) if said is None else said), "adopted": ADOPTED})
     signed = evidence.state(
         service.signer,
         of,
         f"project:{evidence.next_position(session, of)}",
         by,
         Kind.PROJECT_SET,
-        ProjectSet(**facts(row), was_found=True if was_found else None),
+        body,
         subjects={"project": evidence.name_digest(row.name)},
         now=db.now(session),
     )
@@ -68,7 +74,7 @@ def record(session: Session, service: Service, row: ProjectRow, *, by: str, was_
 
 def facts(row: ProjectRow) -> dict[str, Any]:
     """Return what evidence says of a project, by the names of its columns."""
-    return {name: getattr(row, name) for name in ProjectSet.model_fields if name != "was_found"}
+    return {name: getattr(row, name) for name in ProjectSet.model_fields if name not in {"was_found", "adopted"}}
 
 
 def named(session: Session, name: str) -> ProjectRow:

@@ -1,23 +1,28 @@
 """Runs without a release: gates asked for by hand, and references recorded from a bundle."""
 
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from registry import auth, db, documents, jobs, quarantine, releases, scheduling, targets
+from registry import auth, db, documents, evidence, jobs, quarantine, releases, scheduling, targets
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow
 from schemas.api import RecordCreate, RunCreate
+from schemas.evidence import Kind, RunAsked
 from schemas.policy import GoldenRule, Policy, RollbackRule, SuiteRule
 from schemas.problems import InvalidDocument
 from schemas.reference import Reference
 from schemas.runner import JobKind
 from schemas.suite import GoldenSuite
 
+ASKED = "asked"
+"""Name of the act that begins the stream of a run."""
 
-def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
-    """Run a policy's gates, or some of them, on a bundle.
+
+def create(session: Session, service: Service, actor: Actor, body: RunCreate) -> JobRow:
+    """Run a policy's gates, or some of them, on a bundle, as a recorded act.
 
     Raises:
         NotFound: the project lacks the bundle, policy or target.
@@ -27,6 +32,7 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
     """
     if body.target is not None:
         auth.require_target(actor, body.target)
+    auth.confirm(session, actor)
     documents.need_bundle(session, actor.project_id, body.bundle)
     quarantine.require_free(session, actor.project_id, body.bundle)
     policy = documents.load_policy(session, actor.project_id, body.policy)
@@ -59,7 +65,7 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
     live = targets.stable_release(session, target.id) if target is not None else None
     both = scheduling.with_way_back(session, actor.project_id, needs, gates, live.bundle if live else None)
     scheduling.require_fit(session, actor.project_id, body.runner_class, both)
-    return jobs.create(
+    job = jobs.create(
         session,
         actor.project_id,
         JobKind.EVALUATE,
@@ -73,6 +79,8 @@ def create(session: Session, actor: Actor, body: RunCreate) -> JobRow:
         created_by=actor.name,
         now=db.now(session),
     )
+    evidence.open_stream(session, job.project_id, asked(service, job, body.target, by=actor.name))
+    return job
 
 
 def suites_of(policy: Policy, gates: set[str]) -> list[str]:
@@ -80,8 +88,29 @@ def suites_of(policy: Policy, gates: set[str]) -> list[str]:
     return sorted({rule.suite for rule in policy.gates if rule.gate in gates and isinstance(rule, SuiteRule)})
 
 
-def record(session: Session, actor: Actor, body: RecordCreate) -> JobRow:
-    """Have a bundle answer a golden suite; its answers become the target's reference.
+def facts(job: JobRow, target: str | None) -> dict[str, Any]:
+    """Return what evidence says of a run that belongs to no release, for a target of that name."""
+    special = {"run": job.id, "target": target}
+    names = [name for name in RunAsked.model_fields if name not in special and name != "was_found"]
+    return special | {name: getattr(job, name) for name in names}
+
+
+def asked(service: Service, job: JobRow, target: str | None, *, by: str, was_found: bool = False) -> evidence.Signed:
+    """Return the signed entry that says who asked for a run that belongs to no release, and for what."""
+    return evidence.state(
+        service.signer,
+        f"run/{job.id}",
+        ASKED,
+        by,
+        Kind.RUN_ASKED,
+        RunAsked(**facts(job, target), was_found=True if was_found else None),
+        subjects={"bundle": job.bundle, **({"policy": job.policy} if job.policy else {})},
+        now=job.created_at,
+    )
+
+
+def record(session: Session, service: Service, actor: Actor, body: RecordCreate) -> JobRow:
+    """Have a bundle answer a golden suite, as a recorded act; its answers become the target's reference.
 
     Raises:
         NotFound, InvalidDocument: the suite is not a golden one.
@@ -101,7 +130,7 @@ def record(session: Session, actor: Actor, body: RecordCreate) -> JobRow:
         )
     needs = scheduling.needed(session, actor.project_id, body.bundle, JobKind.RECORD)
     scheduling.require_fit(session, actor.project_id, target.runner_class, needs)
-    return jobs.create(
+    job = jobs.create(
         session,
         actor.project_id,
         JobKind.RECORD,
@@ -113,6 +142,8 @@ def record(session: Session, actor: Actor, body: RecordCreate) -> JobRow:
         reason=body.reason,
         now=db.now(session),
     )
+    evidence.open_stream(session, job.project_id, asked(service, job, body.target, by=actor.name))
+    return job
 
 
 def store_reference(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -14,9 +15,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from gates.evidence import Record
-from registry import evidence, jobs
+from registry import evidence, jobs, runs
 from registry.tables import DocumentRow, JobRow, ReleaseRow, TargetRow
-from schemas.common import strict_json
+from schemas.common import format_instant, strict_json
 from schemas.evidence import Fault, Kind
 from schemas.runner import JobKind, JobState, ReplicaState
 
@@ -47,11 +48,15 @@ class Work:
 
     _policies: dict[str, list[tuple[str, str | None]]] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
+    _asked: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Run that belongs to no release → what was asked for."""
 
     def take(self, record: Record, claim: Mapping[str, Any] | None, about: Mapping[str, str]) -> None:
         """Take the next entry, with name → digest of what its statement is about."""
         if record.kind == Kind.RUN_ENDED:
             self._ended.add(record.stream.removeprefix("run/"))
+        if record.kind == Kind.RUN_ASKED and claim is not None:
+            self._asked[record.stream.removeprefix("run/")] = claim["body"]
         identity = record.act.removeprefix("job:").partition(":")[0] if record.act.startswith("job:") else None
         if claim is None or identity is None:
             return
@@ -77,7 +82,7 @@ class Work:
     def close(self, session: Session) -> Iterator[Fault]:
         """Yield what is otherwise than the log says."""
         rows = session.execute(
-            select(JobRow, ReleaseRow, TargetRow.runner_class)
+            select(JobRow, ReleaseRow, TargetRow.runner_class, TargetRow.name)
             .outerjoin(ReleaseRow, ReleaseRow.id == JobRow.release_id)
             .outerjoin(TargetRow, TargetRow.id == func.coalesce(ReleaseRow.target_id, JobRow.target_id))
             .where(JobRow.project_id == self.project)
@@ -85,15 +90,16 @@ class Work:
             .execution_options(yield_per=HELD)
         )
         seen: set[str] = set()
-        for job, release, runner_class in rows:
+        for job, release, runner_class, target in rows:
             seen.add(str(job.id))
             stream = evidence.release_stream(job.release_id) if job.release_id else f"run/{job.id}"
-            for problem in self._problems(session, job, stream, release, runner_class):
+            problems = self._problems(session, job, stream, release, runner_class)
+            for problem in chain(problems, self._unlike_what_was_asked(job, target)):
                 yield Fault(stream=stream, position=0, problem=f"the job {job.id} {problem}")
             session.expunge(job)
         for identity, told in sorted(self._jobs.items()):
             yield Fault(stream=told.stream, position=0, problem=f"the job {identity} is missing")
-        for identity in sorted(self._set.keys() | self._ended - seen):
+        for identity in sorted(self._set.keys() | (self._ended | self._asked.keys()) - seen):
             yield Fault(stream=f"run/{identity}", position=0, problem=f"the job {identity} is missing")
 
     def _problems(
@@ -117,6 +123,20 @@ class Work:
             yield "has ended otherwise than its log says"
         if _is_another_replica(job.replica, told):
             yield "has another replica than its log says"
+
+    def _unlike_what_was_asked(self, job: JobRow, target: str | None) -> Iterator[str]:
+        """Yield what a job has otherwise than somebody asked for. A release's jobs follow from its log."""
+        said = self._asked.get(str(job.id))
+        if said is None:
+            if job.release_id is None:
+                yield "was asked for by nobody: it has no entry"
+            return
+        if job.release_id is not None:
+            yield "is of a release, and was asked for without one"
+        for name, value in runs.facts(job, target).items():
+            kept = format_instant(value) if isinstance(value, datetime) else value
+            if (str(kept) if isinstance(kept, UUID) else kept) != said.get(name):
+                yield f"has another {name} than its log says"
 
     def _suites(self, session: Session, job: JobRow) -> list[Any]:
         """Return the suites of a job's gates; its own where there is no policy to tell, which is a fault elsewhere."""

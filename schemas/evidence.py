@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pydantic import Field
 
+from schemas.asked import RunAsked as RunAsked  # noqa: PLC0414 - a part of what this module offers
 from schemas.common import BasisPoints, Closed, Digest, Instant, Integer, Positive, ShortText, Text, Wire
 from schemas.failures import Cause
 from schemas.lock import Locks
@@ -56,6 +57,7 @@ class Kind(StrEnum):
     RESUMED = "resumed"
     HELD = "held"
     ATTEMPT_ERRORED = "attempt_errored"
+    RUN_ASKED = "run_asked"
     RUN_ENDED = "run_ended"
     PROMOTION_REQUESTED = "promotion_requested"
     ROLLBACK_REQUESTED = "rollback_requested"
@@ -417,6 +419,7 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.RESUMED: Note,
     Kind.HELD: Reasoned,
     Kind.ATTEMPT_ERRORED: Attempt,
+    Kind.RUN_ASKED: RunAsked,
     Kind.RUN_ENDED: RunEnded,
     Kind.PROMOTION_REQUESTED: Note,
     Kind.ROLLBACK_REQUESTED: RollbackRequested,

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from schemas.common import Closed, Digest, Instant, Integer, ShortText, Text
+from schemas.common import Closed, Digest, Instant, Integer, Positive, ShortText, Text
 
 
 class ProjectSet(Closed):
@@ -20,6 +20,10 @@ class ProjectSet(Closed):
     max_runner_seconds: Integer | None = Field(None, description="Most runner time within 24 hours, in seconds.")
     was_found: Literal[True] | None = Field(
         None, description="It had no entry of this kind: the service found it so, and holds it to that from now on."
+    )
+    adopted: Positive | None = Field(
+        None,
+        description="Up to which version all that older ones kept without an entry has one: 2 with runs; absent for 1.",
     )
 
 

@@ -66,6 +66,13 @@ def _project(body: Body) -> str:
     return f"{body['name']}{found}" + (f", with limits of its own: {', '.join(limits)}" if limits else "")
 
 
+def _asked(body: Body) -> str:
+    what = f"runs {', '.join(body['gates'])} on" if body["gates"] else "records what is answered by"
+    told = f"{body['created_by']} asked: {what} {body['bundle'][7:19]}"
+    told += f", for {body['target']}" if body.get("target") else ""
+    return told + (f": {body['reason']}" if body.get("reason") else "")
+
+
 def _reasons(body: Body) -> str:
     return "; ".join(body.get("reasons") or [])
 
@@ -101,6 +108,7 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     Kind.RESUMED: ("plain", lambda b: b["reason"]),
     Kind.HELD: ("warn", _reasons),
     Kind.ATTEMPT_ERRORED: ("warn", lambda b: f"{b['problem']}: {b['detail']}"),
+    Kind.RUN_ASKED: ("plain", _asked),
     Kind.RUN_ENDED: ("plain", lambda b: b["outcome"] + (f": {b['problem']}" if b.get("problem") else "")),
     Kind.PROMOTION_REQUESTED: ("plain", lambda b: b["reason"]),
     Kind.ROLLBACK_REQUESTED: ("warn", lambda b: b["reason"]),

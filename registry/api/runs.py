@@ -6,7 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Response
 
 from registry import jobs, releases, runs
-from registry.api.deps import OnceDep, SessionDep, allow
+from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.api.routes import Route
@@ -33,12 +33,13 @@ router = APIRouter(prefix="/v1", tags=["runs"], route_class=Route)
 def create_run(
     body: RunCreate,
     actor: Annotated[Actor, allow("create_run")],
+    service: ServiceDep,
     session: SessionDep,
     once: OnceDep,
     response: Response,
 ) -> Run:
-    """Run a policy's gates, or some of them, on a bundle. Nothing is released."""
-    made = once(body, Run, lambda: jobs.wire(session, runs.create(session, actor, body)))
+    """Run a policy's gates, or some of them, on a bundle, as a recorded act. Nothing is released."""
+    made = once(body, Run, lambda: jobs.wire(session, runs.create(session, service, actor, body)))
     response.headers["location"] = f"/v1/runs/{made.id}"
     return made
 
@@ -52,12 +53,13 @@ def create_run(
 def create_recording(
     body: RecordCreate,
     actor: Annotated[Actor, allow("set_reference")],
+    service: ServiceDep,
     session: SessionDep,
     once: OnceDep,
     response: Response,
 ) -> Run:
     """Have a bundle answer a golden suite; its answers become the target's reference, as a recorded act."""
-    made = once(body, Run, lambda: jobs.wire(session, runs.record(session, actor, body)))
+    made = once(body, Run, lambda: jobs.wire(session, runs.record(session, service, actor, body)))
     response.headers["location"] = f"/v1/runs/{made.id}"
     return made
 

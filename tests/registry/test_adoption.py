@@ -6,9 +6,13 @@ import pytest
 from sqlalchemy import text
 from uuid6 import uuid7
 
-from registry import adoption, auth, db, evidence, verification
+from registry import adoption, auth, db, evidence, jobs, projects, runs, verification
+from registry.auth import Actor
 from registry.tables import ProjectRow, TokenRow
-from schemas.evidence import Kind, TokenCreated, TokenRevoked
+from schemas.api import RunCreate
+from schemas.evidence import Kind, ProjectSet, TokenCreated, TokenRevoked
+from schemas.runner import JobKind
+from tests.support.factories import registered_bundle, registered_policy
 
 
 @pytest.fixture
@@ -89,3 +93,104 @@ def test_a_token_that_nobody_s_entry_tells_of_is_never_taken_over(committed, old
 def test_a_service_that_starts_records_what_it_finds(committed, old):
     type(committed).build(committed.settings).close()
     assert problems(committed, old) == set()
+
+
+def asked_without_entry(service, project):
+    """A run as an older version kept it: nothing in the log says who asked for it."""
+    actor = Actor(project, "default", "carla", "ci")
+    bundle = registered_bundle(service, actor)
+    with service.database.transaction() as session:
+        made = jobs.create(
+            session, project, JobKind.EVALUATE, bundle=bundle.digest, gates=["integrity"], runner_class="cpu",
+            policy=registered_policy(service, actor).digest, created_by="carla", now=db.now(session),
+        )  # fmt: skip
+        return made.id
+
+
+def run_log(service, run):
+    with service.database.transaction() as session:
+        return [(entry.kind, entry.actor, evidence.wire(entry).body) for entry in evidence.read(session, f"run/{run}")]
+
+
+@pytest.fixture
+def known(committed):
+    """A project as the version before left it: it has its entry, and its runs have none."""
+    with committed.database.transaction() as session:
+        project = ProjectRow(id=uuid7(), name="default", created_at=db.now(session))
+        session.add(project)
+        session.flush()
+        body = ProjectSet(**projects.facts(project))
+        stream, about = projects.stream(project.id), {"project": evidence.name_digest("default")}
+        signed = evidence.state(
+            committed.signer, stream, "project:1", "root", Kind.PROJECT_SET, body, subjects=about, now=db.now(session)
+        )
+        evidence.append(session, project.id, signed)
+        return project.id
+
+
+def test_runs_of_an_older_version_are_recorded_once_as_they_are_found(committed, known):
+    run = asked_without_entry(committed, known)
+    said = f"the job {run} was asked for by nobody: it has no entry"
+    assert problems(committed, known) == {said}
+    for _ in range(2):
+        adoption.adopt(committed)
+    assert problems(committed, known) == set()
+    ((kind, actor, body),) = run_log(committed, run)
+    assert (kind, actor, body["created_by"], body["was_found"]) == ("run_asked", "service", "carla", True)
+    kinds, bodies = log(committed, known)
+    assert kinds == [("project_set", "root"), ("project_set", "service")]
+    assert (bodies[1]["adopted"], "was_found" in bodies[1]) == (2, False)
+    # What comes later without an entry is never taken over.
+    planted = asked_without_entry(committed, known)
+    adoption.adopt(committed)
+    assert problems(committed, known) == {f"the job {planted} was asked for by nobody: it has no entry"}
+
+
+def test_a_project_whose_row_was_altered_meanwhile_is_held_to_its_entry(committed, known):
+    with committed.database.transaction() as session:
+        session.execute(text("UPDATE projects SET max_jobs = 9"))
+    adoption.adopt(committed)
+    assert problems(committed, known) == {"the project has another max_jobs than its log says"}
+
+
+def test_a_project_whose_entries_were_away_for_a_while_is_named(committed, known):
+    adoption.adopt(committed)
+    with committed.database.transaction() as session:
+        session.execute(text("SET LOCAL session_replication_role = replica"))
+        session.execute(text("UPDATE entries SET kind = 'token_created' WHERE kind = 'project_set' AND position = 2"))
+    planted = asked_without_entry(committed, known)
+    adoption.adopt(committed)
+    with committed.database.transaction() as session:
+        session.execute(text("SET LOCAL session_replication_role = replica"))
+        session.execute(text("UPDATE entries SET kind = 'project_set' WHERE position = 2 AND kind = 'token_created'"))
+    assert [body["was_found"] for _, _, body in run_log(committed, planted)] == [True]
+    assert problems(committed, known) == {"the project was taken over anew: its entries were away"}
+
+
+def test_a_run_says_who_asked_for_what(committed, actor):
+    bundle, policy = registered_bundle(committed, actor), registered_policy(committed, actor)
+    wanted = RunCreate(bundle=bundle.digest, policy=policy.digest, runner_class="cpu", gates=["integrity"])
+    with committed.database.transaction() as session:
+        run = runs.create(session, committed, actor, wanted).id
+    ((kind, who, body),) = run_log(committed, run)
+    assert (kind, who, body["created_by"]) == ("run_asked", actor.name, actor.name)
+    assert (body["bundle"], body["policy"], body["gates"]) == (bundle.digest, policy.digest, ["integrity"])
+    assert problems(committed, actor.project_id) == set()
+    for change in (
+        "created_by = 'eve'",
+        "gates = '[\"static\"]'",
+        "runner_class = 'gpu'",
+        "release_id = NULL, kind = 'serve'",
+    ):
+        with committed.database.transaction() as session:
+            session.execute(text(f"UPDATE jobs SET {change} WHERE id = :run"), {"run": run})
+            found = verification.verify(session, actor.project_id).faults
+            assert any(
+                fault.stream == f"run/{run}" and f"the job {run} has another" in fault.problem for fault in found
+            )
+            session.rollback()
+    with committed.database.transaction() as session:
+        session.execute(text("DELETE FROM jobs"))
+        found = verification.verify(session, actor.project_id).faults
+        assert [(fault.stream, fault.problem) for fault in found] == [(f"run/{run}", f"the job {run} is missing")]
+        session.rollback()

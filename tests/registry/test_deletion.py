@@ -101,7 +101,7 @@ def test_what_is_under_way_or_in_a_job_is_refused_until_it_has_ended(api, manage
     policy = registered_policy(service, author)
     with service.database.transaction() as session:
         wanted = RunCreate(bundle=run.digest, policy=policy.digest, runner_class="cpu")
-        job = runs.create(session, author, wanted).id
+        job = runs.create(session, service, author, wanted).id
     for bundle, holder in ((released, release), (run, job)):
         with pytest.raises(Conflict) as refused:
             manager.bundles.delete(bundle.digest, "x")

@@ -51,7 +51,7 @@ def fail(api, author, bundle, findings, verdict="failed"):
     """Let a runner report the integrity gate of a bundle."""
     service, policy = api.service, registered_policy(api.service, author)
     with service.database.transaction() as session:
-        runs.create(session, author, RunCreate(bundle=bundle.digest, policy=policy.digest, runner_class="cpu"))
+        runs.create(session, service, author, RunCreate(bundle=bundle.digest, policy=policy.digest, runner_class="cpu"))
         runner = runners.register(
             session,
             author.project_id,

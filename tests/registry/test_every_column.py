@@ -50,8 +50,7 @@ REASONS |= {
     f"jobs.{name}": QUEUED
     for name in (
         "needs", "queue", "devices", "claimed_at", "replaces", "preempted_for", "runner_id", "is_wanted", "attempt",
-        "due_at", "fencing_token", "lease_until", "progress", "problem", "avoids", "created_at", "reason",
-        "finished_at", "spent_ms",
+        "due_at", "fencing_token", "lease_until", "progress", "problem", "avoids", "finished_at", "spent_ms",
     )
 }  # fmt: skip
 
@@ -71,6 +70,8 @@ OTHER_VALUES = {
 """Where the table permits only some values, or what matters is one direction."""
 
 ROWS = {
+    "jobs.created_at": ("release_id IS NULL", "of a release, it is when the service got to it"),
+    "jobs.reason": ("release_id IS NULL", "of a release, nobody gives one"),
     "jobs.state": ("release_id IS NULL", "of a release, what is not measured has not passed, whatever its job is"),
     "project_documents.created_at": ("kind <> 'reference'", "what put a reference in force says when"),
     "project_documents.created_by": ("kind <> 'reference'", "what put a reference in force says by whom"),

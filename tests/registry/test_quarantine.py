@@ -193,8 +193,8 @@ def test_integrity_that_fails_quarantines_by_that_result_and_nothing_else_does(a
     bundle, policy = held(service, author, "a"), registered_policy(service, author)
     with service.database.transaction() as session:
         wanted = RunCreate(bundle=bundle.digest, policy=policy.digest, runner_class="cpu")
-        runs.create(session, author, wanted)
-        later = runs.create(session, author, wanted).id
+        runs.create(session, service, author, wanted)
+        later = runs.create(session, service, author, wanted).id
     claim = claimed(service, author)
 
     def report(gate, verdict):
@@ -233,7 +233,7 @@ def test_a_run_that_is_under_way_is_no_longer_wanted_and_says_why(api, manager, 
     bundle, policy = held(service, author, "a"), registered_policy(service, author)
     with service.database.transaction() as session:
         wanted = RunCreate(bundle=bundle.digest, policy=policy.digest, runner_class="cpu")
-        run = runs.create(session, author, wanted).id
+        run = runs.create(session, service, author, wanted).id
     claim = claimed(service, author)
     said = {"fencing_token": claim.fencing_token}
     runner = api.clients["runner"]

@@ -180,12 +180,12 @@ def test_nothing_begins_that_no_runner_of_the_class_could_ever_run(service: Serv
         return refused.value
 
     with service.database.transaction() as session:
-        made = runs.create(session, actor, run).id  # nobody has come yet: one that fits may
+        made = runs.create(session, service, actor, run).id  # nobody has come yet: one that fits may
     register(service, actor, "a", H100)
     register(service, actor, "b", slots=1)
     for call in (
-        lambda session: runs.create(session, actor, run),
-        lambda session: runs.record(session, manager, record),
+        lambda session: runs.create(session, service, actor, run),
+        lambda session: runs.record(session, service, manager, record),
         lambda session: releases.create(session, service, actor, release),
     ):
         problem = told(call)
@@ -198,13 +198,13 @@ def test_nothing_begins_that_no_runner_of_the_class_could_ever_run(service: Serv
         assert [one["runner"] for one in problem.members["runners"]] == ["a", "b"]
         assert problem.members["fits"] == []
     register(service, actor, "large", *[H100] * 4, runner_class="h100")
-    problem = told(lambda session: runs.create(session, actor, run))
+    problem = told(lambda session: runs.create(session, service, actor, run))
     assert problem.detail.endswith("1.1 GB of memory; it fits large of class h100")
     assert problem.members["fits"] == [{"runner": "large", "runner_class": "h100"}]
     assert "a: it has 1 × NVIDIA H100 80GB HBM3 of 85.5 GB. b: it has no" in str(shown(service, actor, made).waits)
     with service.database.transaction() as session:
         # What only reads files needs no accelerator.
-        runs.create(session, actor, run.model_copy(update={"gates": ["integrity"]}))
+        runs.create(session, service, actor, run.model_copy(update={"gates": ["integrity"]}))
     register(service, actor, "c", *[H100] * 4)
     with service.database.transaction() as session:
         assert releases.create(session, service, actor, release).bundle == four
@@ -484,7 +484,7 @@ def test_a_drill_that_no_runner_could_ever_hold_does_not_begin(service: Service,
     asked = RunCreate(bundle=candidate, policy=drilled, runner_class="cpu", target="chat@prod")
     wanted = ReleaseCreate(target="chat@prod", bundle=candidate, policy=drilled, reason="a test")
     for begin in (
-        lambda session: runs.create(session, actor, asked),
+        lambda session: runs.create(session, service, actor, asked),
         lambda session: releases.create(session, service, actor, wanted),
     ):
         with (
@@ -493,7 +493,7 @@ def test_a_drill_that_no_runner_could_ever_hold_does_not_begin(service: Service,
         ):
             begin(session)
     with service.database.transaction() as session:
-        runs.create(session, actor, asked.model_copy(update={"gates": ["integrity", "compatibility"]}))
+        runs.create(session, service, actor, asked.model_copy(update={"gates": ["integrity", "compatibility"]}))
 
 
 # ------------------------------------------------------------------------------------------------- a project's quota

@@ -194,8 +194,8 @@ def test_a_limited_token_makes_nothing_for_another_target(service, actor, limite
     target = TargetCreate(name="chat@canary", runner_class="cpu", gateway="local")
     for refused in (
         lambda session: releases.create(session, service, limited, release),
-        lambda session: runs.create(session, limited, run),
-        lambda session: runs.record(session, limited, record),
+        lambda session: runs.create(session, service, limited, run),
+        lambda session: runs.record(session, service, limited, record),
         lambda session: targets.create(session, service, limited, target),
     ):
         with service.database.transaction() as session, pytest.raises(NotPermitted, match="is for chat@staging"):

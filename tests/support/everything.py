@@ -179,7 +179,7 @@ def _record(service: Service, actor: Actor, runner: UUID, target: UUID) -> None:
         suite = registered_golden(service, actor, name)
         with service.database.transaction() as session:
             body = RecordCreate(suite=suite.digest, bundle=bundle.digest, target="chat@prod", reason="a test")
-            runs.record(session, actor, body)
+            runs.record(session, service, actor, body)
         held = _claimed(service, actor, runner)
         raw = canonical_json(reference_body(suite, bundle.digest))
         with service.database.transaction() as session:

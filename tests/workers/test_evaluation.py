@@ -49,7 +49,7 @@ def test_a_good_bundle_passes_every_gate_with_records_and_ends_without_an_engine
     assert done.outcome == "passed", done
     assert [one["gate"] for one in done.results] == ["compatibility", "integrity"]
     kinds = [entry.kind for entry in bench.entries(run) if entry.kind != "replica_changed"]
-    assert kinds == ["staged", "engine_booted", "gate_recorded", "gate_recorded", "run_ended"]
+    assert kinds == ["run_asked", "staged", "engine_booted", "gate_recorded", "gate_recorded", "run_ended"]
     assert bench.states(run) == ["loading", "warming", "ready", "draining", "stopped"]
     store = LocalBlobs(bench.service.settings.storage_dir)
     assert all(store.exists(one["records"]) for one in done.results)
@@ -103,7 +103,7 @@ def test_a_damaged_blob_in_the_store_fails_integrity_before_anything_boots(bench
     assert done.outcome == "failed"
     assert result(done, "integrity")["verdict"] == "failed"
     assert path in result(done, "integrity")["summary"]
-    assert [entry.kind for entry in bench.entries(run)] == ["staged", "gate_recorded", "run_ended"]
+    assert [entry.kind for entry in bench.entries(run)] == ["run_asked", "staged", "gate_recorded", "run_ended"]
     # Its bytes are not what was registered, so nothing begins with it any more.
     (ground,) = bench.client().bundles.get(bundle.digest).quarantine.grounds
     assert (ground.cause, ground.by, path in ground.reason) == ("integrity_gate", "service", True)
@@ -122,7 +122,7 @@ def test_a_damaged_blob_is_not_taken_from_the_service(bench):
     bench.start(store=False)
     # The service met it on the way out and read its own blob again: the bundle is quarantined, and the run ends.
     assert bench.done(run).problem == "bundle-quarantined"
-    assert {entry.kind for entry in bench.entries(run)} <= {"attempt_errored", "run_ended"}
+    assert {entry.kind for entry in bench.entries(run)} <= {"run_asked", "attempt_errored", "run_ended"}
     (ground,) = bench.client().bundles.get(bundle.digest).quarantine.grounds
     assert (ground.cause, ground.by, ground.reason.endswith("; runner met it")) == ("blob_damaged", "service", True)
 
@@ -186,7 +186,7 @@ def test_another_engine_than_the_bundle_names_is_told_with_both_before_and_after
     assert other in waits
     assert LLAMACPP.identity().digest in waits
     assert bench.row(run).state == "pending"
-    assert bench.entries(run) == []
+    assert [entry.kind for entry in bench.entries(run)] == ["run_asked"]
     with pytest.raises(NoRunnerFits) as refused:
         bench.evaluate(bundle, policy)
     assert LLAMACPP.identity().digest in refused.value.detail
@@ -202,14 +202,14 @@ def test_an_engine_that_was_replaced_under_its_runner_is_a_problem_that_names_bo
     assert row.problem.startswith("engine-mismatch")
     assert other in row.problem
     assert LLAMACPP.identity().digest in row.problem
-    assert [entry.kind for entry in bench.entries(run)] == ["attempt_errored"]
+    assert [entry.kind for entry in bench.entries(run)] == ["run_asked", "attempt_errored"]
 
 
 def test_integrity_alone_boots_nothing(bench):
     run = bench.evaluate(bench.bundle(), bench.policy(), gates=["integrity"])
     bench.start()
     assert bench.done(run).outcome == "passed"
-    assert [entry.kind for entry in bench.entries(run)] == ["staged", "gate_recorded", "run_ended"]
+    assert [entry.kind for entry in bench.entries(run)] == ["run_asked", "staged", "gate_recorded", "run_ended"]
 
 
 PLACED = {"gate": "placement", "activation_bytes": 1_000_000}

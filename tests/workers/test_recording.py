@@ -40,6 +40,7 @@ def test_a_recorded_reference_passes_its_own_bundle_and_fails_another_template(b
     assert done.reference is not None, done
     assert bench.client().targets.get(TARGET).references == {suite.digest: done.reference}
     assert [entry.kind for entry in bench.entries(record) if entry.kind != "replica_changed"] == [
+        "run_asked",
         "staged",
         "engine_booted",
         "run_ended",

@@ -32,12 +32,23 @@ def offset(client: httpx.Client, upload: str) -> int:
     return int(client.head(f"/v1/uploads/{upload}").headers["upload-offset"])
 
 
-def settled(client: httpx.Client, upload: str, least: int) -> int:
-    """Wait until so many bytes of an upload are there, and nobody writes to it. Returns how many are there."""
+def arrived(client: httpx.Client, upload: str, least: int) -> int:
+    """Wait until so many bytes of an upload are there, and return how many are.
+
+    Asking for the offset holds nothing: a request that would be refused holds the upload for a moment, and the one that
+    is waited for may come just then.
+    """
     ends = time.monotonic() + 10
     while (there := offset(client, upload)) < least:
         assert time.monotonic() < ends, f"{there} of {least} bytes arrived"
         time.sleep(0.01)
+    return there
+
+
+def settled(client: httpx.Client, upload: str, least: int) -> int:
+    """Wait until so many bytes of an upload are there, and nobody writes to it. Returns how many are there."""
+    there = arrived(client, upload, least)
+    ends = time.monotonic() + 10
     while patch(client, upload, there + 10**6, b"").json().get("is_held"):
         assert time.monotonic() < ends, "it is still written to"
         time.sleep(0.01)

@@ -127,6 +127,9 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
     if not job.is_wanted and not _may_have_engine(job):
         _finish(session, service, job, problem=None, at=at)
         return None
+    if job.kind == JobKind.RECORD and (why := targets.outdated(session, job)) is not None:
+        _finish(session, service, job, problem=why, at=at)
+        return None
     if not _may_run(session, job):
         if job.release_id is None or not job.is_wanted:
             # Nobody waits for it. Should an engine of it have outlived its runner, the next process there asks for its
@@ -376,6 +379,8 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
 
 def _next_try(session: Session, row: JobRow, said: Complete, *, at: datetime) -> failures.Next:
     """Say what follows on a failed attempt."""
+    if row.kind == JobKind.RECORD and targets.outdated(session, row) is not None:
+        return failures.Next(None, said.cause)
     if row.kind != JobKind.SERVE:
         return failures.after(row.attempt, said.cause)
     if not row.is_wanted:

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from registry import auth, db, documents, evidence, jobs, quarantine, releases, scheduling, targets
+from registry import auth, conditions, db, documents, evidence, jobs, quarantine, releases, scheduling, targets
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow
@@ -109,17 +109,25 @@ def asked(service: Service, job: JobRow, target: str | None, *, by: str, was_fou
     )
 
 
-def record(session: Session, service: Service, actor: Actor, body: RecordCreate) -> JobRow:
+def record(
+    session: Session, service: Service, actor: Actor, body: RecordCreate, *, if_match: str | None = None
+) -> JobRow:
     """Have a bundle answer a golden suite, as a recorded act; its answers become the target's reference.
 
+    They take the place of the one that the actor saw, by `expected` or by the target's generation in `if_match`, and
+    of no other: that is looked at now, before a runner begins, and when the answers come.
+
     Raises:
+        Conflict: another reference is in force than the actor saw; the problem names who set it.
+        StaleEdit: the target is of another generation than `if_match`.
         NotFound, InvalidDocument: the suite is not a golden one.
         NotPermitted: the actor's token is for other targets.
         BundleQuarantined, NoRunnerFits.
     """
     auth.require_target(actor, body.target)
     auth.confirm(session, actor)
-    target = targets.get(session, actor.project_id, body.target)
+    target = targets.lock(session, targets.get(session, actor.project_id, body.target).id)
+    conditions.require_target(session, target, if_match)
     documents.need_bundle(session, actor.project_id, body.bundle)
     quarantine.require_free(session, actor.project_id, body.bundle)
     suite = documents.load_suite(session, actor.project_id, body.suite)
@@ -128,6 +136,9 @@ def record(session: Session, service: Service, actor: Actor, body: RecordCreate)
             f"suite {suite.name} is not a golden suite",
             errors=[{"pointer": "/suite", "detail": "must name a golden suite"}],
         )
+    before = targets.references(session, target.id).get(body.suite)
+    if body.expected is not None or if_match is None:
+        targets.require_reference(session, target, body.suite, body.expected)
     needs = scheduling.needed(session, actor.project_id, body.bundle, JobKind.RECORD)
     scheduling.require_fit(session, actor.project_id, target.runner_class, needs)
     job = jobs.create(
@@ -136,6 +147,7 @@ def record(session: Session, service: Service, actor: Actor, body: RecordCreate)
         JobKind.RECORD,
         bundle=body.bundle,
         suites=[body.suite],
+        references={} if before is None else {body.suite: before},
         runner_class=target.runner_class,
         target=target.id,
         created_by=actor.name,
@@ -154,6 +166,7 @@ def store_reference(
     Raises:
         LeaseLost, InvalidDocument: the reference is not of the job's suite and bundle.
         BundleQuarantined: what it answers is no yardstick.
+        Conflict: another reference was put in force since the recording was asked for.
     """
     row = jobs.held(session, project, job, fencing_token)
     quarantine.require_free(session, project, row.bundle)
@@ -180,6 +193,7 @@ def store_reference(
         bundle=row.bundle,
         actor=row.created_by,
         act=f"job:{row.id}:reference",
+        expected=row.references.get(reference.suite),
     )
     row.reference = registered.digest
     session.flush()

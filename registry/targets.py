@@ -10,11 +10,13 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import auth, db, documents, evidence, quarantine
+from registry import auth, conditions, db, documents, evidence, quarantine
 from registry.auth import Actor
+from registry.logged import Logged
 from registry.service import Service
-from registry.tables import IN_PROGRESS, JobRow, ReleaseRow, TargetReferenceRow, TargetRow
+from registry.tables import IN_PROGRESS, EntryRow, JobRow, ReleaseRow, TargetReferenceRow, TargetRow
 from schemas.api import TargetCreate
+from schemas.common import format_instant
 from schemas.evidence import Kind, ReferenceSet, SplitEntry, TargetCreated
 from schemas.problems import Conflict, InvalidDocument, NotFound, TransitionRefused
 from schemas.release import Phase, Replica, Target
@@ -235,6 +237,40 @@ def references(session: Session, target: UUID) -> dict[str, str]:
     return {row.suite: row.reference for row in rows}
 
 
+def require_reference(session: Session, target: TargetRow, suite: str, expected: str | None) -> None:
+    """Return when a target, held by this transaction, has the reference that somebody saw; None is that it has none.
+
+    Raises:
+        Conflict: it has another one; `reference` says which, and `changed_by` who put it in force.
+    """
+    current = references(session, target.id).get(suite)
+    if current == expected:
+        return
+    is_now = f"is {current}" if current else "is none"
+    wanted = f"was expected to be {expected}" if expected else "was expected to be none"
+    last = _last_set(session, target, suite)
+    by = f", set by {last.actor} at {format_instant(last.recorded_at)}" if last else ""
+    say = "`--expect REFERENCE` or `--if-match GENERATION`" if current else "nothing of what was"
+    raise Conflict(
+        f"the reference of {target.name} for golden suite {suite} {is_now}{by}, and {wanted}; "
+        f"look again, and say what you saw with {say}",
+        reference=current,
+        version=str(target.generation),
+        **conditions.changed_by(last),
+    )
+
+
+def _last_set(session: Session, target: TargetRow, suite: str) -> Logged | None:
+    """Return the entry that put a suite's reference in force on a target last."""
+    newest = (
+        select(EntryRow)
+        .where(EntryRow.stream == stream(target.id), EntryRow.kind == Kind.REFERENCE_SET)
+        .order_by(EntryRow.position.desc())
+    )
+    said = (entry for entry in session.scalars(newest))
+    return next((one for one in said if evidence.claim_of(one.envelope)["body"]["suite"] == suite), None)
+
+
 def set_reference(
     session: Session,
     service: Service,
@@ -245,22 +281,29 @@ def set_reference(
     bundle: str,
     actor: str,
     act: str,
+    expected: str | None = None,
 ) -> None:
-    """Put a golden reference in force on a target, as a recorded act. The old one stays in the log."""
-    previous = references(session, target.id).get(suite)
+    """Put a golden reference in force on a held target, as a recorded act. The old one stays in the log.
+
+    `expected` is the one that it takes the place of.
+
+    Raises:
+        Conflict: another one is in force; see `require_reference`.
+    """
+    if evidence.find(session, stream(target.id), act) is not None:
+        return
+    require_reference(session, target, suite, expected)
     signed = evidence.state(
         service.signer,
         stream(target.id),
         act,
         actor,
         Kind.REFERENCE_SET,
-        ReferenceSet(target=target.name, suite=suite, reference=reference, bundle=bundle, previous=previous),
+        ReferenceSet(target=target.name, suite=suite, reference=reference, bundle=bundle, previous=expected),
         subjects={"reference": reference, "suite": suite, "bundle": bundle},
         now=db.now(session),
     )
-    _, is_new = evidence.append(session, target.project_id, signed)
-    if not is_new:
-        return
+    evidence.append(session, target.project_id, signed)
     session.execute(
         insert(TargetReferenceRow)
         .values(target_id=target.id, suite=suite, reference=reference)
@@ -268,6 +311,19 @@ def set_reference(
     )
     target.generation += 1
     session.flush()
+
+
+def outdated(session: Session, job: JobRow) -> str | None:
+    """Return that a recording would be refused, since another reference is in force than it was asked to replace."""
+    if job.target_id is None or job.reference is not None:
+        return None
+    target = session.get_one(TargetRow, job.target_id)
+    for suite in job.suites:
+        try:
+            require_reference(session, target, suite, job.references.get(suite))
+        except Conflict as refused:
+            return f"{refused.kind}: {refused.detail}"[:2000]
+    return None
 
 
 def replicas(session: Session, target: UUID) -> list[Replica]:

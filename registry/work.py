@@ -45,7 +45,6 @@ class Work:
     _jobs: dict[str, _Job] = field(default_factory=dict)
     _set: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Job that recorded a reference → what it must have then, by column."""
-
     _policies: dict[str, list[tuple[str, str | None]]] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
     _asked: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -155,7 +154,9 @@ class Work:
         """Return what a job must have, by column."""
         meant: dict[str, Any] = {"reference": None}
         if job.kind != JobKind.EVALUATE:
-            meant["gates"], meant["references"] = [], {}
+            meant["gates"] = []
+        if job.kind == JobKind.SERVE:
+            meant["references"] = {}
         if told is not None:
             meant |= {"bundle": told.about.get("bundle", job.bundle), "policy": told.about.get("policy")}
         if job.kind == JobKind.RECORD:

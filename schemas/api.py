@@ -395,6 +395,10 @@ class RecordCreate(Closed):
     suite: Digest = Field(description="Golden suite.")
     bundle: Digest = Field(description="Bundle that shall answer.")
     target: TargetName = Field(description="Target that gets the reference.")
+    expected: Digest | None = Field(
+        None,
+        description="Reference that is in force, as the caller saw it; absent for the first. If-Match does as well.",
+    )
     reason: Text = Field(description="Why this bundle is the yardstick; kept in evidence.")
 
 

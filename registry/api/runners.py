@@ -216,7 +216,9 @@ async def put_records(
 
 @router.post(
     "/jobs/{job}/references",
-    responses=declare(NotFound, InvalidDocument, LeaseLost, TooLarge, UnsupportedMediaType, BundleQuarantined),
+    responses=declare(
+        NotFound, InvalidDocument, LeaseLost, TooLarge, UnsupportedMediaType, BundleQuarantined, Conflict
+    ),
     openapi_extra=takes("Reference"),
     operation_id="postReference",
 )

@@ -6,7 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Response
 
 from registry import jobs, releases, runs
-from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow
+from registry.api.deps import IfMatch, OnceDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.api.routes import Route
@@ -14,11 +14,13 @@ from registry.auth import Actor
 from schemas.api import Page, RecordCreate, Run, RunCreate
 from schemas.problems import (
     BundleQuarantined,
+    Conflict,
     InvalidDocument,
     KeyReused,
     NoRunnerFits,
     NotFound,
     ReferenceMissing,
+    StaleEdit,
 )
 
 router = APIRouter(prefix="/v1", tags=["runs"], route_class=Route)
@@ -47,7 +49,7 @@ def create_run(
 @router.post(
     "/recordings",
     status_code=201,
-    responses=declare(NotFound, InvalidDocument, KeyReused, BundleQuarantined, NoRunnerFits),
+    responses=declare(NotFound, InvalidDocument, Conflict, StaleEdit, KeyReused, BundleQuarantined, NoRunnerFits),
     operation_id="createRecording",
 )
 def create_recording(
@@ -57,9 +59,14 @@ def create_recording(
     session: SessionDep,
     once: OnceDep,
     response: Response,
+    if_match: IfMatch = None,
 ) -> Run:
-    """Have a bundle answer a golden suite; its answers become the target's reference, as a recorded act."""
-    made = once(body, Run, lambda: jobs.wire(session, runs.record(session, service, actor, body)))
+    """Have a bundle answer a golden suite; its answers become the target's reference, as a recorded act.
+
+    They take the place of the reference that the caller saw, by `expected` or by `If-Match` with the target's ETag.
+    Where another is in force, now or when the answers come, nothing is set.
+    """
+    made = once(body, Run, lambda: jobs.wire(session, runs.record(session, service, actor, body, if_match=if_match)))
     response.headers["location"] = f"/v1/runs/{made.id}"
     return made
 

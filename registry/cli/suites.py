@@ -186,7 +186,8 @@ def _show(out: Output, found: Registered) -> None:
 
 @app.command(
     epilog=examples(
-        'sluicegate suite record 51ab00c2 --bundle 3c3aff2a --target chat@prod --reason "accepted in June" --wait'
+        'sluicegate suite record 51ab00c2 --bundle 3c3aff2a --target chat@prod --reason "accepted in June" --wait',
+        'sluicegate suite record 51ab00c2 --bundle 9d01ab77 --target chat@prod --expect 7be1c0d2 --reason "better"',
     )
 )
 def record(
@@ -196,12 +197,30 @@ def record(
     ],
     target: Annotated[str, typer.Option("--target", "-t", help="Target that gets the reference, as NAME@ENVIRONMENT.")],
     reason: Reason,
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            "--expect",
+            metavar="REFERENCE",
+            help="Reference that is in force now, as `target show` gave it; without this, the first is recorded.",
+        ),
+    ] = None,
+    if_match: Annotated[
+        str | None,
+        typer.Option(
+            "--if-match",
+            help="Generation that `target show` gave: nothing is done when the target has changed since.",
+        ),
+    ] = None,
     key: Key = None,
     wait: Wait = False,
     timeout: Timeout = 1800.0,
     as_json: Json = False,
 ) -> int:
-    """Record what a bundle answers to a golden suite, as the reference of a target."""
+    """Record what a bundle answers to a golden suite, as the reference of a target.
+
+    It takes the place of the one that you saw to be in force, and of no other: of two who set it at once, one does.
+    """
     output = Output(as_json=as_json)
     with connect() as client:
         body = made(
@@ -210,9 +229,10 @@ def record(
             suite=resolve(suite, client.suites, read_suite, "suite"),
             bundle=resolve(bundle, client.bundles, read_bundle, "bundle"),
             target=target,
+            expected=None if expect is None else resolve(expect, client.references, _read_reference, "reference"),
             reason=reason,
         )
-        run = client.runs.record(body, key=key)
+        run = client.runs.record(body, key=key, if_match=if_match)
         if not wait:
             return run_result(output, run)
         output.note(f"run {run.id}")

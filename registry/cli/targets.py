@@ -206,6 +206,7 @@ def _show(out: Output, target: Target, *, everything: bool = False, is_alone: bo
             ("live release", target.stable_release),
             ("live bundle", target.stable_bundle),
             ("candidate", target.candidate_release),
+            ("generation", target.generation),
         ]
     )
     for why in target.quarantined:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
-from registry.client.transport import Transport
+from registry.client.transport import Transport, seen
 from schemas.alias import (
     Alias,
     AliasAt,
@@ -118,9 +118,8 @@ class Bundles(_Documents):
             StaleEdit: it is quarantined for something else by now.
             NotFound, NotPermitted.
         """
-        headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
         path = f"{self.path}/{digest}/quarantine/lift"
-        answer = self._transport.send("POST", path, body=Act(reason=reason), headers=headers)
+        answer = self._transport.send("POST", path, body=Act(reason=reason), headers=seen(if_match))
         return self._transport.parse(QuarantineState, answer)
 
     def list(
@@ -258,6 +257,5 @@ class Aliases:
         return self._transport.post(AliasPattern, f"{self.patterns_path}/removals", body)
 
     def _act(self, method: str, where: str, body: AliasSet | AliasDelete | AliasProtect, if_match: str | None) -> Alias:
-        headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
-        answer = self._transport.send(method, f"{self.path}/{where}", body=body, headers=headers)
+        answer = self._transport.send(method, f"{self.path}/{where}", body=body, headers=seen(if_match))
         return self._transport.parse(Alias, answer)

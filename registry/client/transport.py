@@ -56,6 +56,11 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 Parameters = Mapping[str, str | int | bool | list[str] | None]
 
 
+def seen(if_match: str | None) -> dict[str, str]:
+    """Return the header by which an act is done only when nothing has changed since the caller looked."""
+    return {} if if_match is None else {"if-match": f'"{if_match}"'}
+
+
 class Transport:
     """One service, one token, one pool of connections."""
 
@@ -110,9 +115,11 @@ class Transport:
         """Do one thing. Tried again only when it never reached the service."""
         return self.parse(model, self.send("POST", path, body=body, is_slow=is_slow))
 
-    def create(self, model: type[ModelT], path: str, body: BaseModel, key: str | None = None) -> ModelT:
+    def create(
+        self, model: type[ModelT], path: str, body: BaseModel, key: str | None = None, *, if_match: str | None = None
+    ) -> ModelT:
         """Make one thing, once: under one Idempotency-Key it may be sent again when the connection fails."""
-        headers = {"idempotency-key": key or uuid4().hex}
+        headers = {"idempotency-key": key or uuid4().hex, **seen(if_match)}
         return self.parse(model, self.send("POST", path, body=body, headers=headers, is_once=True))
 
     def pages(

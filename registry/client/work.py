@@ -10,7 +10,7 @@ from typing import BinaryIO
 from uuid import UUID
 
 from gates import archive
-from registry.client.transport import Transport
+from registry.client.transport import Transport, seen
 from schemas.api import (
     Act,
     Approve,
@@ -146,10 +146,9 @@ class Releases:
         return self._act(release, "rollbacks", body, if_match)
 
     def _act(self, release: UUID, act: str, said: str | Act, if_match: str | None) -> Release:
-        headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
         path = f"/v1/releases/{release}/{act}"
         body = said if isinstance(said, Act) else Act(reason=said)
-        return self._transport.parse(Release, self._transport.send("POST", path, body=body, headers=headers))
+        return self._transport.parse(Release, self._transport.send("POST", path, body=body, headers=seen(if_match)))
 
 
 class Runs:
@@ -162,9 +161,16 @@ class Runs:
         """Run gates on a bundle without a release. Raises NotFound, ReferenceMissing."""
         return self._transport.create(Run, "/v1/runs", body, key)
 
-    def record(self, body: RecordCreate, *, key: str | None = None) -> Run:
-        """Record a golden reference and set it on a target. Raises NotFound, NotPermitted."""
-        return self._transport.create(Run, "/v1/recordings", body, key)
+    def record(self, body: RecordCreate, *, key: str | None = None, if_match: str | None = None) -> Run:
+        """Record a golden reference and set it on a target, in place of `body.expected`.
+
+        `if_match`, the target's `generation`, does as well.
+
+        Raises:
+            NotFound, NotPermitted.
+            Conflict, StaleEdit: another reference is in force, or the target has changed.
+        """
+        return self._transport.create(Run, "/v1/recordings", body, key, if_match=if_match)
 
     def get(self, run: UUID) -> Run:
         """Return a run. Raises NotFound."""

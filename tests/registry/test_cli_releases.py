@@ -497,7 +497,11 @@ def test_a_reference_is_recorded_and_set_on_the_target(scene, tmp_path):
     assert "run_ended: recorded" in scene.command.ok("evidence", "list", *stream).out
     references = scene.command.ok("target", "show", "chat@prod", "--json").json["references"]
     assert references == {suite.digest: ran.json["reference"]}
-    assert scene.command.ok(*record, "--json").json["kind"] == "record"
+    # Another takes its place only where it was seen.
+    refused = scene.command(*record)
+    assert (refused.status, "say what you saw with `--expect REFERENCE`" in refused.err) == (4, True), refused
+    assert scene.command(*record, "--if-match", "1").status == 4
+    assert scene.command.ok(*record, "--expect", short, "--json").json["kind"] == "record"
 
 
 # -------------------------------------------------------------------------------------------------- evidence

@@ -4,6 +4,7 @@ The project itself, tokens, targets and the splits in force, and what people sai
 project go by while they are verified.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -44,6 +45,10 @@ class Agreement:
     _targets: dict[UUID, dict[str, Any]] = field(default_factory=dict)
     _moved: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
     """Stream of a release → the last entry that moved its target's traffic: its sequence, and the split from then."""
+    _exact_since: float = math.inf
+    """Sequence of the first entry of a version that counts each change of a target once."""
+    _counted: set[UUID] = field(default_factory=set)
+    """Targets made since then: all that they count is in the log."""
     _referred: Counter[UUID] = field(default_factory=Counter)
     """Target → how often a reference was put in force on it since then."""
     _runners: dict[str, list[tuple[str, str, dict[str, Any]]]] = field(default_factory=dict)
@@ -56,10 +61,7 @@ class Agreement:
         body: dict[str, Any] = claim["body"]
         match record.kind:
             case Kind.PROJECT_SET:
-                self._project, self._since = body, self._since or record.sequence
-                if record.actor == adoption.BY and adoption.version(body) <= self._adopted:
-                    self._again.append(record.position)
-                self._adopted = max(self._adopted, adoption.version(body))
+                self._project_set(record, body)
             case Kind.TOKEN_CREATED:
                 self._tokens[str(body.get("token"))] = body
             case Kind.TOKEN_FOUND:
@@ -67,14 +69,12 @@ class Agreement:
             case Kind.TOKEN_REVOKED:
                 self._revoked[str(body.get("token"))] = body | {"stated_at": claim["stated_at"]}
             case Kind.REFERENCE_SET if self.counts(record):
-                with suppress(ValueError):  # as below
+                with suppress(ValueError):  # as of a target that was created
                     self._referred[UUID(record.stream.removeprefix("target/"))] += 1
             case Kind.RUNNER_DRAINED | Kind.RUNNER_UNDRAINED:
                 self._runner(record, body | {"stated_at": claim["stated_at"]})
             case Kind.TARGET_CREATED:
-                with suppress(ValueError):  # a stream that is no target's says nothing of one
-                    identity = UUID(record.stream.removeprefix("target/"))
-                    self._targets[identity] = body | {"created_at": claim["stated_at"]}
+                self._target_created(record, body | {"created_at": claim["stated_at"]})
             case Kind.TRAFFIC_SHIFTED | Kind.TRAFFIC_RESTORED:
                 self._moved[record.stream] = (record.sequence, body.get("desired", []))
             case _:
@@ -83,6 +83,21 @@ class Agreement:
     def counts(self, record: Record) -> bool:
         """Tell whether what an entry changed was counted beside it. Streams of projects come before those that ask."""
         return self._since is not None and record.sequence > self._since
+
+    def _project_set(self, record: Record, body: dict[str, Any]) -> None:
+        self._project, self._since = body, self._since or record.sequence
+        if record.actor == adoption.BY and adoption.version(body) <= self._adopted:
+            self._again.append(record.position)
+        self._adopted = max(self._adopted, adoption.version(body))
+        if self._adopted >= projects.ADOPTED:
+            self._exact_since = min(self._exact_since, record.sequence)
+
+    def _target_created(self, record: Record, said: dict[str, Any]) -> None:
+        with suppress(ValueError):  # a stream that is no target's says nothing of one
+            identity = UUID(record.stream.removeprefix("target/"))
+            self._targets[identity] = said
+            if record.sequence > self._exact_since:
+                self._counted.add(identity)
 
     def _runner(self, record: Record, body: dict[str, Any]) -> None:
         said = self._runners.setdefault(record.stream, [])
@@ -145,9 +160,12 @@ class Agreement:
                     yield Fault(stream=stream, position=0, problem=f"its {name} is not the one that was signed")
             if row.applied != moved.get(row.id, []):
                 yield Fault(stream=stream, position=0, problem="its split is not the one that its releases' logs say")
-            # Each change counts at least once: what was acknowledged twice counts twice.
-            if row.generation < 1 + changes.get(row.id, 0) + self._referred[row.id]:
-                yield Fault(stream=stream, position=0, problem="its generation is below what its log counts")
+            counted = 1 + changes.get(row.id, 0) + self._referred[row.id]
+            # Of a target that an older version made, not all that it counted has an entry that is counted here.
+            if row.generation < counted or (row.generation > counted and identity in self._counted):
+                is_off = "below" if row.generation < counted else "above"
+                problem = f"its generation is {row.generation}, {is_off} the {counted} that its log counts"
+                yield Fault(stream=stream, position=0, problem=problem)
 
     def _runner_faults(self, session: Session) -> Iterator[Fault]:
         """A runner drains, or takes jobs, as people said last; of one that nobody spoke of, nothing is kept."""

@@ -93,8 +93,7 @@ def _record_restore(
         body = body.model_copy(update={"breach_at": breach_at, "cause": cause, "reasons": reasons})
         if judgement is not None:
             _record_stop(control, session, release, facts, judgement, breach_at)
-        control.act(session, release, "restore", Kind.TRAFFIC_RESTORED, body)
-        _remember(session, target, body)
+        _move(control, session, target, release, "restore", Kind.TRAFFIC_RESTORED, body)
         if facts.phase is Phase.PROMOTED and before is not None and before.phase == Phase.SUPERSEDED:
             control.act(session, before, f"reinstated:{release.id}", Kind.REINSTATED, Replaced(release=release.id))
 
@@ -309,15 +308,21 @@ def traffic(facts: Facts, applied: Applied, *, step: int | None, requested_at: d
 def record_shift(control: Control, session: Session, release: ReleaseRow, act: str, body: Traffic) -> None:
     """Record that the traffic of a release's target has moved, and keep beside the log what it is now."""
     target = targets.lock(session, release.target_id)
-    control.act(session, release, act, Kind.TRAFFIC_SHIFTED, body)
-    _remember(session, target, body)
+    _move(control, session, target, release, act, Kind.TRAFFIC_SHIFTED, body)
 
 
-def _remember(session: Session, target: TargetRow, body: Traffic) -> None:
-    """Keep beside the log what the gateway acknowledged last for a target.
+def _move(
+    control: Control, session: Session, target: TargetRow, release: ReleaseRow, act: str, kind: Kind, body: Traffic
+) -> None:
+    """Record that traffic has moved, and keep beside the log what the gateway acknowledged last for a target.
 
-    The target is locked before the entry gets its sequence, so that what is kept is what the last entry says.
+    The target is locked before the entry gets its sequence, so that what is kept is what the last entry says, and
+    its generation counts each entry once.
     """
+    evidence.hold(session, release.id)
+    if is_found(session, release, act):
+        return
+    control.act(session, release, act, kind, body)
     target.applied = [entry.model_dump(mode="json") for entry in body.desired]
     target.generation += 1
     session.flush()

@@ -64,7 +64,7 @@ OTHER_VALUES = {
     "jobs.kind": "CASE kind WHEN 'serve' THEN 'record' ELSE 'serve' END",
     "jobs.state": "CASE state WHEN 'done' THEN 'cancelled' ELSE 'done' END",
     "releases.phase": "CASE phase WHEN 'approved' THEN 'gated' ELSE 'approved' END",
-    "targets.generation": "generation - 1",
+    "targets.generation": "generation + 1",
     "tokens.role": "CASE role WHEN 'admin' THEN 'viewer' ELSE 'admin' END",
 }
 """Where the table permits only some values, or what matters is one direction."""

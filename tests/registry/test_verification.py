@@ -107,7 +107,9 @@ def test_an_envelope_altered_in_the_database_is_found_and_named(service, actor, 
     )
     found = faults(service, actor)
     assert (story, 2, "its digest is not that of its row: a column or the envelope was altered") in found
-    assert {(stream, position) for stream, position, _ in found} <= {(story, 2), (story, 0)}
+    elsewhere = {(problem.split(" ")[1], position) for stream, position, problem in found if stream != story}
+    assert elsewhere == {("generation", 0)}  # what the target counts is in the log that cannot be read
+    assert {position for stream, position, _ in found if stream == story} <= {2, 0}
 
 
 @pytest.mark.parametrize(
@@ -305,7 +307,8 @@ def test_a_bundle_that_was_deleted_and_comes_back_without_a_word_is_found(servic
 def test_a_release_and_its_log_miss_each_other(service, actor, story):
     alter(service, "UPDATE releases SET id = '00000000-0000-7000-8000-000000000000'")
     other = "release/00000000-0000-7000-8000-000000000000"
-    assert faults(service, actor) == {(story, 0, "its release is missing"), (other, 0, "the release has no log")}
+    found = {(stream, problem) for stream, _, problem in faults(service, actor) if not stream.startswith("target/")}
+    assert found == {(story, "its release is missing"), (other, "the release has no log")}
 
 
 def test_an_entry_signed_by_a_key_that_is_not_enrolled_is_found(service, actor, story, tmp_path):

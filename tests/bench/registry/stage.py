@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -28,12 +29,14 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates.evidence import Verifier
-from registry import auth, checkpoints, db, evidence, keys, projects, targets, verification
+from registry import auth, checkpoints, db, evidence, keys, lifecycle, projects, targets, verification
 from registry.auth import Actor
 from registry.service import Service
 from registry.settings import Settings
 from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, TargetRow
 from schemas.api import TargetCreate
+from schemas.evidence import Kind
+from schemas.release import Phase
 from tests.bench.registry import fill, models
 from tests.bench.registry.clients import Asked, Told, get, measure, plan, post, rank
 from tests.support.postgres import Postgres
@@ -334,17 +337,29 @@ def _remember_splits(session: Session) -> None:
     )
     for target, envelope in session.execute(newest).all():
         session.get_one(TargetRow, target).applied = evidence.claim_of(envelope)["body"]["desired"]
+    for target, count in _counted(session).items():
+        session.get_one(TargetRow, target).generation = 1 + count
     session.flush()
-    session.execute(_COUNTED)
     session.execute(text("DELETE FROM project_usage"))
     session.execute(_USED)
 
 
-_COUNTED = text(
-    "UPDATE targets SET generation = greatest(generation, told.entries + 1)"
-    " FROM (SELECT target_id, sum(entries) AS entries FROM releases GROUP BY target_id) AS told"
-    " WHERE told.target_id = targets.id"
-)
+def _counted(session: Session) -> Counter[UUID]:
+    """Return target → how often the logs of its releases changed what it serves, or is about to."""
+    logs = (
+        select(ReleaseRow.target_id, EntryRow.position, EntryRow.kind)
+        .join(EntryRow, EntryRow.stream == literal("release/") + cast(ReleaseRow.id, Text))
+        .order_by(EntryRow.stream, EntryRow.position)
+        .execution_options(yield_per=5000)
+    )
+    counted, phase = Counter[UUID](), Phase.CANDIDATE
+    for target, position, kind in session.execute(logs):
+        after = Phase.CANDIDATE if position == 1 else lifecycle.step(phase, Kind(kind))
+        counted[target] += (position == 1 or after is not phase) + (kind in evidence.MOVES_TRAFFIC)
+        phase = after
+    return counted
+
+
 _USED = text(
     "INSERT INTO project_usage (project_id, part, documents, bytes) SELECT id, 0, (SELECT count(*)"
     " FROM project_documents AS one WHERE one.project_id = projects.id AND deleted_at IS NULL),"

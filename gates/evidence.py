@@ -26,12 +26,14 @@ from schemas.common import canonical_json, format_instant, sha256_digest, strict
 from schemas.evidence import (
     BODIES,
     GENESIS,
+    PAYLOAD_TYPE,
     PREDICATE_BASE,
     TEST_RESULT,
     Envelope,
     Fault,
     KeyRotated,
     Kind,
+    Signature,
     Statement,
     pre_authentication_encoding,
 )
@@ -254,6 +256,16 @@ def _judge(
     return problems, claim, statement
 
 
+def _is_countersigned(body: KeyRotated) -> bool:
+    """Tell whether the new key says too that it takes the place of the old one: then it vouches for that."""
+    if body.countersigned is None:
+        return False
+    payload = base64.b64encode(body.payload()).decode()
+    signatures = [Signature(keyid=body.key_id, sig=body.countersigned)]
+    envelope = Envelope(payload=payload, payload_type=PAYLOAD_TYPE, signatures=signatures)
+    return verify_signature(envelope, body.public_key_pem) is None
+
+
 @dataclass(slots=True)
 class _Stream:
     position: int = 0
@@ -428,8 +440,10 @@ class Verifier:
         self._uses(record.key_id, record.stream, record.position)
         self._first[record.key_id] = min(self._first.get(record.key_id, record.recorded_at), record.recorded_at)
         self._check_seal(record)
-        if record.kind == Kind.KEY_ROTATED and claim is not None:
-            self._rotation(record, claim["body"])
+        if claim is not None:
+            self._hand_on(record, claim["body"])
+            if record.kind == Kind.KEY_ROTATED:
+                self._rotation(record, claim["body"])
         stream.position, stream.sequence, stream.digest = record.position, record.sequence, record.entry_digest
         stream.length += 1
         return claim
@@ -449,12 +463,28 @@ class Verifier:
             number = self._seals[-1].number
             self.fault(record.stream, record.position, f"it was slipped in below checkpoint {number}")
 
+    def learn(self, record: Record) -> None:
+        """Take from an entry of a stream that is not verified which keys it hands trust on to; none if it is wrong."""
+        problems, claim, _ = _judge(record, record.position, record.previous, self._keys.get(record.key_id))
+        if claim is not None and not problems:
+            self._hand_on(record, claim["body"])
+
+    def _hand_on(self, record: Record, said: dict[str, Any]) -> None:
+        """Note which keys the signer of an entry, or the key that it puts in place, vouches for."""
+        with suppress(ValueError, TypeError):  # already a fault of the entry
+            if record.kind == Kind.PROJECT_SET:
+                self._introduced.setdefault(record.key_id, set()).update(said.get("keys") or ())
+            elif record.kind == Kind.KEY_ROTATED:
+                body = KeyRotated.model_validate(said)
+                self._introduced.setdefault(record.key_id, set()).add(body.key_id)
+                if _is_countersigned(body):
+                    self._introduced.setdefault(body.key_id, set()).add(body.retired)
+
     def _rotation(self, record: Record, said: dict[str, Any]) -> None:
         try:
             body = KeyRotated.model_validate(said)
         except ValueError:
             return  # already a fault of the entry
-        self._introduced.setdefault(record.key_id, set()).add(body.key_id)
         self._retired.add(body.retired)
         new, old = self._keys.get(body.key_id), self._keys.get(body.retired)
         if new is None or (new.public_key_pem, new.valid_from) != (body.public_key_pem, body.valid_from):

@@ -2,8 +2,8 @@
 
 A project's own entries say up to which version that was done (`adopted`). Version 1: what the project is, and which
 secret each token has whose signed entry does not say so. Version 2: who asked for each run that belongs to no release,
-and for what. After that nothing more is ever taken over: a token or a run that nobody's entry tells of stays one that
-`evidence verify` names, and so does a project that was taken over twice.
+and for what; and which keys signed before. After that nothing more is ever taken over: a token or a run that nobody's
+entry tells of stays one that `evidence verify` names, and so does a project that was taken over twice.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import structlog
 from sqlalchemy import Text, cast, exists, func, select
 from sqlalchemy.orm import Session
 
-from registry import auth, evidence, projects, runs
+from registry import auth, evidence, keys, projects, runs
 from registry.service import Service
 from registry.tables import EntryRow, JobRow, ProjectRow, TargetRow, TokenRow
 from schemas.evidence import Kind, TokenFound
@@ -69,9 +69,10 @@ def _adopt(session: Session, service: Service, project: ProjectRow, said: list[d
     if said:
         # What it is has an entry, and its row is held to that.
         facts = {name: said[-1].get(name) for name in projects.facts(project)}
-        projects.record(session, service, project, by=BY, said=facts)
+        projects.record(session, service, project, by=BY, said=facts | _keys(session, service))
         return
-    projects.record(session, service, project, by=BY, said=projects.facts(project) | {"was_found": True})
+    facts = projects.facts(project) | {"was_found": True} | _keys(session, service)
+    projects.record(session, service, project, by=BY, said=facts)
     unbound = {
         str(body["token"])
         for row in evidence.read(session, projects.stream(project.id))
@@ -85,6 +86,12 @@ def _adopt(session: Session, service: Service, project: ProjectRow, said: list[d
         )
         auth.record_token(session, service, token, f"token:{token.id}:found", BY, Kind.TOKEN_FOUND, body)
     log.info("project_adopted", project=project.name, tokens=len(found))
+
+
+def _keys(session: Session, service: Service) -> dict[str, Any]:
+    """Return the keys that have signed until now: the one that signs now vouches for them."""
+    others = [key.key_id for key in keys.history(session) if key.key_id != service.signer.key_id]
+    return {"keys": others} if others else {}
 
 
 def _unasked(session: Session, project: UUID) -> list[UUID]:

@@ -23,6 +23,9 @@ from schemas.problems import Conflict, NotFound, NotPermitted
 ADOPTED = 2
 """Version of what is kept with entries: a project made now needs nothing taken over; see `registry.adoption`."""
 
+_BESIDE = {"was_found", "adopted", "keys"}
+"""What an entry says of the taking over, and not of the project."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -74,7 +77,7 @@ def record(
 
 def facts(row: ProjectRow) -> dict[str, Any]:
     """Return what evidence says of a project, by the names of its columns."""
-    return {name: getattr(row, name) for name in ProjectSet.model_fields if name not in {"was_found", "adopted"}}
+    return {name: getattr(row, name) for name in ProjectSet.model_fields if name not in _BESIDE}
 
 
 def named(session: Session, name: str) -> ProjectRow:

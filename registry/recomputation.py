@@ -43,7 +43,7 @@ def recompute(session: Session, service: Service, project: UUID, entry_digest: s
             f"the entry is {row.kind}; only {Kind.GATE_RECORDED} can be recomputed",
             errors=[{"pointer": "/entry_digest", "detail": f"must name an entry of kind {Kind.GATE_RECORDED}"}],
         )
-    found = verification.verify(session, project, stream=row.stream)
+    found = verification.verify(session, project, signer=service.signer.key_id, stream=row.stream)
     faults = [fault.problem for fault in found.faults if fault.position == row.position]
     try:
         recorded = GateResult.model_validate(evidence.claim_of(row.envelope)["body"])

@@ -104,6 +104,8 @@ def _record(session: Session, old: Signer, new: Signer, *, reason: str, overlap_
         valid_until=until,
         reason=reason,
     )
+    agreed = new.sign(body.payload()).signatures[0].sig
+    body = body.model_copy(update={"countersigned": agreed})
     for project in session.scalars(select(ProjectRow.id).order_by(ProjectRow.id)):
         signed = evidence.state(
             old,

@@ -1,7 +1,7 @@
 """Verification of evidence from the database: chains, signatures, checkpoints and phases. Trusts no column."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,18 @@ from sqlalchemy import Text, and_, cast, exists, func, literal, select, true
 from sqlalchemy.orm import Session
 
 from gates.evidence import Record, Verifier, claim_of
-from registry import alias_patterns, aliases, checkpoints, cursors, documents, evidence, keys, lifecycle, quarantine
+from registry import (
+    alias_patterns,
+    aliases,
+    checkpoints,
+    cursors,
+    documents,
+    evidence,
+    keys,
+    lifecycle,
+    projects,
+    quarantine,
+)
 from registry.agreement import Agreement
 from registry.stock import Stock
 from registry.tables import (
@@ -44,7 +55,14 @@ HELD = 500
 """Entries, and folded releases, that are held at a time."""
 
 
-def verify(session: Session, project: UUID, *, stream: str | None = None, must_have: str | None = None) -> Verification:
+def verify(
+    session: Session,
+    project: UUID,
+    *,
+    signer: str | None = None,
+    stream: str | None = None,
+    must_have: str | None = None,
+) -> Verification:
     """Recompute a project's evidence, or one stream of it.
 
     For each checkpoint, in order: its envelope is canonical and signed, it names the one before, and what it counts
@@ -61,6 +79,10 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
 
     What was cut off at the end of a stream after the last checkpoint shows only where something cached depends on it.
 
+    `signer` is the id of the key that the service itself holds. It is trusted, and so is each key that a trusted one
+    vouches for: whoever can write to the database can put a key of their own into it, and sign with that. Without it
+    every key of the database is trusted.
+
     `must_have` is the digest of a checkpoint that somebody kept: it must still be there.
 
     Returns:
@@ -69,6 +91,9 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
     verifier = Verifier(project, keys.known(session))
     for checkpoint in checkpoints.every(session, project):
         _take_checkpoint(verifier, checkpoint)
+    if stream is not None and stream != (own := projects.stream(project)):
+        for record, _ in _records(session, project, own, kinds=(Kind.KEY_ROTATED, Kind.PROJECT_SET)):
+            verifier.learn(record)
     folds: list[Fault] = []
     logs, agreement, stock, work = _Logs(session, project), Agreement(project), Stock(session, project), Work(project)
     order = _Order(cursors.ahead(session))
@@ -91,7 +116,8 @@ def verify(session: Session, project: UUID, *, stream: str | None = None, must_h
         folds += _quarantine_faults(session, project)
         folds += _alias_faults(session, project)
         folds += _alias_pattern_faults(session, project)
-    faults = [*verifier.close(stream=stream, must_have=must_have), *folds]
+    pinned = None if signer is None else {signer}
+    faults = [*verifier.close(pinned, stream=stream, must_have=must_have), *folds]
     return Verification(
         entries=verifier.entries,
         streams=verifier.streams,
@@ -148,8 +174,12 @@ class _Order:
         self._stream, self._last = record.stream, transaction
 
 
-def _records(session: Session, project: UUID, stream: str | None) -> Iterator[tuple[Record, int]]:
+def _records(
+    session: Session, project: UUID, stream: str | None, *, kinds: Sequence[Kind] = ()
+) -> Iterator[tuple[Record, int]]:
     """Yield the entries of a project, each with its transaction, those of a stream together and in order.
+
+    All of them, or those of one stream, or of some kinds of that.
 
     A few hundred are held at a time.
     """
@@ -157,6 +187,8 @@ def _records(session: Session, project: UUID, stream: str | None) -> Iterator[tu
     query = select(*columns, EntryRow.transaction_id).where(EntryRow.project_id == project)
     if stream is not None:
         query = query.where(EntryRow.stream == stream)
+    if kinds:
+        query = query.where(EntryRow.kind.in_(kinds))
     query = query.order_by(EntryRow.stream, EntryRow.position)
     for row in session.execute(query.execution_options(yield_per=HELD)):
         yield Record(*row[:-1]), row[-1]

@@ -15,7 +15,18 @@ from uuid import UUID
 from pydantic import Field
 
 from schemas.asked import RunAsked as RunAsked  # noqa: PLC0414 - a part of what this module offers
-from schemas.common import BasisPoints, Closed, Digest, Instant, Integer, Positive, ShortText, Text, Wire
+from schemas.common import (
+    BasisPoints,
+    Closed,
+    Digest,
+    Instant,
+    Integer,
+    Positive,
+    ShortText,
+    Text,
+    Wire,
+    canonical_json,
+)
 from schemas.failures import Cause
 from schemas.lock import Locks
 from schemas.membership import ProjectSet as ProjectSet  # noqa: PLC0414 - a part of what this module offers
@@ -358,6 +369,13 @@ class KeyRotated(Closed):
     retired: ShortText = Field(description="Old key.")
     valid_until: Instant = Field(description="Old key signs until.")
     reason: Text = Field(description="Why.")
+    countersigned: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="Base64: the new key's signature over this body without this field; absent in older entries."
+    )
+
+    def payload(self) -> bytes:
+        """Return what the new key signs: that it takes the place of this old one, and of no other."""
+        return canonical_json(self.model_dump(mode="json", exclude_none=True, exclude={"countersigned"}))
 
 
 class EvidenceRevoked(Closed):

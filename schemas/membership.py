@@ -21,6 +21,9 @@ class ProjectSet(Closed):
     was_found: Literal[True] | None = Field(
         None, description="It had no entry of this kind: the service found it so, and holds it to that from now on."
     )
+    keys: Annotated[list[ShortText], Field(max_length=1000)] | None = Field(
+        None, description="Keys that had signed before, when this was taken over: who signs this vouches for them."
+    )
     adopted: Positive | None = Field(
         None,
         description="Up to which version all that older ones kept without an entry has one: 2 with runs; absent for 1.",

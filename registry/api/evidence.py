@@ -98,6 +98,7 @@ def _not_given_out(why: str) -> InvalidDocument:
 def verify_evidence(
     actor: ReaderDep,
     session: SessionDep,
+    service: ServiceDep,
     request: Request,
     stream: StreamName = None,
     checkpoint: Annotated[Digest | None, Query(description="A checkpoint that must still be there.")] = None,
@@ -109,7 +110,9 @@ def verify_evidence(
     verifications: Readings = request.app.state.verifications
     with verifications.place(actor):
         db.freeze(session)
-        return verification.verify(session, actor.project_id, stream=stream, must_have=checkpoint)
+        return verification.verify(
+            session, actor.project_id, signer=service.signer.key_id, stream=stream, must_have=checkpoint
+        )
 
 
 @router.post(

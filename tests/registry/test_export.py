@@ -12,6 +12,7 @@ from sqlalchemy import text
 from gates import archive
 from registry import db, keys, verification
 from registry.client import Client
+from registry.keys import Signer
 from schemas.evidence import Kind
 from tests.support.api import Api
 from tests.support.factories import registered_policy
@@ -58,9 +59,11 @@ def test_a_project_s_whole_life_is_exported_and_verified_elsewhere(service, acto
     with service.database.transaction() as session:
         db.freeze(session)
         assert verification.verify(session, actor.project_id).faults == []
-    # The key of the end alone does not vouch for the beginning.
+    # The key of the end vouches for the one that it took the place of; a stranger for none.
     with path.open("rb") as file:
-        assert not archive.verify(file, pinned=[service.signer.key_id]).verified
+        assert archive.verify(file, pinned=[service.signer.key_id]).verified
+    with path.open("rb") as file:
+        assert not archive.verify(file, pinned=[Signer.load(tmp_path / "stranger.pem").key_id]).verified
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
-from registry import db, evidence, keys, rotation, verification
+from registry import adoption, db, evidence, keys, projects, rotation, verification
 from registry.keys import Signer
-from registry.tables import EntryRow, SigningKeyRow
-from schemas.evidence import Kind, TargetCreated
+from registry.tables import EntryRow, ProjectRow, SigningKeyRow
+from schemas.evidence import KeyRotated, Kind, TargetCreated
 from schemas.problems import Unavailable
 from tests.support.api import Api
 
@@ -41,9 +41,84 @@ def rotate(service, overlap_seconds=60.0):
     )
 
 
-def verify(service, actor):
+def verify(service, actor, stream=None):
     with service.database.transaction() as session:
-        return verification.verify(session, actor.project_id)
+        return verification.verify(session, actor.project_id, signer=service.signer.key_id, stream=stream)
+
+
+def untrusted(service, actor, stream=None):
+    """Return the keys that verification names as nobody's."""
+    said = [fault.problem.split(" ") for fault in verify(service, actor, stream).faults]
+    return {words[1] for words in said if words[2:6] == ["signed", "here,", "and", "neither"]}
+
+
+def planted(service, actor, tmp_path, body=None):
+    """Whoever can write to the database puts a key of their own into it, and signs an entry with that."""
+    mine = Signer.load(tmp_path / "planted.pem")
+    kind, stream = (
+        (Kind.TARGET_CREATED, "target/b") if body is None else (Kind.KEY_ROTATED, f"project/{actor.project_id}")
+    )
+    with service.database.transaction() as session:
+        keys.enroll(session, mine, at=db.now(session) - timedelta(days=1))
+        signed = evidence.state(
+            mine, stream, "planted", "maria", kind, body or BODY,
+            subjects={"target": evidence.name_digest("x")}, now=db.now(session),
+        )  # fmt: skip
+        evidence.append(session, actor.project_id, signed)
+    return mine
+
+
+def test_a_key_that_somebody_put_into_the_database_is_named(service, actor, tmp_path):
+    add(service, actor, "1", "release/x")
+    assert untrusted(service, actor) == set()
+    mine = planted(service, actor, tmp_path)
+    assert untrusted(service, actor) == {mine.key_id}
+    assert untrusted(service, actor, "target/b") == {mine.key_id}
+    assert untrusted(service, actor, "release/x") == set()
+
+
+def test_a_planted_key_cannot_introduce_itself(service, actor, tmp_path):
+    """It says that the service's key took its place; of that the service's own key says nothing."""
+    now, signer = service_now(service), service.signer
+    planting = Signer.load(tmp_path / "planted.pem")
+    said = KeyRotated(
+        key_id=signer.key_id, public_key_pem=signer.public_key_pem, valid_from=now, retired=planting.key_id,
+        valid_until=now, reason="forged",
+    )  # fmt: skip
+    forged = said.model_copy(update={"countersigned": planting.sign(said.payload()).signatures[0].sig})
+    mine = planted(service, actor, tmp_path, forged)
+    assert mine.key_id in untrusted(service, actor)
+
+
+def test_the_new_key_says_too_which_key_it_took_the_place_of(service, actor):
+    add(service, actor, "1", "release/x")
+    for _ in range(2):
+        rotate(service)
+        add(service, actor, f"{service.signer.key_id}", "release/x")
+    assert untrusted(service, actor) == set()
+    assert untrusted(service, actor, "release/x") == set()
+    with service.database.transaction() as session:
+        rows = session.query(EntryRow).filter_by(kind=Kind.KEY_ROTATED)
+        assert all(evidence.wire(row).body["countersigned"] for row in rows)
+
+
+def test_keys_from_before_countersignatures_are_vouched_for_once(service, actor, monkeypatch):
+    """As an older version rotated; the project is taken over by what begins now."""
+    old, path = service.signer.key_id, service.settings.signing_key
+    add(service, actor, "1")
+    new = Signer.load(path.with_name("new.pem"))
+    with monkeypatch.context() as older, service.database.transaction() as session:
+        older.setattr(KeyRotated, "payload", lambda _: b"nothing")
+        rotation._record(session, Signer.load(path), new, reason="yearly", overlap_seconds=60)
+    path.with_name("new.pem").replace(path)
+    assert untrusted(service, actor) == {old}
+    with service.database.transaction() as session:
+        project = session.get_one(ProjectRow, actor.project_id)
+        vouched = adoption._keys(session, service)
+        assert vouched == {"keys": [old]}
+        projects.record(session, service, project, by="root", said=projects.facts(project) | vouched)
+    assert untrusted(service, actor) == set()
+    assert untrusted(service, actor, "target/a") == set()
 
 
 def test_the_old_key_introduces_the_new_one_and_running_processes_take_it(service, actor):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gates import adapters, malformed, wire
-from gates.gate import MAX_FINDINGS, Gate, Judged, JudgeInput, Records, bounded, clip, errored, finding
+from gates.gate import MAX_FINDINGS, Gate, Judged, JudgeInput, Records, clip, errored, finding
 from gates.probes import LOGPROBS_TOP, MAX_TOKENS, measure
 from schemas.bundle import Bundle, Feature
 from schemas.policy import CompatibilityRule
@@ -63,7 +63,7 @@ def judge(given: JudgeInput) -> Judged:
     measurements = _measurements(rule, bundle, records)
     blocking = [one for one in tally.findings if one.severity is Severity.BLOCK]
     others = [one for one in tally.findings if one.severity is not Severity.BLOCK]
-    findings = bounded(blocking + tally.doubtful + others)
+    findings = given.bound(blocking + tally.doubtful + others)
     if blocking:
         more = f" ({len(blocking)} findings block.)" if len(blocking) > 1 else ""
         return Judged(Verdict.FAILED, clip(blocking[0].message + more), measurements, findings)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gates.gate import Judged, clip, finding
+from gates.gate import MAX_FINDINGS, Judged, clip, finding
 from schemas.result import Measurement, Verdict
 
 CODE: Final = "report-inconsistent"
@@ -47,7 +47,9 @@ def held_to_itself(judged: Judged) -> Judged:
         return judged
     findings = [finding(CODE, one.message, advice="Run the gate again.") for one in found]
     summary = clip(f"The numbers contradict each other: {'; '.join(one.message for one in found)}")
-    return replace(judged, verdict=Verdict.INCONCLUSIVE, summary=summary, findings=[*findings, *judged.findings])
+    return replace(
+        judged, verdict=Verdict.INCONCLUSIVE, summary=summary, findings=[*findings, *judged.findings][:MAX_FINDINGS]
+    )
 
 
 def _within(place: int, one: Measurement) -> Iterator[Contradiction]:

@@ -52,6 +52,26 @@ class GateContext:
     fingerprint: Fingerprint | None = None
 
 
+def bounded(findings: Sequence[Finding]) -> list[Finding]:
+    """Return at most MAX_FINDINGS of these, in their order; the first of each code and severity is among them.
+
+    A warning that was cut off would wait for nobody's acceptance.
+    """
+    if len(findings) <= MAX_FINDINGS:
+        return list(findings)
+    first: dict[tuple[str, Severity], int] = {}
+    for place, one in enumerate(findings):
+        first.setdefault((one.code, one.severity), place)
+    kept = set(list(first.values())[:MAX_FINDINGS])
+    more = [place for place in range(len(findings)) if place not in kept][: MAX_FINDINGS - len(kept)]
+    return [findings[place] for place in sorted(kept.union(more))]
+
+
+def first_of(findings: Sequence[Finding]) -> list[Finding]:
+    """Return at most MAX_FINDINGS of these, as versions before `bounded` did: results of theirs are recomputed so."""
+    return list(findings[:MAX_FINDINGS])
+
+
 @dataclass(frozen=True, slots=True)
 class JudgeInput:
     """All that a verdict may depend on."""
@@ -61,6 +81,8 @@ class JudgeInput:
     bundle: Bundle
     suite: AnySuite | None = None
     reference: Reference | None = None
+    bound: Callable[[Sequence[Finding]], list[Finding]] = bounded
+    """Which findings a result has when there are more than it may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,21 +140,6 @@ def finding(
         expected=None if expected is None else clip(str(expected)),
         advice=None if advice is None else clip(advice),
     )
-
-
-def bounded(findings: Sequence[Finding]) -> list[Finding]:
-    """Return at most MAX_FINDINGS of these, in their order; the first of each code and severity is among them.
-
-    A warning that was cut off would wait for nobody's acceptance.
-    """
-    if len(findings) <= MAX_FINDINGS:
-        return list(findings)
-    first: dict[tuple[str, Severity], int] = {}
-    for place, one in enumerate(findings):
-        first.setdefault((one.code, one.severity), place)
-    kept = set(list(first.values())[:MAX_FINDINGS])
-    more = [place for place in range(len(findings)) if place not in kept][: MAX_FINDINGS - len(kept)]
-    return [findings[place] for place in sorted(kept.union(more))]
 
 
 def clip(text: str, limit: int = MAX_TEXT) -> str:

@@ -14,7 +14,7 @@ from gates.dialects.base import Dialect
 from gates.divergence import NO_MARGIN, Divergence, diverge, first_difference, output_token
 from gates.endpoint import Endpoint
 from gates.errors import InstrumentError
-from gates.gate import Gate, Judged, JudgeInput, Records, bounded, clip, errored, finding
+from gates.gate import Gate, Judged, JudgeInput, Records, clip, errored, finding
 from gates.questions import ask_all, measure, untold
 from schemas.bundle import Bundle
 from schemas.policy import GoldenRule
@@ -77,7 +77,7 @@ def judge(given: JudgeInput) -> Judged:
         else:
             message = f"Prompt {prompt.id} has no record; run the gate again."
             tally.doubtful.append(finding("record-missing", message, pointer=prompt.id))
-    return _conclude(rule, suite, tally)
+    return _conclude(given, rule, suite, tally)
 
 
 def _unusable(rule: GoldenRule, suite: GoldenSuite, reference: Reference) -> Iterable[Finding]:
@@ -225,10 +225,10 @@ def _best(token: OutputToken | None) -> str:
     return ", ".join(f"{one.id} {one.text!r} {one.logprob}" for one in token.top[:5]) if token else "none"
 
 
-def _conclude(rule: GoldenRule, suite: GoldenSuite, tally: _Tally) -> Judged:
+def _conclude(given: JudgeInput, rule: GoldenRule, suite: GoldenSuite, tally: _Tally) -> Judged:
     total = len(suite.prompts)
     measurements = _measurements(rule, total, tally)
-    findings = bounded(tally.failed + tally.doubtful + tally.noted)
+    findings = given.bound(tally.failed + tally.doubtful + tally.noted)
     if tally.failed:
         more = f" ({len(tally.failed)} of {total} prompts fail.)"
         return Judged(Verdict.FAILED, clip(tally.failed[0].message + more), measurements, findings)

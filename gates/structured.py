@@ -13,7 +13,7 @@ from statistics import median
 
 from gates import stats
 from gates.contracts import Contract, readable, suite_faults
-from gates.gate import MAX_FINDINGS, Gate, Judged, JudgeInput, Records, bounded, clip, errored, finding
+from gates.gate import MAX_FINDINGS, Gate, Judged, JudgeInput, Records, clip, errored, finding
 from gates.keyword_probes import PROBES
 from gates.structured_client import LARGER, measure
 from schemas.bundle import COMPONENTS, Feature
@@ -83,7 +83,7 @@ def judge(given: JudgeInput) -> Judged:
     if any(item.logit_bias for item in suite.items):
         message = "The suite steers the model by logit_bias, as callers do not."
         tally.noted.append(finding("logit-bias-used", message, severity=Severity.INFO))
-    return _conclude(rule, suite, tally)
+    return _conclude(given, rule, suite, tally)
 
 
 # ------------------------------------------------------------------------------------------------------- items
@@ -278,11 +278,11 @@ def _probed(keyword: str, probe: Records | None, where: str) -> Finding | None:
 # -------------------------------------------------------------------------------------------------- conclusion
 
 
-def _conclude(rule: StructuredRule, suite: StructuredSuite, tally: _Tally) -> Judged:
+def _conclude(given: JudgeInput, rule: StructuredRule, suite: StructuredSuite, tally: _Tally) -> Judged:
     undecided = _judge_shares(rule, tally)
     measurements = _measurements(rule, tally)
     tally.noted.sort(key=lambda one: one.severity is Severity.INFO)
-    findings = bounded(tally.blocking + tally.doubtful + tally.noted)
+    findings = given.bound(tally.blocking + tally.doubtful + tally.noted)
     if tally.blocking:
         more = f" ({len(tally.blocking)} findings block.)" if len(tally.blocking) > 1 else ""
         return Judged(Verdict.FAILED, clip(tally.blocking[0].message + more), measurements, findings)

@@ -8,15 +8,16 @@ import pytest
 from sqlalchemy import select, text
 
 from gates import catalog, integrity
-from gates.gate import GateContext
+from gates.gate import MAX_FINDINGS, GateContext, first_of
+from gates.static.flaw import flaw
 from registry import blobs, evidence, recomputation
 from registry.storage.local import LocalBlobs
 from registry.tables import EntryRow
 from schemas.common import canonical_json, sha256_digest
 from schemas.evidence import Agreement, Kind
-from schemas.policy import IntegrityRule
+from schemas.policy import IntegrityRule, StaticRule
 from schemas.problems import InvalidDocument, NotFound
-from schemas.result import GateResult, Verdict
+from schemas.result import GateResult, Severity, Verdict
 from tests.support.factories import WEIGHTS, registered_bundle, registered_policy
 
 
@@ -35,12 +36,12 @@ def measured(service, actor, tmp_path):
     return bundle, *catalog.run("integrity", context)
 
 
-def recorded(service, actor, measured, *, result=None, raw=None) -> str:
+def recorded(service, actor, measured, *, result=None, raw=None, **changes) -> str:
     """Put a result in evidence with its records; return the entry's digest."""
     bundle, true_result, true_raw = measured
     raw = true_raw if raw is None else raw
     blobs.store(service, actor.project_id, sha256_digest(raw), [raw], limit=2**30)
-    policy = registered_policy(service, actor)
+    policy = registered_policy(service, actor, **changes)
     signed = evidence.state(
         service.signer,
         "run/01a2289b-8894-7000-8000-000000000001",
@@ -143,3 +144,46 @@ def test_only_results_of_the_project_s_gates_are_recomputed(service, actor, meas
             recomputation.recompute(session, service, UUID(int=1), digest)
     with pytest.raises(InvalidDocument, match="only gate_recorded"):
         recompute(service, actor, other)
+
+
+CHECKED = [
+    {"gate": "integrity"},
+    {"gate": "static"},
+    {"gate": "compatibility", "boot_seconds": "60", "answer_seconds": "10"},
+]
+
+
+def test_a_result_that_an_older_version_cut_otherwise_is_the_same(service, actor, tmp_path):
+    bundle = registered_bundle(service, actor)
+    (tmp_path / "model.gguf").write_bytes(WEIGHTS)
+    context = GateContext(bundle=bundle, root=tmp_path, rule=StaticRule(gate="static"))
+    _, raw = catalog.run("static", context)
+    body = json.loads(raw)
+    warned = {"severity": Severity.WARN, "expected": None}
+    codes = ["total-size-wrong", "shard-orphan", "constant-weight"]
+    many = [flaw(code, f"{code} {place}.", found=place, **warned) for code in codes for place in range(200)]
+    last = flaw("template-clock", "The template writes the date.", found="now", **warned)
+    body["records"]["flaws"] = [one.as_json() for one in (*many, last)]
+    raw = canonical_json(body)
+    now = catalog.recompute(raw, None, None, bundle)
+    older = catalog.recompute(raw, None, None, bundle, first_of)
+    assert len(now.findings) == len(older.findings) == MAX_FINDINGS
+    assert [one.findings[-1].code for one in (now, older)] == ["template-clock", "constant-weight"]
+    found = recompute(service, actor, recorded(service, actor, (bundle, older, raw), gates=CHECKED))
+    assert (found.outcome, found.faults, found.recomputed) == (Agreement.SAME, [], older.verdict)
+
+
+def test_findings_that_no_version_would_have_kept_are_different(service, actor, tmp_path):
+    bundle = registered_bundle(service, actor)
+    (tmp_path / "model.gguf").write_bytes(WEIGHTS)
+    context = GateContext(bundle=bundle, root=tmp_path, rule=StaticRule(gate="static"))
+    body = json.loads(catalog.run("static", context)[1])
+    many = [
+        flaw("shard-orphan", f"{place}.", severity=Severity.WARN, found=place, expected=None) for place in range(600)
+    ]
+    body["records"]["flaws"] = [one.as_json() for one in many]
+    raw = canonical_json(body)
+    true = catalog.recompute(raw, None, None, bundle)
+    lie = true.model_copy(update={"findings": [*true.findings[1:], true.findings[0]]})
+    found = recompute(service, actor, recorded(service, actor, (bundle, lie, raw), gates=CHECKED))
+    assert (found.outcome, found.faults) == (Agreement.DIFFERENT, ["its findings are not what its records say"])

@@ -12,7 +12,7 @@ from decimal import Decimal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special  # not scipy.stats, whose import costs a command line another second
+import scipy  # its parts load when they are first asked, which most processes never do
 
 from schemas.result import Verdict
 
@@ -29,7 +29,7 @@ def at_most(k: int, n: int, ratio: float) -> float:
         ValueError: n is not positive, k is outside 0..n, or the ratio is outside 0..1.
     """
     _check(k, n, ratio)
-    return float(special.bdtr(k, n, ratio))
+    return float(scipy.special.bdtr(k, n, ratio))
 
 
 def at_least(k: int, n: int, ratio: float) -> float:
@@ -39,7 +39,7 @@ def at_least(k: int, n: int, ratio: float) -> float:
         ValueError: as `at_most`.
     """
     _check(k, n, ratio)
-    return float(special.bdtrc(k - 1, n, ratio))
+    return float(scipy.special.bdtrc(k - 1, n, ratio))
 
 
 def _check(k: int, n: int, ratio: float) -> None:
@@ -60,7 +60,7 @@ def lower_bound(k: int, n: int, confidence: float = BOUND_CONFIDENCE) -> float:
     Source: Clopper and Pearson (1934).
     """
     _check(k, n, confidence)
-    return 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, 1.0 - confidence))
+    return 0.0 if k == 0 else float(scipy.special.betaincinv(k, n - k + 1, 1.0 - confidence))
 
 
 def upper_bound(k: int, n: int, confidence: float = BOUND_CONFIDENCE) -> float:
@@ -72,7 +72,7 @@ def upper_bound(k: int, n: int, confidence: float = BOUND_CONFIDENCE) -> float:
     Source: Clopper and Pearson (1934).
     """
     _check(k, n, confidence)
-    return 1.0 if k == n else float(special.betaincinv(k + 1, n - k, confidence))
+    return 1.0 if k == n else float(scipy.special.betaincinv(k + 1, n - k, confidence))
 
 
 def nearest_rank(values: Sequence[float], percentile: Decimal) -> float:
@@ -210,7 +210,7 @@ def minimum_detectable(n: int, ratio: float, *, alpha: float = FAIL_ALPHA, power
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if at_least(middle, n, ratio) < alpha else (middle, high)
-    return float(special.betaincinv(high, n - high + 1, power))
+    return float(scipy.special.betaincinv(high, n - high + 1, power))
 
 
 def student_above(t: float, degrees: int) -> float:
@@ -221,7 +221,7 @@ def student_above(t: float, degrees: int) -> float:
     """
     if degrees < 1 or math.isnan(t):
         raise ValueError("Student's distribution needs a number and at least one degree of freedom")
-    return float(special.stdtr(degrees, -t))
+    return float(scipy.special.stdtr(degrees, -t))
 
 
 def gamma_quantile(chance: float, shape: float) -> float:
@@ -236,7 +236,7 @@ def gamma_quantile(chance: float, shape: float) -> float:
     """
     if not 0 <= chance < 1 or not shape > 0:
         raise ValueError("a quantile needs a chance from 0 to below 1 and a shape above 0")
-    return float(special.gammaincinv(shape, chance))
+    return float(scipy.special.gammaincinv(shape, chance))
 
 
 def holm(p_values: Mapping[str, float], alpha: float = FAIL_ALPHA) -> frozenset[str]:
@@ -279,7 +279,7 @@ def gap_fit(gaps: Sequence[float], *, rate_per_second: float, shape: float, reso
     above = _gamma_cdf(ordered + resolution_seconds, rate_per_second, shape)
     below = _gamma_cdf(ordered - resolution_seconds, rate_per_second, shape)
     distance = float(max(np.max(ranks / n - above), np.max(below - (ranks - 1) / n)))
-    return min(1.0, 2.0 * float(special.smirnov(n, distance)))
+    return min(1.0, 2.0 * float(scipy.special.smirnov(n, distance)))
 
 
 def expected_distinct(n: int, *, rate_per_second: float, shape: float) -> float:
@@ -293,7 +293,7 @@ def expected_distinct(n: int, *, rate_per_second: float, shape: float) -> float:
     """
     if n < 1 or rate_per_second <= 0 or shape <= 0:
         raise ValueError("n, rate and shape must be above 0")
-    quantiles = special.gammaincinv(shape, np.linspace(0.0, 1.0 - 1e-9, 2_001)) / (rate_per_second * shape) * 1e6
+    quantiles = scipy.special.gammaincinv(shape, np.linspace(0.0, 1.0 - 1e-9, 2_001)) / (rate_per_second * shape) * 1e6
     # Whole microseconds in groups of about the same chance: one by one where they are short, else by quantile.
     starts = np.unique(np.concatenate([np.arange(2_000.0), np.floor(quantiles)]))
     sizes = np.diff(starts)
@@ -303,4 +303,4 @@ def expected_distinct(n: int, *, rate_per_second: float, shape: float) -> float:
 
 
 def _gamma_cdf(seconds: npt.NDArray[np.float64], rate_per_second: float, shape: float) -> npt.NDArray[np.float64]:
-    return np.asarray(special.gammainc(shape, np.maximum(seconds, 0.0) * (rate_per_second * shape)))
+    return np.asarray(scipy.special.gammainc(shape, np.maximum(seconds, 0.0) * (rate_per_second * shape)))

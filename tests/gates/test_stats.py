@@ -1,6 +1,9 @@
 import math
 import random
+import subprocess
+import sys
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from gates import stats
 from schemas.result import Verdict
 
 D = Decimal
+ROOT = Path(__file__).parents[2]
 
 # gates.md 2.6, and LoadGen's own table: least n by confidence, misses and percentile.
 FLOORS = [
@@ -374,3 +378,10 @@ def test_gaps_that_all_round_to_nothing_have_one_distinct_value():
 
 def test_slow_gaps_need_no_ties():
     assert stats.expected_distinct(10, rate_per_second=0.01, shape=1.0) == pytest.approx(10.0, abs=1e-3)
+
+
+def test_a_process_that_computes_nothing_does_not_load_what_computes() -> None:
+    """The service and every runner import this module when they start, and its functions take a third of a second."""
+    code = "import sys, gates.stats\nprint('scipy.special' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"

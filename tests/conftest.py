@@ -1,4 +1,5 @@
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,20 @@ from tests.support import logs
 from tests.support.api import Api
 from tests.support.postgres import Postgres, Scratch
 from tests.support.s3 import ENVIRONMENT, S3Server
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what collecting makes from being looked through for garbage again and again: it stays to the end.
+
+    With thousands of tests that took a fifth of the processor's time while they run, and a third before.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,6 @@
 """What `make test` does about tests that fail: a few are run once more, alone, and count by that."""
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,3 +68,8 @@ def test_after_a_silence_the_log_is_as_plain_as_before() -> None:
     with logs.silent():
         assert structlog.get_config() != before
     assert structlog.get_config() == before
+
+
+def test_what_collecting_made_is_not_looked_through_for_garbage_while_tests_run() -> None:
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 10_000

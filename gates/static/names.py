@@ -18,6 +18,7 @@ EMBEDDINGS = (
     "embed_in.weight",
     "embeddings.weight",
 )
+_BELOW_EMBEDDINGS = tuple(f".{ending}" for ending in EMBEDDINGS)
 HEADS = ("lm_head.weight", "output.weight", "embed_out.weight", "output_layer.weight", "lm_head.linear.weight")
 LINEARS = re.compile(
     r"(self_attn|self_attention|attention|attn)\.((q|k|v|o|qkv|out|q_a|q_b|kv_b|kv_a)_proj(_with_mqa)?"
@@ -58,9 +59,8 @@ def embedding(tensors: Mapping[str, Any]) -> str | None:
     """Return the name of the language model's input embedding, or None."""
     found = [
         name
-        for ending in EMBEDDINGS
         for name in tensors
-        if (name == ending or name.endswith(f".{ending}")) and not _OTHER_TOWER.search(name)
+        if (name.endswith(_BELOW_EMBEDDINGS) or name in EMBEDDINGS) and not _OTHER_TOWER.search(name)
     ]
     return min(found, key=lambda name: (len(name), name), default=None)
 
@@ -72,12 +72,14 @@ def head(tensors: Mapping[str, Any], ends: Sequence[str] = HEADS) -> str | None:
         tensors: that are there.
         ends: how it may be called.
     """
-    for ending in ends:
-        stem = ending.removesuffix("weight")
-        for carrier in CARRIERS:
-            for name in tensors:
-                if (name == stem + carrier or name.endswith(f".{stem}{carrier}")) and not _NUMBERED.search(name):
-                    return name
+    wanted = [ending.removesuffix("weight") + carrier for ending in ends for carrier in CARRIERS]
+    # Of tens of thousands a few are left, among which the first kind that is there decides.
+    suffixes = tuple(wanted)
+    likely = [name for name in tensors if name.endswith(suffixes) and not _NUMBERED.search(name)]
+    for ending in wanted:
+        for name in likely:
+            if name == ending or name.endswith(f".{ending}"):
+                return name
     return None
 
 

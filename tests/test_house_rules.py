@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import suite
-
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("schemas", "gates", "registry", "workers", "migrations")
 FILE_LINES = 600
@@ -286,22 +284,3 @@ DOCUMENTED = 'def f():\n    """Say.\n' + "\n    More." * 100 + '\n    """\n    r
 )
 def test_a_rule_sees_what_breaks_it_and_nothing_else(rule, path, text, count):
     assert len(list(rule(Source(path, text)))) == count
-
-
-def test_every_test_is_in_one_session_of_the_suite():
-    def among(file, places):
-        return sum(file.is_relative_to(ROOT / place) for place in places)
-
-    everywhere, *left_out = suite.others()
-    ignored = [one.removeprefix("--ignore=") for one in left_out]
-    files = list(ROOT.glob("tests/**/test_*.py"))
-    assert files
-    for file in files:
-        # What measures time is left out of the sessions beside it.
-        named = among(file, suite.TIMED) or sum(among(file, places) for places in suite.BESIDE.values())
-        rest = among(file, [everywhere]) - min(1, among(file, ignored))
-        assert named + rest == 1, file
-
-
-def test_every_place_that_the_suite_names_is_there():
-    assert all((ROOT / place).exists() for places in (*suite.BESIDE.values(), suite.TIMED) for place in places)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tests.suite import MOST_AGAIN, Session, again
+from tests.suite import MOST_AGAIN, PHASES, Session, again, phases
 from tests.support import logs
 
 UNSTEADY = """
@@ -68,6 +68,36 @@ def test_after_a_silence_the_log_is_as_plain_as_before() -> None:
     with logs.silent():
         assert structlog.get_config() != before
     assert structlog.get_config() == before
+
+
+def is_below(file: Path, places: Sequence[str]) -> bool:
+    return any(file == Path(place) or Path(place) in file.parents for place in places)
+
+
+def test_every_file_of_tests_is_run_by_exactly_one_session() -> None:
+    root = Path(__file__).parents[1]
+    assert all((root / place).exists() for phase in PHASES for places in phase.values() for place in places)
+    sessions = [arguments for phase in phases() for arguments in phase.values()]
+    files = sorted(path.relative_to(root) for path in (root / "tests").rglob("test_*.py"))
+    assert files
+    for file in files:
+        taken = [
+            arguments
+            for arguments in sessions
+            if is_below(file, [one for one in arguments if not one.startswith("--")])
+            and not is_below(file, [one.removeprefix("--ignore=") for one in arguments if one.startswith("--")])
+        ]
+        assert len(taken) == 1, f"{file} is run by {len(taken)} sessions"
+
+
+def test_what_one_process_compiled_is_there_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever keeps Python from writing that down would let each of hundreds of processes compile all of it."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_given.py").write_text(
+        "import os\n\ndef test(): assert 'PYTHONDONTWRITEBYTECODE' not in os.environ\n"
+    )
+    assert run(["test_given.py"], tmp_path / "memory")[1] == 0
 
 
 def test_what_collecting_made_is_not_looked_through_for_garbage_while_tests_run() -> None:

@@ -213,13 +213,14 @@ def accepted_bundle(session: Session, job: JobRow) -> str | None:
 def require_way_back(session: Session, release: ReleaseRow, *, soak_seconds: float) -> None:
     """Return when traffic has somewhere to go back to, or the release is still being rolled out.
 
-    Taking back what is not being rolled out, and nothing was before, would switch the target off.
+    Taking back what is not being rolled out, and nothing was before, would switch the target off. What is live again
+    since another release was taken back is not being rolled out: it begins no soak, and was accepted long before.
 
     Raises:
         TransitionRefused: it has not.
     """
-    is_over = release.phase == Phase.PROMOTED and db.now(session) >= release.phase_since + timedelta(
-        seconds=soak_seconds
+    is_over = release.phase == Phase.PROMOTED and (
+        db.now(session) >= release.phase_since + timedelta(seconds=soak_seconds) or _was_reinstated(session, release)
     )
     if is_over and way_back(session, release) is None:
         raise TransitionRefused(
@@ -227,6 +228,13 @@ def require_way_back(session: Session, release: ReleaseRow, *, soak_seconds: flo
             "to let the target serve nothing, say so with --to-nothing",
             phase=release.phase,
         )
+
+
+def _was_reinstated(session: Session, release: ReleaseRow) -> bool:
+    again = select(EntryRow.sequence).where(
+        EntryRow.stream == evidence.release_stream(release.id), EntryRow.kind == Kind.REINSTATED
+    )
+    return session.scalar(again.limit(1)) is not None
 
 
 def references(session: Session, target: UUID) -> dict[str, str]:

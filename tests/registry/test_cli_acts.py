@@ -7,7 +7,7 @@ from uuid import UUID
 from registry import db, jobs, targets
 from registry.tables import ReleaseRow
 from schemas.api import Complete, Progress
-from schemas.evidence import Kind, Note, Restored
+from schemas.evidence import Kind, Note, Replaced, Restored
 from schemas.policy import Policy
 from schemas.runner import JobKind, JobState, ReplicaState, RunnerRegistration
 from tests.support.factories import policy_body, registered_bundle, registered_golden
@@ -239,6 +239,27 @@ def test_who_takes_back_what_is_live_beside_a_canary_is_told_of_the_canary_first
         ran = scene.command("release", "rollback", live, *more, "-r", "slow")
         assert (ran.status, "--to-nothing" in ran.err) == (4, False)
         assert f"`sluicegate release rollback {canary} --reason …`" in ran.err
+
+
+def test_what_is_live_again_is_not_switched_off_by_who_takes_back_once_more(scene):
+    scene.target()
+    first = scene.release()["id"]
+    first_bundle = scene.bundle
+    scene.to_canary(first)
+    scene.shift(first, 10_000)
+    scene.act(first, "promoted", Kind.PROMOTED, Note(reason="every step passed"))
+    scene.bundle = registered_bundle(scene.service, scene.api.actor("manager"), "other", b"other")
+    second = scene.release()["id"]
+    scene.to_canary(second)
+    scene.act(first, "replaced", Kind.REPLACED, Replaced(release=UUID(second)))
+    scene.act(second, "promoted", Kind.PROMOTED, Note(reason="every step passed"))
+    scene.act(second, "restored", Kind.TRAFFIC_RESTORED, traffic(first_bundle.digest, 0, reasons=["slow"]))
+    scene.act(first, "reinstated", Kind.REINSTATED, Replaced(release=UUID(second)))
+    # Its phase has begun this moment, and yet it is in no soak: nothing is behind it.
+    again = scene.command("release", "rollback", first, "-r", "slow")
+    assert (again.status, "say so with --to-nothing" in again.err) == (4, True)
+    said = scene.command.ok("release", "rollback", first, "--to-nothing", "-r", "it leaks names")
+    assert "will answer 503" in said.err
 
 
 def test_what_was_done_already_is_said_to_have_been(scene):

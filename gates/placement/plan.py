@@ -348,8 +348,8 @@ def _beyond(c: Composition, model: _Model, context: int) -> Iterator[str]:
 def _assumed(model: _Model, asked: Asked) -> Iterator[str]:
     reserve = asked.reserve
     yield (
-        f"On each device {many(reserve.activation_bytes, 'byte', 'is', 'are')} stated for activations, "
-        f"{reserve.graph_bytes} for graphs and workspaces, and {reserve.headroom_bytes} as headroom."
+        f"On each device {reserve.activation_bytes:,} bytes are stated for activations, "
+        f"{reserve.graph_bytes:,} for graphs and workspaces, and {reserve.headroom_bytes:,} as headroom."
     )
     yield "Weights are counted as they are stored; an engine that converts them while loading holds other sizes."
     layout = _layout(model, Topology(), (range(model.shape.layers or 1),))

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from registry.cli.documents import read_bundle, resolve
 from registry.cli.failures import Exit, invalid_act
 from registry.cli.options import BundleName, Json, Limit, Reason, examples, group
-from registry.cli.output import Output
+from registry.cli.output import Output, none
 from registry.cli.profile import connect
 from registry.cli.targets import instant
 from registry.client import Client
@@ -96,6 +96,7 @@ def list_(
                 ]
                 for one in found
             ),
+            empty=none("alias", "alias set", is_asked=bundle is not None),
             spare=("MOVED BY", "BY", "CHANGED"),
         )
 
@@ -228,6 +229,7 @@ def patterns(as_json: Json = False) -> int:
         out.table(
             ["PATTERN", "MOVED BY", "CHANGED", "BY"],
             ([f"@{one.pattern}", _roles(one.movers), f"{one.set_at:%Y-%m-%d %H:%M:%S}Z", one.set_by] for one in found),
+            empty=none("pattern", "alias protect"),
         )
 
     output.result({"items": found}, human)

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from registry.cli.failures import Exit, exit_of, places
-from registry.cli.tables import fits, fitted
+from registry.cli.tables import fitted, shortened, widths
 from schemas.problems import Problem
 
 ItemT = TypeVar("ItemT")
@@ -64,6 +64,7 @@ class Output:
         *,
         empty: str = "none",
         spare: Sequence[str] = (),
+        brief: Sequence[str] = (),
     ) -> None:
         """Print rows under headings; nothing in them is interpreted.
 
@@ -72,28 +73,37 @@ class Output:
             rows: cells.
             empty: what is said when there are none.
             spare: headings of columns that a narrow terminal need not show, the first one first.
+            brief: headings of columns of which a terminal shows the beginning.
         """
         cells = [[_text(value) for value in row] for row in rows]
         if not cells:
             self._out.print(Text(empty))
             return
-        shown, gone = [*columns], list[str]()
-        if self._out.is_terminal:
+        if not self._out.is_terminal:
             # Whoever reads a pipe gets everything whole.
-            shown, narrow, gone = fitted(columns, cells, self._out.width, spare)
-            if not fits(shown, narrow, self._out.width):
-                self._stack(columns, cells)
-                return
-            cells = narrow
-        table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-        for place, column in enumerate(shown):
-            is_word = all(" " not in row[place] and len(row[place]) <= LONGEST_WORD for row in cells)
-            table.add_column(column, overflow="fold", no_wrap=is_word)
-        for row in cells:
-            table.add_row(*(Text(cell) for cell in row))
-        self._out.print(table)
+            self._print(columns, cells, None)
+            return
+        told, was_cut = shortened(columns, cells, brief)
+        shown, narrow, gone = fitted(columns, told, self._out.width, spare)
+        room = widths(shown, narrow, self._out.width)
+        if room is None:
+            self._stack(columns, cells)
+            return
+        self._print(shown, narrow, room)
         if gone:
             self.note(f"not shown: {', '.join(gone)}; a wider terminal or --json shows it")
+        if was_cut:
+            self.note(f"cut short: {', '.join(brief)}; --json has it whole")
+
+    def _print(self, columns: Sequence[str], rows: Sequence[Sequence[str]], room: Sequence[int] | None) -> None:
+        """Print rows side by side; `room` is the width of each column, or None for what its cells take."""
+        table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+        for place, column in enumerate(columns):
+            is_word = all(" " not in row[place] and len(row[place]) <= LONGEST_WORD for row in rows)
+            table.add_column(column, overflow="fold", no_wrap=is_word, width=None if room is None else room[place])
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        self._out.print(table)
 
     def _stack(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print rows one below the other, each with its headings, where no table has room for them."""
@@ -193,6 +203,17 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def none(what: str, makes: str, *, is_asked: bool = False) -> str:
+    """Return what is said of a list without items.
+
+    Args:
+        what: one item, such as bundle.
+        makes: the command by which there is a first one, such as bundle create.
+        is_asked: only some were asked for, and there may be others.
+    """
+    return f"no {what} matches" if is_asked else f"no {what} yet; see `sluicegate {makes} --help`"
 
 
 def size(count: int) -> str:

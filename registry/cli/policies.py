@@ -8,7 +8,7 @@ import typer
 from registry.cli.documents import read_policy, resolve
 from registry.cli.failures import Exit
 from registry.cli.options import Json, Limit, examples, group
-from registry.cli.output import Output, percent
+from registry.cli.output import Output, none, percent
 from registry.cli.profile import connect
 from schemas.api import Registered
 from schemas.policy import Policy
@@ -22,7 +22,8 @@ app = group("Policies: which gates with which limits, how traffic moves, who app
 
 @app.command(epilog=examples("sluicegate policy push policy.json", "sluicegate policy push policy.toml --json"))
 def push(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy, in JSON or TOML.")], as_json: Json = False
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy, in JSON, TOML or YAML.")],
+    as_json: Json = False,
 ) -> int:
     """Register a policy. Its form is checked here, whether it can decide by the service; it is frozen from then on."""
     output = Output(as_json=as_json)
@@ -60,7 +61,7 @@ def show(
     with connect() as client:
         if policy is None:
             everything = output.most(client.policies.list(), limit)
-            output.result({"items": everything}, lambda out: show_list(out, everything))
+            output.result({"items": everything}, lambda out: show_list(out, everything, "policy"))
             return Exit.DONE
         found = client.policies.get(resolve(policy, client.policies, read_policy, "policy"))
     output.result(found, lambda out: _show(out, found))
@@ -73,11 +74,11 @@ def list_(limit: Limit = 50, as_json: Json = False) -> int:
     output = Output(as_json=as_json)
     with connect() as client:
         found = output.most(client.policies.list(), limit)
-    output.result({"items": found}, lambda out: show_list(out, found))
+    output.result({"items": found}, lambda out: show_list(out, found, "policy"))
     return Exit.DONE
 
 
-def show_list(out: Output, found: list[Registered]) -> None:
+def show_list(out: Output, found: list[Registered], what: str) -> None:
     """Print a list of policies or suites."""
     out.table(
         ["NAME", "KIND", "DIGEST", "CREATED", "BY"],
@@ -91,6 +92,7 @@ def show_list(out: Output, found: list[Registered]) -> None:
             ]
             for one in found
         ),
+        empty=none(what, f"{what} push"),
         spare=("BY", "CREATED"),
     )
 

@@ -13,7 +13,7 @@ from registry.cli.documents import read_bundle, read_policy, resolve, resolve_re
 from registry.cli.failures import Exit, invalid_act, made
 from registry.cli.follow import add_names, follow_release, told, what_to_do
 from registry.cli.options import IfMatch, Json, Key, Limit, Reason, ReleaseId, Timeout, Until, Wait, examples, group
-from registry.cli.output import Output, lasted, percent, plain
+from registry.cli.output import Output, lasted, none, percent, plain
 from registry.cli.profile import connect
 from registry.cli.replicas import failed_replica
 from registry.client import Client
@@ -65,9 +65,12 @@ def create(
         )
         release = client.releases.create(body, key=key)
         if not wait and until is None:
-            output.result(release, lambda out: _head(out, release))
+            if (key is not None) and not as_json:
+                # Under a key that was used before, the answer is that of then.
+                release = client.releases.get(release.id)
+            output.result(release, lambda out: _head(out, client.url, release))
             return Exit.DONE
-        output.note(f"release {release.id}")
+        output.note(f"release {release.id}, on {_page(client.url, release)}")
         return follow_release(client, output, release.id, until=until or Until.PROMOTED, timeout_seconds=timeout)
 
 
@@ -106,11 +109,16 @@ def show(release: ReleaseId, as_json: Json = False) -> int:
         names = {found.bundle: found.bundle_name}
         add_names(client, names, () if as_json else served_in(found.log))
         next_ = what_to_do(client, found)
-    output.result({**plain(found), "what_to_do": next_}, lambda out: _show(out, found, names, next_))
+    output.result({**plain(found), "what_to_do": next_}, lambda out: _show(out, client.url, found, names, next_))
     return Exit.DONE
 
 
-def _head(out: Output, release: Release, doing: str | None = None, next_: str | None = None) -> None:
+def _page(url: str, release: Release) -> str:
+    return f"{url}/releases/{release.id}"
+
+
+def _head(out: Output, url: str, release: Release, doing: str | None = None, next_: str | None = None) -> None:
+    holds = "; ".join(release.held)
     out.fields(
         [
             ("release", release.id),
@@ -119,21 +127,22 @@ def _head(out: Output, release: Release, doing: str | None = None, next_: str | 
             ("policy", release.policy),
             ("phase", f"{release.phase} since {release.phase_since:%Y-%m-%d %H:%M:%S}Z"),
             ("paused", "yes" if release.is_paused else None),
-            ("holds", "; ".join(release.held)),
+            ("holds", holds),
             ("what to do", next_ or way_out(release)),
             ("quarantined", "; ".join(release.quarantined)),
             ("waits", release.waits),
             ("doing", doing),
-            ("reason", release.reason),
+            ("reason", None if release.reason == holds else release.reason),
             ("created", f"{release.created_at:%Y-%m-%d %H:%M:%S}Z by {release.created_by}"),
             (replaces(release) or "", release.predecessor if replaces(release) else None),
             ("version", release.version),
+            ("page", _page(url, release)),
         ]
     )
 
 
-def _show(out: Output, release: ReleaseDetail, names: Mapping[str, str], next_: str | None) -> None:
-    _head(out, release, release.doing, next_)
+def _show(out: Output, url: str, release: ReleaseDetail, names: Mapping[str, str], next_: str | None) -> None:
+    _head(out, url, release, release.doing, next_)
     out.say("")
     out.table(
         ["GATE", "VERDICT", "TOOK", "WHY"],
@@ -217,7 +226,9 @@ def _findings(out: Output, release: ReleaseDetail) -> None:
 def list_(
     target: Annotated[str | None, typer.Option("--target", "-t", help="Only of this target.")] = None,
     bundle: Annotated[str | None, typer.Option("--bundle", "-b", help="Only of this bundle.")] = None,
-    phase: Annotated[list[Phase] | None, typer.Option("--phase", help="Only in this phase; repeatable.")] = None,
+    phase: Annotated[
+        list[Phase] | None, typer.Option("--phase", help="Only in this phase, such as gated; repeatable.")
+    ] = None,
     limit: Limit = 50,
     as_json: Json = False,
 ) -> int:
@@ -235,14 +246,16 @@ def list_(
                     one.id,
                     one.target,
                     f"{one.bundle_name} {one.bundle[7:19]}",
-                    f"{one.phase} (paused)" if one.is_paused else one.phase,
+                    f"{one.phase} (paused)" if one.is_paused else f"{one.phase} (held)" if one.held else one.phase,
                     percent(one.weight_bp),
                     f"{one.created_at:%Y-%m-%d %H:%M:%S}Z",
                     one.reason,
                 ]
                 for one in found
             ),
+            empty=none("release", "release create", is_asked=bool(target or bundle or phase)),
             spare=("CREATED", "TRAFFIC"),
+            brief=("REASON",),
         )
 
     output.result({"items": found}, human)
@@ -274,7 +287,7 @@ def _act(
             found = act(client, identity)
         except ValidationError as error:
             raise invalid_act(error) from None
-    output.result(found, lambda out: _head(out, found))
+    output.result(found, lambda out: _head(out, client.url, found))
     if found.version == before:
         output.note("nothing has changed: this was done already", "warn")
     if alone is not None and found.phase not in TERMINAL and found.predecessor is None:

@@ -8,7 +8,7 @@ from registry.cli.documents import read_bundle, read_policy, resolve, resolve_id
 from registry.cli.failures import Exit, made
 from registry.cli.follow import follow_run, run_result
 from registry.cli.options import BundleName, Json, Key, Limit, Timeout, Wait, examples, group
-from registry.cli.output import Output
+from registry.cli.output import Output, none
 from registry.cli.profile import connect
 from registry.cli.targets import only_class
 from schemas.api import Run, RunCreate
@@ -120,6 +120,7 @@ def list_(
                 ]
                 for one in found
             ),
+            empty=none("run", "gate run", is_asked=release is not None),
             spare=("CREATED",),
         )
 

@@ -35,7 +35,7 @@ SuiteName = Annotated[str, typer.Argument(metavar="SUITE", help="Digest, 8 or mo
 
 @app.command(epilog=examples("sluicegate suite push golden.json", "sluicegate suite push load-spec.json --json"))
 def push(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A suite, or a load spec, in JSON or TOML.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A suite, or a load spec, in JSON, TOML or YAML.")],
     as_json: Json = False,
 ) -> int:
     """Register a golden, a load or a structured suite.
@@ -94,7 +94,7 @@ def show(
     with connect() as client:
         if suite is None:
             everything = output.most(client.suites.list(), limit)
-            output.result({"items": everything}, lambda out: show_list(out, everything))
+            output.result({"items": everything}, lambda out: show_list(out, everything, "suite"))
             return Exit.DONE
         found = client.suites.get(resolve(suite, client.suites, read_suite, "suite"))
     output.result(found, lambda out: _show(out, found))
@@ -167,7 +167,7 @@ def list_(limit: Limit = 50, as_json: Json = False) -> int:
     output = Output(as_json=as_json)
     with connect() as client:
         found = output.most(client.suites.list(), limit)
-    output.result({"items": found}, lambda out: show_list(out, found))
+    output.result({"items": found}, lambda out: show_list(out, found, "suite"))
     return Exit.DONE
 
 

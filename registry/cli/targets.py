@@ -11,7 +11,7 @@ from gates.router import WHOLE_BP
 from registry.cli.failures import Exit, made
 from registry.cli.follow import add_names
 from registry.cli.options import Json, Key, Limit, examples, group
-from registry.cli.output import Output, percent
+from registry.cli.output import Output, none, percent
 from registry.cli.profile import connect
 from registry.client import Client
 from schemas.api import TargetCreate
@@ -264,6 +264,7 @@ def list_(limit: Limit = 50, as_json: Json = False) -> int:
                 ]
                 for one in found
             ),
+            empty=none("target", "target create"),
             spare=("RUNNER CLASS", "URL"),
         )
 

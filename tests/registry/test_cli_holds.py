@@ -50,3 +50,46 @@ def test_the_history_of_a_target_says_why_each_step_of_a_canary_began(scene):
         "asked to skip the rest: well known",
     ]
     assert "step 1 passed" in scene.command.ok("target", "history", "chat@prod").out
+
+
+def test_a_release_that_holds_is_marked_in_the_list_and_says_why_once_and_where_its_page_is(scene):
+    scene.target()
+    identity = scene.release()["id"]
+    reason = "load errored: the machine was busy"
+    scene.act(identity, "staged", Kind.STAGED, STAGED)
+    scene.act(identity, "held", Kind.HELD, Reasoned(reasons=[reason], cause=str(Hold.GATES_UNDECIDED)))
+    assert "staged (held)" in scene.command.ok("release", "list").out
+    head = scene.command.ok("release", "show", identity).out.partition("GATE")[0]
+    assert head.count(reason) == 1
+    assert f"{scene.api.url}/releases/{identity}" in head
+    scene.command.ok("release", "reject", identity, "-r", "another time")
+    head = scene.command.ok("release", "show", identity).out.partition("GATE")[0]
+    assert "another time" in head
+    assert "(held)" not in scene.command.ok("release", "list").out
+
+
+def test_an_empty_list_says_what_makes_the_first_one_and_a_chosen_part_that_nothing_is_so(scene):
+    for group, makes in (
+        ("release", "create"),
+        ("target", "create"),
+        ("suite", "push"),
+        ("alias", "set"),
+        ("gate", "run"),
+    ):
+        what = "run" if group == "gate" else group
+        said = scene.command.ok(group, "list").out
+        assert said == f"no {what} yet; see `sluicegate {group} {makes} --help`\n"
+        assert scene.command.ok(group, "list", "--json").json == {"items": []}
+    for asked in (("release", "list", "--phase", "gated"), ("bundle", "list", "--label", "team=nobody")):
+        assert scene.command.ok(*asked).out == f"no {asked[0]} matches\n"
+
+
+def test_a_release_asked_for_again_under_its_key_is_shown_as_it_is_now(scene):
+    scene.target()
+    identity = scene.release("--key", "build-17")["id"]
+    scene.command.ok("release", "reject", identity, "-r", "wrong template")
+    assert scene.release("--key", "build-17")["phase"] == "candidate"
+    again = ["-t", "chat@prod", "-b", scene.bundle.digest[7:19], "-p", scene.policy.digest, "--key", "build-17"]
+    said = scene.command.ok("release", "create", *again).out
+    assert "rejected since" in said
+    assert "wrong template" in said

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from registry.cli.output import Output, lasted
-from registry.cli.tables import abbreviated, fits, fitted
+from registry.cli.tables import BRIEF, abbreviated, fitted, shortened, widths
 from registry.cli.targets import _show_served
 from schemas.evidence import SplitEntry
 from schemas.release import ServedAt
@@ -52,11 +52,33 @@ def test_a_table_that_fits_is_left_as_it_is():
 
 def test_a_table_that_does_not_fit_without_what_can_be_spared_is_told_row_by_row_and_nothing_is_left_out():
     columns, row = ["ID", "NAME", "MADE"], [ID, "n" * 20, "m" * 20]
-    assert fits(columns, [row], 80)
-    assert not fits(columns, [row], 79)
+    assert widths(columns, [row], 80) == [36, 20, 20]
+    assert widths(columns, [row], 79) is None
     shown, cells, _ = fitted(columns, [row], 50, ("MADE",))
-    assert fits(shown, cells, 50)
-    assert not fits(shown, cells, 30)
+    assert widths(shown, cells, 50) is not None
+    assert widths(shown, cells, 30) is None
+
+
+def test_what_is_to_spare_goes_to_prose_and_words_and_times_stay_whole():
+    columns, at, word = ["AT", "PLACE", "WHY"], "2026-11-29 22:00:00Z", "w" * 30
+    rows = [[at, word, "many words of prose " * 9]]
+    # All the terminal is used, and none is wider than what is in it.
+    assert widths(columns, rows, 100) == [20, 30, 46]
+    assert widths(columns, rows, 400) == [20, 30, 180]
+    # Prose is squeezed before rows are told one below the other, but no further than a time is long.
+    assert widths(columns, rows, 74) == [20, 30, 20]
+    assert widths(columns, rows, 73) is None
+
+
+def test_what_every_row_repeats_in_full_elsewhere_is_shown_by_its_beginning():
+    long = "load errored: other processes used the machine meanwhile " * 4
+    cut, was_cut = shortened(["A", "WHY"], [[long, long], ["x", "short"]], ("WHY",))
+    assert was_cut
+    assert cut[0][0] == long
+    assert cut[0][1].endswith(" …")
+    assert len(cut[0][1]) <= BRIEF
+    assert cut[1] == ["x", "short"]
+    assert shortened(["WHY"], [["short"]], ("WHY",)) == ([["short"]], False)
 
 
 def test_columns_go_only_while_it_is_too_wide_and_in_the_order_given():

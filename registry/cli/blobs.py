@@ -42,7 +42,9 @@ def gc(
 
 @app.command(epilog=examples("sluicegate blob check sha256:6cf2…", "sluicegate blob check sha256:6cf2… --json"))
 def check(
-    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="Whole digest of a file, as `bundle show` has it.")],
+    digest: Annotated[
+        str, typer.Argument(metavar="DIGEST", help="Whole digest of a file, as `bundle show --json` has it.")
+    ],
     as_json: Json = False,
 ) -> int:
     """Let the service read a blob of its store again. When it is damaged, bundles made of it are quarantined.

@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from registry.cli.failures import Exit
+from registry.cli.options import name_values
 from registry.cli.output import Output
 from schemas.faults import near
 from schemas.problems import Defect, InternalError, Problem, Usage
@@ -25,6 +26,7 @@ def single(command: Callable[..., int], epilog: str) -> TyperCommand:
     found = typer.main.get_command(app)
     if not isinstance(found, TyperCommand):
         raise TypeError("one command is no group")
+    name_values(found)
     return found
 
 

@@ -105,7 +105,9 @@ def follow(
     stream: Stream = None,
     release: OfRelease = None,
     target: Annotated[str | None, typer.Option("--target", "-t", help="Only of this target and its releases.")] = None,
-    kind: Annotated[list[Kind] | None, typer.Option("--kind", help="Only of this kind; repeatable.")] = None,
+    kind: Annotated[
+        list[Kind] | None, typer.Option("--kind", help="Only of this kind, such as promoted; repeatable.")
+    ] = None,
     after: Annotated[str | None, typer.Option("--after", help="Go on after this cursor, which --json gives.")] = None,
     timeout: Annotated[
         float | None,

@@ -1,13 +1,15 @@
 """Options that several commands have, and the way help shows examples."""
 
 import math
-from enum import StrEnum
-from typing import Annotated, Any
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 _LONGEST_SENTENCE = 1000
+_LONGEST_CHOICE = 50
 LONGEST_WAIT_SECONDS = 366 * 86_400
 MOST_ITEMS = 1_000_000
 
@@ -65,6 +67,29 @@ class Until(StrEnum):
 def examples(*lines: str) -> str:
     """Return an epilog with command lines that are shown as they are."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def name_values(command: Any) -> None:
+    """Have the help of a command, and of all below it, call the value of each option by what it is.
+
+    Not by the type that reads it: `--timeout SECONDS`, and not `<float range>`; a long list of words is not repeated.
+    """
+    for option in command.params:
+        if isinstance(option, TyperOption) and option.metavar is None and not (option.is_flag or option.count):
+            option.metavar = _value(option)
+    for below in getattr(command, "commands", {}).values():
+        name_values(below)
+
+
+def _value(option: TyperOption) -> str:
+    kind, name = option.type_descriptor, max(option.opts, key=len).lstrip("-").upper()
+    words = "|".join(str(one.value if isinstance(one, Enum) else one) for one in kind.choices or ())
+    if 0 < len(words) <= _LONGEST_CHOICE:
+        return f"<{words}>"
+    kinds = {kind.annotation, *get_args(kind.annotation)}
+    if float in kinds and "second" in f"{name} {option.help}".lower():
+        return "SECONDS"
+    return "N" if int in kinds else "FILE" if Path in kinds else name
 
 
 class _Whole(TyperGroup):

@@ -26,7 +26,7 @@ from registry.cli import (
     tokens,
 )
 from registry.cli.ending import ended
-from registry.cli.options import examples, group
+from registry.cli.options import examples, group, name_values
 from schemas import VERSION
 from schemas.problems import NotFound, Problem, Unauthenticated, Unavailable
 
@@ -84,6 +84,7 @@ def command_line() -> TyperGroup:
     found = typer.main.get_command(app)
     if not isinstance(found, TyperGroup):
         raise TypeError("several commands are a group")
+    name_values(found)
     return found
 
 

@@ -67,6 +67,19 @@ def test_the_examples_of_a_help_text_are_understood(path):
         parse(line)
 
 
+@pytest.mark.parametrize("path", [path for path, _ in leaves(ROOT)], ids=lambda path: " ".join(path) or "all")
+def test_help_fits_eighty_columns_and_calls_values_by_what_they_are(path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    told = program.command_line()
+    command = STARTED[path[0]] if path and path[0] in STARTED else dict(leaves(told))[path]
+    context = command.make_context(" ".join(("sluicegate", *path)), [], resilient_parsing=True)
+    # Examples are one line each: they are there to be copied.
+    shown = command.get_help(context).partition("Examples:")[0]
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    options = shown.partition("Options:")[2]
+    assert re.findall(r"<(?:str|int|float|path|list)\b.*?>|list\[", options) == []
+
+
 def test_the_examples_of_the_readme_are_understood():
     shown = blocks()
     assert len(shown) > 40

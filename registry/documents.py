@@ -506,10 +506,12 @@ def browse(
     limit: int,
     labels: Mapping[str, str] | None = None,
     quarantined: bool | None = None,
+    file: str | None = None,
 ) -> list[Found]:
     """Return a project's documents without their bodies, newest first, before a cursor.
 
-    `names` are families, any of them; `labels` are name → value, all of them; `quarantined` bundles, or the others.
+    `names` are families, any of them; `labels` are name → value, all of them; `quarantined` bundles, or the others;
+    `file` is the digest of one that bundles are made of.
     """
     labels = labels or {}
     asked: dict[str, Any] = {"project": project, "kind": kind, "limit": limit}
@@ -518,7 +520,11 @@ def browse(
         asked |= {f"label{place}": label, f"is{place}": value}
     if after is not None:
         asked["after"] = after
-    query = statements.page(len(labels), len(names), quarantined=quarantined, is_after=after is not None)
+    if file is not None:
+        asked["file"] = file
+    query = statements.page(
+        len(labels), len(names), quarantined=quarantined, is_after=after is not None, of_file=file is not None
+    )
     rows = db.ask(session, query, asked)
     return [_wire(row, None, None) for row in rows]
 

@@ -62,11 +62,19 @@ STORE = Sql(
 )
 
 
+def _made_of(table: str) -> str:
+    return (
+        f"EXISTS (SELECT 1 FROM bundle_blobs AS made WHERE made.project_id = :project AND made.bundle = {table}.digest"  # noqa: S608 - a name of ours
+        " AND made.blob = :file)"
+    )
+
+
 @lru_cache(maxsize=256)
-def page(labels: int, names: int, *, quarantined: bool | None, is_after: bool) -> Sql:
+def page(labels: int, names: int, *, quarantined: bool | None, is_after: bool, of_file: bool = False) -> Sql:
     """Return the query of one page of documents, with so many labels and names asked for.
 
-    `quarantined`: only those that are, or only the others, or all; `is_after`: only what comes after a cursor.
+    `quarantined`: only those that are, or only the others, or all; `is_after`: only what comes after a cursor;
+    `of_file`: only bundles that are made of one file.
 
     Each label's marks lie in the order of the list, and the page is cut by them alone. Were the bundles joined before
     that, the planner would take the few that it expects for all that there are, read every bundle, and sort.
@@ -83,13 +91,15 @@ def page(labels: int, names: int, *, quarantined: bool | None, is_after: bool) -
             for place in asked
         ]
         wanted += [f"mark{place}.id = mark0.id" for place in asked[1:]]
-        if names or quarantined is not None:
+        if names or quarantined is not None or of_file:
             marks += ", project_documents AS bundle"
             wanted.append("bundle.id = mark0.id")
         if names:
             wanted.append(f"bundle.name {named}")
         if quarantined is not None:
             wanted.append(f"bundle.{held}")
+        if of_file:
+            wanted.append(_made_of("bundle"))
         if is_after:
             wanted.append("mark0.id < :after")
         joined = (
@@ -99,6 +109,7 @@ def page(labels: int, names: int, *, quarantined: bool | None, is_after: bool) -
     else:
         of += f" AND member.name {named}" if names else ""
         of += f" AND member.{held}" if quarantined is not None else ""
+        of += f" AND {_made_of('member')}" if of_file else ""
     if is_after:
         of += " AND member.id < :after"
     return Sql(

@@ -19,7 +19,7 @@ from registry.documents import Found
 from registry.service import Service
 from schemas.api import Act, BundleDeleted, Page, QuarantineState, Registered
 from schemas.bundle import MAX_LABELS
-from schemas.common import LABEL_PATTERN, Name
+from schemas.common import LABEL_PATTERN, Digest, Name
 from schemas.problems import (
     BlobsMissing,
     Conflict,
@@ -107,6 +107,7 @@ def _list(
     limit: int,
     labels: list[str] | None = None,
     quarantined: bool | None = None,
+    file: str | None = None,
 ) -> Page[Registered]:
     asked = _labels(labels or [])
     rows = documents.browse(
@@ -116,6 +117,7 @@ def _list(
         names=names or [],
         labels=asked,
         quarantined=quarantined,
+        file=file,
         after=cursor,
         limit=limit + 1,
     )
@@ -172,6 +174,7 @@ def list_bundles(
     name: Names = None,
     label: Labels = None,
     quarantined: Annotated[bool | None, Query(description="Only those that are quarantined, or are not.")] = None,
+    file: Annotated[Digest | None, Query(description="Only those made of this file, by its whole digest.")] = None,
     limit: Limit = 50,
 ) -> Page[Registered]:
     """List bundles, newest first, without the documents themselves."""
@@ -182,6 +185,7 @@ def list_bundles(
         names=name,
         labels=label,
         quarantined=quarantined,
+        file=file,
         cursor=cursor,
         limit=limit,
     )

@@ -16,10 +16,11 @@ from registry.cli.comparison import DIFF_EXAMPLES, IMPACT_EXAMPLES, diff, impact
 from registry.cli.declarations import as_patch
 from registry.cli.documents import read_bundle, read_file, resolve
 from registry.cli.failures import Exit, invalid, invalid_act
+from registry.cli.files import digest_of
 from registry.cli.inferred import infer, say, warn
 from registry.cli.memory import HashMemory
 from registry.cli.options import BundleName, Json, Limit, Reason, examples, group
-from registry.cli.output import Clock, Output, plain, size
+from registry.cli.output import Clock, Output, none, plain, size
 from registry.cli.placement import EXAMPLES as PLAN_EXAMPLES
 from registry.cli.placement import plan
 from registry.cli.profile import connect, folder
@@ -445,6 +446,7 @@ def show(bundle: BundleName, as_json: Json = False) -> int:
         "sluicegate bundle list",
         "sluicegate bundle list --name gemma-270m --label team=search --label stage=trial",
         "sluicegate bundle list --quarantined",
+        "sluicegate bundle list --made-of ./adapter_model.safetensors",
     ),
 )
 def list_(
@@ -457,6 +459,14 @@ def list_(
         bool | None,
         typer.Option("--quarantined/--not-quarantined", help="Only those that are quarantined, or are not."),
     ] = None,
+    made_of: Annotated[
+        str | None,
+        typer.Option(
+            "--made-of",
+            metavar="FILE|DIGEST",
+            help="Only those made of these bytes, under whatever path: a file, or its whole digest.",
+        ),
+    ] = None,
     limit: Limit = 50,
     as_json: Json = False,
 ) -> int:
@@ -464,8 +474,16 @@ def list_(
     output = Output(as_json=as_json)
     asked = _labels(label or [])
     with connect() as client:
-        found = output.most(client.bundles.list(name, labels=asked, quarantined=quarantined), limit)
-    output.result({"items": found}, lambda out: show_documents(out, found))
+        file = None if made_of is None else digest_of(made_of)
+        found = output.most(client.bundles.list(name, labels=asked, quarantined=quarantined, file=file), limit)
+    output.result(
+        {"items": found},
+        lambda out: show_documents(
+            out,
+            found,
+            none("bundle", "bundle create", is_asked=bool(name or asked or made_of) or quarantined is not None),
+        ),
+    )
     return Exit.DONE
 
 
@@ -491,7 +509,7 @@ def delete(bundle: BundleName, reason: Reason, as_json: Json = False) -> int:
     return Exit.DONE
 
 
-def show_documents(out: Output, found: list[Registered]) -> None:
+def show_documents(out: Output, found: list[Registered], empty: str) -> None:
     """Print a list of documents."""
     out.table(
         ["NAME", "DIGEST", "CREATED", "BY", "LABELS"],
@@ -505,5 +523,6 @@ def show_documents(out: Output, found: list[Registered]) -> None:
             ]
             for one in found
         ),
+        empty=empty,
         spare=("BY", "CREATED"),
     )

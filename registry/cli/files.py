@@ -1,6 +1,8 @@
 """Files that a person names: only what has an end is read."""
 
+import hashlib
 import os
+import re
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -8,6 +10,7 @@ from typing import BinaryIO
 from schemas.problems import Usage
 
 STANDARD_INPUT = Path("-")
+_PIECE = 1 << 20
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -33,3 +36,14 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise Usage(f"{path}: is {_KINDS.get(kind, 'something else')}, no regular file; `-` reads standard input")
     return os.fdopen(descriptor, "rb")
+
+
+def digest_of(text: str) -> str:
+    """Return the digest that a person means by a whole digest, or by a file with those bytes. Raises Usage."""
+    if re.fullmatch(r"(sha256:)?[0-9a-f]{64}", text):
+        return f"sha256:{text.removeprefix('sha256:')}"
+    hashed = hashlib.sha256()
+    with open_regular(Path(text)) as file:
+        while read := file.read(_PIECE):
+            hashed.update(read)
+    return f"sha256:{hashed.hexdigest()}"

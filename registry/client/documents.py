@@ -128,6 +128,7 @@ class Bundles(_Documents):
         *,
         labels: Mapping[str, str] | None = None,
         quarantined: bool | None = None,
+        file: str | None = None,
     ) -> Iterator[Registered]:
         """List bundles, newest first, without their bodies.
 
@@ -135,13 +136,14 @@ class Bundles(_Documents):
             name: only of this family.
             labels: only with all of these.
             quarantined: only those that are, or are not.
+            file: only those made of a file with this digest.
 
         Raises:
             InvalidDocument: a label is not one that a bundle may have.
         """
         asked = [f"{label}={value}" for label, value in (labels or {}).items()]
         is_quarantined = None if quarantined is None else str(quarantined).lower()
-        parameters = {"name": name, "label": asked, "quarantined": is_quarantined}
+        parameters = {"name": name, "label": asked, "quarantined": is_quarantined, "file": file}
         return self._transport.pages(Registered, self.path, parameters)
 
     def boots(self, digest: str) -> Iterator[Boot]:

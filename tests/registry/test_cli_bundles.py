@@ -313,6 +313,17 @@ def test_bundles_are_listed_and_found_by_a_beginning(engineer, directory):
     found = engineer.ok("bundle", "list", "--label", "stage=trial", "--label", "team=search", "--json").json["items"]
     assert [one["digest"] for one in found] == [other["digest"]]
     assert "stage=trial team=search" in shown
+    # What a file touched is found by its bytes, whatever it is called, by its digest or by the file itself.
+    for which in (
+        directory / "model.gguf",
+        "sha256:" + hashlib.sha256((directory / "model.gguf").read_bytes()).hexdigest(),
+    ):
+        touched = engineer.ok("bundle", "list", "--made-of", which, "--json").json["items"]
+        assert {one["digest"] for one in touched} >= {made["digest"], other["digest"]}
+        fewer = engineer.ok("bundle", "list", "--made-of", which, "--label", "team=search", "--json").json["items"]
+        assert [one["digest"] for one in fewer] == [other["digest"]]
+    assert engineer.ok("bundle", "list", "--made-of", "f" * 64).out == "no bundle matches\n"
+    assert engineer("bundle", "list", "--made-of", "f" * 60).status == 2
     for wrong in (("--label", "team"), ("--label", "team=a", "--label", "team=b"), ("--label", "Team=a")):
         assert engineer("bundle", "list", *wrong).status == 2
         assert engineer("bundle", "create", directory, *IDENTIFIED, *wrong).status == 2

@@ -7,6 +7,8 @@ from schemas.policy import GateRule, StopCondition, TtftCondition
 from schemas.short import many, span
 from schemas.suite import AnySuite, LoadSuite, StructuredSuite
 
+_ACRONYMS = {"ttft", "tpot", "e2e"}
+
 
 def limits(rule: GateRule) -> list[tuple[str, str]]:
     """Return the limits of a gate as name and value; a name that ends in its unit has the unit in the value."""
@@ -15,7 +17,7 @@ def limits(rule: GateRule) -> list[tuple[str, str]]:
 
 
 def _limit(name: str, value: Any) -> tuple[str, str]:
-    words = name.replace("_", " ")
+    words = " ".join(word.upper() if word in _ACRONYMS else word for word in name.split("_"))
     if name.endswith("_seconds"):
         return words.removesuffix(" seconds"), span(Decimal(str(value)))
     for unit in ("ms", "nat", "bytes"):

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from registry import cursors, db, documents, evidence, releases, targets
 from registry.api.deps import SessionDep
@@ -19,7 +19,7 @@ from registry.evidence import Selection
 from registry.web.canary import panels
 from registry.web.chart import split_over_time
 from registry.web.notices import notices
-from registry.web.rendering import PageRoute, render
+from registry.web.rendering import HEADERS, PageRoute, render
 from registry.web.visitors import COOKIE, VisitorDep
 from schemas.problems import InvalidDocument
 from schemas.release import LIVE, TERMINAL, Phase, ReleaseDetail
@@ -67,6 +67,12 @@ def list_page(
         events=source if after is None else None,
         now=db.now(session),
     )
+
+
+@router.get("/releases")
+def list_named(request: Request) -> Response:
+    """Lead to the list: each other list has its name for an address, and so this one is looked for here."""
+    return RedirectResponse(f"/?{query}" if (query := request.url.query) else "/", status_code=303, headers=HEADERS)
 
 
 @router.get("/releases/{release}")

@@ -199,6 +199,16 @@ def test_a_login_never_sends_its_visitor_elsewhere(api: Api, onward: str) -> Non
         assert log_in(api, browser, onward).headers["location"] == "/"
 
 
+@pytest.mark.parametrize(
+    ("asked", "leads_to"), [("/releases", "/"), ("/releases?target=chat@prod", "/?target=chat@prod")]
+)
+def test_the_list_of_releases_is_found_under_its_name_as_each_other_list_is(
+    api: Api, asked: str, leads_to: str
+) -> None:
+    answer = httpx.get(f"{api.url}{asked}")
+    assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
+
+
 def test_a_runner_s_token_opens_no_page_and_a_login_that_waits_keeps_nobody_waiting(api: Api) -> None:
     answers: list[httpx.Response] = []
 

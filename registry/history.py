@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from registry import db, evidence
@@ -119,6 +119,12 @@ def who(session: Session, row: Logged) -> str:
     before = select(EntryRow.kind, EntryRow.actor).where(
         EntryRow.stream == of, EntryRow.kind.in_(asked), EntryRow.sequence <= row.sequence
     )
+    if Kind.ROLLBACK_REQUESTED in asked:
+        # What was asked before a release came back is over.
+        came_back = select(func.coalesce(func.max(EntryRow.sequence), 0)).where(
+            EntryRow.stream == of, EntryRow.kind == Kind.REINSTATED, EntryRow.sequence < row.sequence
+        )
+        before = before.where(EntryRow.sequence > came_back.scalar_subquery())
     found = session.execute(before).all()
     for kind in asked:
         people = sorted({actor for said, actor in found if said == kind})

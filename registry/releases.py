@@ -23,6 +23,7 @@ from registry import (
     evidence,
     holding,
     quarantine,
+    rollbacks,
     scheduling,
     targets,
     waits,
@@ -390,13 +391,13 @@ def promote(
     entries = log(session, release.id)
     if any(e.kind == Kind.STOP_CONDITION_FIRED for e in entries):
         raise TransitionRefused(f"a stop condition of release {release.id} has fired", phase=release.phase)
+    for entry in rollbacks.requests(entries):
+        raise Conflict(
+            f"{entry.actor} has asked that traffic be taken back from release {release.id}",
+            holder=entry.actor,
+            **conditions.changed_by(entry),
+        )
     for entry in entries:
-        if entry.kind == Kind.ROLLBACK_REQUESTED:
-            raise Conflict(
-                f"{entry.actor} has asked that traffic be taken back from release {release.id}",
-                holder=entry.actor,
-                **conditions.changed_by(entry),
-            )
         if entry.kind == Kind.PROMOTION_REQUESTED and entry.actor != actor.name:
             raise Conflict(
                 f"{entry.actor} has asked for the promotion of release {release.id} already",
@@ -445,20 +446,24 @@ def rollback(
 ) -> ReleaseRow:
     """Ask that all traffic be taken back from a release. Asking twice changes nothing; a `RollBack` may leave nothing.
 
+    It is asked for this time that the release has traffic: when it was replaced and comes back, that is over.
+
     Raises:
         TransitionRefused: the release has no traffic to take back, or nothing was live before it.
         Conflict: another release is in canary on the target, and would go back to this one.
     """
     release = hold(session, actor, release_id, if_match)
-    stream = evidence.release_stream(release.id)
     is_to_nothing = isinstance(body, RollBack) and bool(body.to_nothing)
     has_way_back = targets.way_back(session, release) is not None
-    name = "rollback"
-    if evidence.find(session, stream, name) is not None:
+    entries = log(session, release.id)
+    name = rollbacks.act(entries)
+    if (asked := rollbacks.requests(entries)) != []:
         if not is_to_nothing or has_way_back or release.phase != Phase.PROMOTED:
             return release
         # The way back that there was when it was asked for is gone, and the release holds for that.
-        name = "rollback:to_nothing"
+        name = f"{name}:to_nothing"
+        if any(entry.act == name for entry in asked):
+            return release
     require_place(session, release, Deed.ROLLBACK)
     # First what can be done about: with the canary gone, there may be a way back, or `--to-nothing` be meant.
     holder = targets.candidate_release(session, release.target_id)
@@ -537,7 +542,7 @@ def _fields(session: Session, release: ReleaseRow, entries: Sequence[Logged]) ->
         "phase_since": release.phase_since,
         "is_paused": release.is_paused,
         "held": release.held,
-        "waits": None if is_over or told.waiting is None else waits.why(session, told.waiting),
+        "waits": None if is_over else _waits(session, release, told.waiting),
         "reason": release.reason,
         "created_at": release.created_at,
         "created_by": release.created_by,
@@ -548,6 +553,11 @@ def _fields(session: Session, release: ReleaseRow, entries: Sequence[Logged]) ->
         "gates": _gates(policy, entries),
         "quarantined": quarantine.reasons(session, of, release.bundle) if told.is_quarantined else [],
     }
+
+
+def _waits(session: Session, release: ReleaseRow, job: UUID | None) -> str | None:
+    """Return what a release waits for that no entry of its log tells, in one sentence; None for nothing."""
+    return rollbacks.waits(session, release) if job is None else waits.why(session, job)
 
 
 def _results(entries: Sequence[Logged]) -> dict[str, tuple[Logged, GateResult]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from schemas.evidence import Kind
-from schemas.release import LIVE, SERVES_ON, TERMINAL, Release, ReleaseDetail
+from schemas.release import BESIDE, LIVE, SERVES_ON, TERMINAL, Release, ReleaseDetail
 
 RESUMERS = "managers and administrators"
 """Who may resume, in words."""
@@ -29,6 +29,8 @@ class Hold(StrEnum):
     """Of the bundle."""
     NO_RUNNER = "no_runner"
     """No runner takes its job: no entry says so, since that may end at any moment."""
+    LIVE_GOES_BACK = "live_goes_back"
+    """The live release beside it is being taken back: no entry says so, since that ends by itself."""
     UNKNOWN = "unknown"
     """Held by an entry that this version does not know, or whose log was not asked for."""
 
@@ -69,6 +71,8 @@ WHAT_TO_DO = {
     "--reason …` trusts it again, {end}",
     Hold.NO_RUNNER: "it goes on by itself once a runner takes its job: `sluicegate runner list` shows who could, "
     "`sluicegate runner undrain NAME` lets one take jobs again, {end}",
+    Hold.LIVE_GOES_BACK: "it goes on by itself once that is done: `sluicegate target show TARGET` shows what is live; "
+    "{end}",
     Hold.UNKNOWN: "{resume} lets it go on, {end}",
 }
 """Reason → what to do. `{resume}` and `{end}` are commands."""
@@ -83,9 +87,16 @@ def holds(release: Release) -> list[Hold]:
         found.append(Hold.QUARANTINED)
     if release.held:
         found.append(_cause(release))
-    if release.waits is not None and not release.waits.startswith(SERVES_ON):
-        found.append(Hold.NO_RUNNER)
+    if (why := waits_for(release)) is not None:
+        found.append(why)
     return found
+
+
+def waits_for(release: Release) -> Hold | None:
+    """Return the reason of what a release waits for; None where it waits for nothing, or serves on meanwhile."""
+    if release.waits is None or release.waits.startswith(SERVES_ON):
+        return None
+    return Hold.LIVE_GOES_BACK if release.waits.startswith(BESIDE) else Hold.NO_RUNNER
 
 
 def _cause(release: Release) -> Hold:

@@ -27,6 +27,7 @@ class Phase(StrEnum):
 TERMINAL = frozenset({Phase.SUPERSEDED, Phase.REJECTED, Phase.ROLLED_BACK})
 LIVE = frozenset({Phase.CANARY, Phase.PROMOTED})
 SERVES_ON = "it serves on,"
+BESIDE = "the live one beside it goes first:"
 """How a release says that what it waits for keeps no request from it."""
 
 

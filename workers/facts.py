@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Arm, cluster_name
-from registry import db, documents, evidence, failures, handover, jobs, releases, targets
+from registry import db, documents, evidence, failures, handover, jobs, releases, rollbacks, targets
 from registry.tables import JobRow, ReleaseRow, TargetRow
 from schemas.common import sha256_digest
 from schemas.evidence import Kind
@@ -74,7 +74,7 @@ def gather(control: Control, held: Held) -> Facts:
     with control.transaction(held) as (session, release):
         target = session.get_one(TargetRow, release.target_id)
         log = releases.log(session, release.id)
-        requests = [e for e in log if e.kind == Kind.ROLLBACK_REQUESTED]
+        requests = rollbacks.requests(log)
         reason = None
         if requests:
             reason = f"{requests[0].actor}: {evidence.claim_of(requests[0].envelope)['body']['reason']}"

@@ -2,25 +2,24 @@
 
 from sqlalchemy.orm import Session
 
-from registry import db, documents, evidence, releases, targets
+from registry import db, documents, evidence, releases, rollbacks, targets
 from registry.tables import ReleaseRow
 from schemas.holds import Hold
 from schemas.problems import NotEligible
 from schemas.release import Phase
 from workers.control import Control, Held
-from workers.restores import is_found
 
 
 def why_not_on(control: Control, session: Session, release: ReleaseRow) -> str | None:
     """Return why a release may not go on now, by people or by its evidence; where the evidence forbids it, it holds."""
     if release.is_paused:
         return "it was paused"
-    if is_found(session, release, "rollback"):
+    if rollbacks.asked(session, release) is not None:
         return "its traffic was asked back"
     if release.phase == Phase.APPROVED and (stable := targets.stable_release(session, release.target_id)) is not None:
         # Whoever asks for that holds it too, and is refused once there is a canary beside it.
         evidence.hold(session, stable.id)
-        if is_going_back(session, stable):
+        if rollbacks.going_back(session, stable) is not None:
             return f"the traffic of release {stable.id} beside it was asked back"
     policy = documents.load_policy(session, release.project_id, release.policy)
     try:
@@ -29,14 +28,6 @@ def why_not_on(control: Control, session: Session, release: ReleaseRow) -> str |
         control.hold(session, release, f"held:evidence:{release.lease_token}", [problem.detail], Hold.NOT_ELIGIBLE)
         return problem.detail
     return None
-
-
-def is_going_back(session: Session, stable: ReleaseRow) -> bool:
-    """Tell whether a live release is to be taken back, and can be.
-
-    Where nothing is before it, or what is does not become ready, which it holds for, another may follow it.
-    """
-    return is_found(session, stable, "rollback") and not stable.held and targets.way_back(session, stable) is not None
 
 
 def is_let_on(control: Control, held: Held) -> bool:

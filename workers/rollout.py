@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from gates.canary import StepJudgement, StepOutcome, progress
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Split
-from registry import db, documents, failures, jobs, quarantine, releases, targets
+from registry import db, documents, failures, jobs, quarantine, releases, rollbacks, targets
 from registry.tables import ReleaseRow, TargetRow
 from registry.targets import way_back
 from schemas.evidence import Attempt, Judgement, Kind, Note, Replaced
@@ -22,7 +22,7 @@ from schemas.runner import JobKind
 from workers import holds, quarantines
 from workers.control import Control, Held
 from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, hand_over, live_bundle, live_of, serve
-from workers.permits import is_going_back, is_let_on, why_not_on
+from workers.permits import is_let_on, why_not_on
 from workers.restores import (
     ALONE,
     LET_GO,
@@ -116,7 +116,7 @@ def _first_step(control: Control, session: Session, release: ReleaseRow) -> tupl
         return None, None
     if release.held:
         return None, None
-    if stable is not None and is_going_back(session, stable):
+    if stable is not None and rollbacks.going_back(session, stable) is not None:
         return None, WAIT_SECONDS  # what this one would share traffic with, and go back to, is being taken back
     job = serve(control, session, target, release)
     if job is None or live_of(job) is None:

@@ -40,7 +40,7 @@ def notices(release: ReleaseDetail, *, required: int) -> list[Notice]:
     if release.doing is not None:
         found.append(Notice("plain", "Under way.", [release.doing]))
     for kind, what in ((Kind.ROLLBACK_REQUESTED, "to take it back"), (Kind.PROMOTION_REQUESTED, "to skip the rest")):
-        asked = _last(release.log, kind)
+        asked = _last(_since_it_came_back(release.log), kind)
         if asked is not None and release.phase in {Phase.CANARY, Phase.PROMOTED}:
             if kind is Kind.PROMOTION_REQUESTED and release.phase is Phase.PROMOTED:
                 continue
@@ -76,8 +76,15 @@ def _holding(release: ReleaseDetail) -> list[Notice]:
     if release.waits is not None:
         keeps_on = release.waits.startswith(SERVES_ON)
         title = "Moves." if keeps_on else "Waits."
-        found.append(Notice("plain" if keeps_on else "warn", title, [release.waits, *on(Hold.NO_RUNNER)]))
+        found.append(
+            Notice("plain" if keeps_on else "warn", title, [release.waits, *on(Hold.NO_RUNNER, Hold.LIVE_GOES_BACK)])
+        )
     return found
+
+
+def _since_it_came_back(log: Sequence[Entry]) -> Sequence[Entry]:
+    """Return the entries behind the one by which a release came back last: what was asked before is over."""
+    return log[max((place for place, entry in enumerate(log, 1) if entry.kind is Kind.REINSTATED), default=0) :]
 
 
 def _last(log: Sequence[Entry], kind: Kind) -> Entry | None:

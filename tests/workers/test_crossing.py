@@ -12,6 +12,7 @@ from registry.service import Service
 from registry.tables import JobRow
 from schemas.api import Act
 from schemas.evidence import Kind, Traffic
+from schemas.holds import Hold, holds
 from schemas.release import Phase
 from tests.support.gateway import ask_many
 from tests.support.streams import stream_engine
@@ -85,13 +86,17 @@ def test_a_release_gets_no_traffic_beside_one_that_is_being_taken_back(here: Wor
         assert back.bundle == bundles[0].digest
         for _ in range(4):
             here.turn()
-        assert here.show(third).phase is Phase.APPROVED
+        waiting = here.show(third)
+        assert waiting.phase is Phase.APPROVED
+        assert waiting.waits.startswith(f"the live one beside it goes first: release {second} is being taken back, as ")
+        assert holds(waiting) == [Hold.LIVE_GOES_BACK]
         here.replica(back, "ready", one, pid=4000)
         here.until_phase(second, Phase.ROLLED_BACK)
         assert restored(here, second).cause == "requested"
         # What it shares traffic with now is what came back.
         with here.traffic():
             shown = here.until_phase(third, Phase.CANARY)
+        assert (shown.waits, holds(shown)) == (None, [])
         assert Kind.TRAFFIC_RESTORED not in [entry.kind for entry in shown.log]
         assert here.show(first).phase is Phase.PROMOTED
         shifted = next(entry.body for entry in shown.log if entry.kind is Kind.TRAFFIC_SHIFTED)
@@ -131,3 +136,47 @@ def test_a_release_may_follow_one_that_cannot_be_taken_back_and_lends_it_no_way_
         assert int(restored(here, second).revision) > int(restored(here, third).revision)
         assert here.show(first).phase is Phase.PROMOTED
         assert set(ask_many(here.envoy.url(), 10).engines) == {"one"}
+
+
+def test_what_was_asked_of_a_release_before_another_replaced_it_takes_nothing_back_when_it_returns(here: World) -> None:
+    with stream_engine("one") as one, stream_engine("two") as two, stream_engine("three") as three:
+        bundles = [here.bundle(name, name.encode()) for name in ("one", "two", "three")]
+        first = here.live(bundles[0], here.policy(), one)
+        stopped = here.serving_jobs()[0]
+        second = here.live(bundles[1], here.policy(), two)
+        here.complete_by_token(stopped.id, stopped.fencing_token)
+        roll_back(here, second)
+        back = here.claim()
+        assert back.bundle == bundles[0].digest
+        with here.service.database.transaction() as session:
+            job = session.get_one(JobRow, back.job)
+            job.attempt, job.problem = 3, "it does not boot"
+        here.until(lambda: bool(here.show(second).held))
+        third = here.live(bundles[2], here.policy(), three)
+        assert here.show(second).phase is Phase.SUPERSEDED
+        (gone,) = [job for job in here.serving_jobs() if job.bundle == bundles[1].digest]
+        here.complete_by_token(gone.id, gone.fencing_token)
+        roll_back(here, third)
+        again = here.claim()
+        assert again.bundle == bundles[1].digest
+        here.replica(again, "ready", two, pid=5000)
+        here.until_phase(third, Phase.ROLLED_BACK)
+        here.until_phase(second, Phase.PROMOTED)
+        # What was once asked of it is of another time: nobody boots what it would go back to.
+        here.complete_by_token(back.job, back.fencing_token)
+        for _ in range(6):
+            here.turn()
+        assert [job.bundle for job in here.serving_jobs() if job.is_wanted] == [bundles[1].digest]
+        shown = here.show(second)
+        assert (shown.phase, shown.held, here.show(first).phase) == (Phase.PROMOTED, [], Phase.SUPERSEDED)
+        assert set(ask_many(here.envoy.url(), 10).engines) == {"two"}
+        # Who wants that now asks anew, and it is done once.
+        roll_back(here, second)
+        roll_back(here, second)
+        last = here.claim()
+        assert last.bundle == bundles[0].digest
+        here.replica(last, "ready", one, pid=6000)
+        here.until_phase(second, Phase.ROLLED_BACK)
+        asked = [entry.act for entry in here.show(second).log if entry.kind is Kind.ROLLBACK_REQUESTED]
+        assert (len(asked), asked[0], asked[1].partition(":")[0]) == (2, "rollback", "rollback")
+        assert here.show(first).phase is Phase.PROMOTED

@@ -99,7 +99,7 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     Kind.TRAFFIC_RESTORED: ("bad", lambda b: f"{_split(b)} ({b.get('cause')}): {_reasons(b)}"),
     Kind.RESTORE_OBSERVED: (
         "good",
-        lambda b: f"seen on {b['observed']} requests, {b['seconds']:.2f} s after the breach",
+        lambda b: f"seen on {many(b['observed'], 'request')}, {b['seconds']:.2f} s after the breach",
     ),
     Kind.PROMOTED: ("good", lambda b: b["reason"]),
     Kind.REPLACED: ("plain", lambda b: f"by release {b['release']}"),

@@ -8,7 +8,7 @@ from gates.load_records import Run, Sample
 from schemas.policy import LoadRule
 
 WIDTH, HEIGHT = 430, 200
-LEFT, RIGHT, TOP, BOTTOM = 40, 14, 16, 26
+LEFT, RIGHT, TOP, BOTTOM = 50, 14, 16, 26
 ROUND = (1, 2, 2.5, 5, 10)
 MOST_TICKS = 5
 MARGIN = 1.08
@@ -89,18 +89,22 @@ def _curve(name: str, values: list[float], bound: int, rule: LoadRule, before: l
 
 
 def _reading(name: str, values: list[float], bound: int, percentile: float, before: list[float] | None) -> str:
-    said = f"{name}: half within {_at(values, 0.5)}, {percentile * 100:g} % within {_at(values, percentile)}"
+    half, judged = (_within(values, share) for share in (0.5, percentile))
+    said = f"{name}: half {half}, {percentile * 100:g} % {judged}"
     if before is not None:
-        said += f" (before: {_at(before, 0.5)} and {_at(before, percentile)})"
+        said += f" (before: {_at(before, 0.5) or 'never'} and {_at(before, percentile) or 'never'})"
     return f"{said}; bound {_time(bound)}"
 
 
-def _at(values: list[float], share: float) -> str:
-    """Return the time within which a share of requests was answered. Source: nearest rank."""
-    if not values:
-        return "no time"
-    found = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-    return _time(found) if math.isfinite(found) else "no time: they failed"
+def _within(values: list[float], share: float) -> str:
+    found = _at(values, share)
+    return f"within {found}" if found else "never: too many failed"
+
+
+def _at(values: list[float], share: float) -> str | None:
+    """Return the time within which a share of requests was answered, None for never. Source: nearest rank."""
+    found = sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else math.inf
+    return _time(found) if math.isfinite(found) else None
 
 
 def _time(ms: float) -> str:

@@ -256,14 +256,16 @@ def _judge(
     return problems, claim, statement
 
 
-def _is_countersigned(body: KeyRotated) -> bool:
-    """Tell whether the new key says too that it takes the place of the old one: then it vouches for that."""
-    if body.countersigned is None:
-        return False
-    payload = base64.b64encode(body.payload()).decode()
-    signatures = [Signature(keyid=body.key_id, sig=body.countersigned)]
-    envelope = Envelope(payload=payload, payload_type=PAYLOAD_TYPE, signatures=signatures)
-    return verify_signature(envelope, body.public_key_pem) is None
+def is_signed(payload: bytes, key_id: str, signature: str, public_key_pem: str) -> bool:
+    """Tell whether bytes that are no statement of ours carry a key's signature, in the form that an envelope has it."""
+    with suppress(ValueError):
+        envelope = Envelope(
+            payload=base64.b64encode(payload).decode(),
+            payload_type=PAYLOAD_TYPE,
+            signatures=[Signature(keyid=key_id, sig=signature)],
+        )
+        return verify_signature(envelope, public_key_pem) is None
+    return False
 
 
 @dataclass(slots=True)
@@ -372,7 +374,7 @@ class Verifier:
             self.fault(stream, sealed.number, "its envelope is not canonical")
         for problem in _signature_problems(opened, key_id or signer, self._keys.get(signer), sealed.made_at):
             self.fault(stream, sealed.number, problem)
-        self._uses(signer, stream, sealed.number)
+        self.uses(signer, stream, sealed.number)
         for problem in self._seal_problems(sealed, number):
             self.fault(stream, sealed.number, problem)
         for head in sealed.heads:
@@ -437,7 +439,7 @@ class Verifier:
         )
         for problem in problems:
             self.fault(record.stream, record.position, problem)
-        self._uses(record.key_id, record.stream, record.position)
+        self.uses(record.key_id, record.stream, record.position)
         self._first[record.key_id] = min(self._first.get(record.key_id, record.recorded_at), record.recorded_at)
         self._check_seal(record)
         if claim is not None:
@@ -477,7 +479,9 @@ class Verifier:
             elif record.kind == Kind.KEY_ROTATED:
                 body = KeyRotated.model_validate(said)
                 self._introduced.setdefault(record.key_id, set()).add(body.key_id)
-                if _is_countersigned(body):
+                # That it takes the place of the old one, the new one says too: then it vouches for that.
+                sig = body.countersigned
+                if sig is not None and is_signed(body.payload(), body.key_id, sig, body.public_key_pem):
                     self._introduced.setdefault(body.key_id, set()).add(body.retired)
 
     def _rotation(self, record: Record, said: dict[str, Any]) -> None:
@@ -550,7 +554,8 @@ class Verifier:
                     f"project/{self.project}", 0, f"key {key_id}, which signed here, ends, and no entry retired it"
                 )
 
-    def _uses(self, key_id: str, stream: str, position: int) -> None:
+    def uses(self, key_id: str, stream: str, position: int) -> None:
+        """Note that a key signed something, which is named when nobody trusts the key."""
         self._used.setdefault(key_id, (stream, position))
 
     def _check_trust(self, pinned: Collection[str]) -> None:

@@ -2,8 +2,9 @@
 
 A project's own entries say up to which version that was done (`adopted`). Version 1: what the project is, and which
 secret each token has whose signed entry does not say so. Version 2: who asked for each run that belongs to no release,
-and for what; and which keys signed before. After that nothing more is ever taken over: a token or a run that nobody's
-entry tells of stays one that `evidence verify` names, and so does a project that was taken over twice.
+and for what; which blobs the project holds; and which keys signed before. After that nothing more is ever taken over:
+a token or a run that nobody's entry tells of stays one that `evidence verify` names, and so does a project that was
+taken over twice.
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,12 @@ from typing import Any
 from uuid import UUID
 
 import structlog
-from sqlalchemy import Text, cast, exists, func, select
+from sqlalchemy import Text, cast, exists, func, select, update
 from sqlalchemy.orm import Session
 
-from registry import auth, evidence, keys, projects, runs
+from registry import auth, blobs, evidence, keys, projects, runs
 from registry.service import Service
-from registry.tables import EntryRow, JobRow, ProjectRow, TargetRow, TokenRow
+from registry.tables import BlobRow, EntryRow, JobRow, ProjectBlobRow, ProjectRow, TargetRow, TokenRow
 from schemas.evidence import Kind, TokenFound
 from schemas.runner import JobKind
 
@@ -42,6 +43,7 @@ def adopt(service: Service) -> None:
             # Another process may have been first.
             if _is_behind(said := _said(session, project)):
                 _adopt_runs(session, service, project, _unasked(session, project))
+                _adopt_blobs(session, service, project)
                 _adopt(session, service, session.get_one(ProjectRow, project), said)
 
 
@@ -86,6 +88,15 @@ def _adopt(session: Session, service: Service, project: ProjectRow, said: list[d
         )
         auth.record_token(session, service, token, f"token:{token.id}:found", BY, Kind.TOKEN_FOUND, body)
     log.info("project_adopted", project=project.name, tokens=len(found))
+
+
+def _adopt_blobs(session: Session, service: Service, project: UUID) -> None:
+    """Sign which blobs a project holds, all at once: from then on one without a signature is nobody's."""
+    unsigned = (ProjectBlobRow.project_id == project, ProjectBlobRow.proof.is_(None))
+    held = select(ProjectBlobRow.digest, BlobRow.size).join(BlobRow, BlobRow.digest == ProjectBlobRow.digest)
+    for digest, size in session.execute(held.where(*unsigned).order_by(ProjectBlobRow.digest)).all():
+        proof = blobs.proof(service.signer, project, digest, size)
+        session.execute(update(ProjectBlobRow).where(*unsigned, ProjectBlobRow.digest == digest).values(proof=proof))
 
 
 def _keys(session: Session, service: Service) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from registry import db, quotas
+from registry.keys import Signer
 from registry.quotas import Added
 from registry.service import Service
 from registry.storage.incoming import Incoming
 from registry.tables import BlobRow, ProjectBlobRow, RecordRow
+from schemas.common import canonical_json
 from schemas.problems import DigestMismatch, NotFound, QuotaExceeded, Unavailable
 
 RENEWED = timedelta(minutes=1)
@@ -85,7 +87,13 @@ def admit(
         session.execute(mended.values(damaged_at=None))
     new = session.execute(
         insert(ProjectBlobRow)
-        .values(project_id=project, digest=digest, created_at=at, used_at=at)
+        .values(
+            project_id=project,
+            digest=digest,
+            created_at=at,
+            used_at=at,
+            proof=proof(service.signer, project, digest, staged.size),
+        )
         .on_conflict_do_nothing(index_elements=["project_id", "digest"])
         .returning(ProjectBlobRow.digest)
     )
@@ -109,6 +117,17 @@ def admit(
                 service.blobs.remove(digest)
         raise
     return True
+
+
+def shown(project: UUID | str, digest: str, size: int) -> bytes:
+    """Return what the service signs when a project has shown that it holds a blob."""
+    return canonical_json({"blob": digest, "project": str(project), "size": size})
+
+
+def proof(signer: Signer, project: UUID | str, digest: str, size: int) -> str:
+    """Return what is kept beside a blob that a project holds: nobody else can say so."""
+    signature = signer.sign(shown(project, digest, size)).signatures[0]
+    return f"{signature.keyid}:{signature.sig}"
 
 
 def require_room(session: Session, service: Service, project: UUID, digest: str, size: int) -> None:

@@ -11,8 +11,8 @@ from uuid import UUID
 from sqlalchemy import and_, exists, func, select
 from sqlalchemy.orm import Session
 
-from gates.evidence import Record
-from registry import documents, erasure, projects
+from gates.evidence import Record, Verifier, is_signed
+from registry import blobs, documents, erasure, keys, projects
 from registry.tables import BlobRow, BundleBlobRow, ProjectBlobRow, ProjectDocumentRow, ProjectUsageRow, RecordRow
 from schemas.common import format_instant
 from schemas.evidence import Fault, Kind
@@ -49,10 +49,11 @@ class Stock:
             yield from self._compare()
         self._bundles[digest] = {} if is_deleted else {file["sha256"]: file["size"] for file in files}
 
-    def close(self) -> Iterator[Fault]:
+    def close(self, verifier: Verifier) -> Iterator[Fault]:
         """Yield what is otherwise than it must be."""
         yield from self._compare()
         yield from self._strays()
+        yield from self._unshown(verifier)
         yield from self._record_faults()
         yield from self._usage_faults()
 
@@ -89,6 +90,25 @@ class Stock:
         for blob in sorted(self.session.scalars(unknown)):
             problem = f"the blob {blob}, which the project holds, is missing"
             yield Fault(stream=projects.stream(self.project), position=0, problem=problem)
+
+    def _unshown(self, verifier: Verifier) -> Iterator[Fault]:
+        """The service has signed of each blob that the project has shown that it holds the bytes."""
+        of, known = projects.stream(self.project), {key.key_id: key.public_key_pem for key in keys.known(self.session)}
+        held = (
+            select(ProjectBlobRow.digest, ProjectBlobRow.proof, BlobRow.size)
+            .join(BlobRow, BlobRow.digest == ProjectBlobRow.digest)
+            .where(ProjectBlobRow.project_id == self.project)
+        )
+        for digest, proof, size in self.session.execute(
+            held.order_by(ProjectBlobRow.digest).execution_options(yield_per=HELD)
+        ):
+            key_id, _, signature = (proof or "").partition(":")
+            payload = blobs.shown(self.project, digest, size)
+            if key_id in known and is_signed(payload, key_id, signature, known[key_id]):
+                verifier.uses(key_id, of, 0)
+            else:
+                problem = f"it holds the blob {digest}, and nobody has sent that"
+                yield Fault(stream=of, position=0, problem=problem)
 
     def _record_faults(self) -> Iterator[Fault]:
         """Raw records are kept for every result that names some, until an entry says that they were erased."""

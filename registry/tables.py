@@ -178,6 +178,8 @@ class ProjectBlobRow(Base):
     created_at: Mapped[datetime]
     used_at: Mapped[datetime]
     """When it was sent, asked for before a registration, or let go by a deleted bundle: grace counts from here."""
+    proof: Mapped[str | None]
+    """Key and signature of the service: it has seen that the project holds the bytes. None from older versions."""
     __table_args__ = (Index(None, "used_at"), Index(None, "digest"))
 
 

@@ -109,7 +109,7 @@ def verify(
         _take_sequences(session, project, verifier)
         folds += agreement.close(session, logs.changes)
         folds += _document_faults(session, project, stock)
-        folds += stock.close()
+        folds += stock.close(verifier)
         folds += work.close(session)
         folds += _registration_faults(session, project)
         folds += _reference_faults(session, project)

@@ -48,6 +48,8 @@ def fill(service: Service, actor: Actor) -> None:
         _people(session, service, root)
     _bundles(service, actor)
     _work(service, actor, started_release(service, actor))
+    for spare in (b"sent, and made into nothing yet", b"sent as well"):
+        blobs.store(service, actor.project_id, sha256_digest(spare), [spare], limit=10**6)
     with service.database.transaction() as session:
         uploads.begin(session, service, actor, UploadCreate(digest="sha256:" + "9" * 64, size=70))
         session.execute(

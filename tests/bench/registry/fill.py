@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from uuid6 import uuid7
 
 from gates.evidence import Record, claim_of, verify_signature
+from registry import blobs as stored
 from registry.keys import Signer
 from schemas.bundle import Bundle
 from schemas.common import canonical_json, format_instant, sha256_digest
@@ -111,6 +112,10 @@ class Pen:
         self.project = str(place.project)
         self._is_checked = False
 
+    def proof(self, blob: str, size: int) -> str:
+        """Return what the service signs of a blob that the project has sent."""
+        return stored.proof(self._signer, self.project, blob, size)
+
     def line(
         self, stream: str, position: int, previous: str, act: str, kind: str, actor: str, payload: bytes
     ) -> tuple[str, str]:
@@ -197,7 +202,9 @@ def bundles(place: Place, model: Model, numbers: range) -> int:
         entries.append(pen.line(stream, 1, GENESIS, act, kind, actor, compact(predicate))[0])
     with writing(place) as cursor:
         copy(cursor, "COPY blobs (digest, size, created_at) FROM STDIN", blobs)
-        _hold(cursor, "project_blobs", pen.project, blobs, now)
+        held = (line.split(chr(9))[:2] for line in blobs)
+        rows = [f"{pen.project}\t{one}\t{now}\t{now}\t{pen.proof(one, int(size))}\n" for one, size in held]
+        copy(cursor, "COPY project_blobs (project_id, digest, created_at, used_at, proof) FROM STDIN", rows)
         columns = "digest, kind, schema_id, body, serving_digest, components, labels"
         copy(cursor, f"COPY documents ({columns}) FROM STDIN", stored)
         columns = "project_id, digest, id, kind, name, created_at, created_by"
@@ -206,11 +213,6 @@ def bundles(place: Place, model: Model, numbers: range) -> int:
         copy(cursor, "COPY bundle_blobs (project_id, bundle, blob) FROM STDIN", files)
         copy(cursor, ENTRIES, entries)
     return len(entries)
-
-
-def _hold(cursor: psycopg.Cursor, table: str, project: str, blobs: list[str], now: str) -> None:
-    held = [f"{project}\t{line.split(chr(9))[0]}\t{now}\t{now}\n" for line in blobs]
-    copy(cursor, f"COPY {table} (project_id, digest, created_at, used_at) FROM STDIN", held)
 
 
 def releases(place: Place, model: Model, columns: str, rows: list[tuple[str, str, str, str]]) -> int:

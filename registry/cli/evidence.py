@@ -1,6 +1,7 @@
 """`sluicegate evidence`: read the log, follow it, verify it here or there, seal it, take it away, revoke a result."""
 
 import re
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,8 @@ ResultGate = Annotated[str | None, typer.Option("--gate", "-g", help="the gate, 
 """How a command names one gate result: by its entry, or by a release and a gate; see `_named`."""
 
 
+TOLD_SECONDS = 2.0
+"""How often is said how many blobs have been read."""
 MOST_FAULTS = 20
 """Rows of what is wrong; in a damaged log one cause has very many consequences."""
 _LONG = re.compile(r"[0-9a-f]{64}")
@@ -147,6 +150,7 @@ def follow(
     epilog=examples(
         "sluicegate evidence verify",
         "sluicegate evidence verify --release 01a2289b-8894 --recompute",
+        "sluicegate evidence verify --blobs",
         "sluicegate evidence verify --archive evidence.jsonl --key trusted.pem",
     )
 )
@@ -155,6 +159,12 @@ def verify(
     release: OfRelease = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Also compute each gate's verdict again from its raw records.")
+    ] = False,
+    blobs: Annotated[
+        bool,
+        typer.Option(
+            "--blobs", help="Also have every blob read again that entries name: files of bundles, raw records."
+        ),
     ] = False,
     archived: Annotated[
         Path | None, typer.Option("--archive", help="Verify this file instead, here and without any service.")
@@ -172,14 +182,18 @@ def verify(
 
     The newest checkpoint that these commands have seen of the project must still be there; they remember it.
 
+    With --blobs the service reads them one after the other, and no more at a time than leaves time for others; what is
+    damaged is quarantined, as `blob check` does it.
+
     Exit status: 0 everything is as it was signed; 1 it is not, or there was nothing to verify; 3 with --recompute, a
     verdict cannot be computed again, since its records are gone or another version of the gate made them.
     """
     output = Output(as_json=as_json)
     kept = None if kept is None else _digest(kept)
     if archived is not None:
-        if stream is not None or release is not None or recompute:
-            raise Usage("an archive is verified whole, and has no records: leave out --stream, --release, --recompute")
+        if stream is not None or release is not None or recompute or blobs:
+            which = "leave out --stream, --release, --recompute, --blobs"
+            raise Usage(f"an archive is verified whole, and has no records: {which}")
         return _tell_archive(output, archived, key, kept)
     if key is not None:
         raise Usage("--key is for --archive")
@@ -194,6 +208,8 @@ def verify(
         found = client.evidence.verify(stream=asked, checkpoint=kept)
         if found.verified and (last := _last(client, found.checkpoints)) is not None:
             seen.keep(client.url, whose, digest=last.digest, number=last.number)
+        if blobs:
+            found = _read_again(client, output, asked, found)
         if recompute:
             for entry in client.evidence.list(stream=asked):
                 if entry.kind is Kind.GATE_RECORDED:
@@ -204,6 +220,18 @@ def verify(
     if not found.verified or any(one.outcome is Agreement.DIFFERENT for one in results):
         return Exit.FAILED
     return Exit.DONE if all(one.outcome is Agreement.SAME for one in results) else Exit.UNDECIDED
+
+
+def _read_again(client: Client, output: Output, stream: str | None, found: Verification) -> Verification:
+    """Have what entries name read again, and add what is wrong with it to what was found."""
+    told, reading = time.monotonic(), None
+    for reading in client.read_again(stream=stream):
+        if time.monotonic() - told >= TOLD_SECONDS:
+            told = time.monotonic()
+            output.note(f"read {reading.read} of {many(reading.blobs, 'blob')}")
+    faults = [] if reading is None else reading.faults
+    output.note(f"read {many(0 if reading is None else reading.read, 'blob')}: {len(faults) or 'nothing'} wrong")
+    return found.model_copy(update={"verified": found.verified and not faults, "faults": [*found.faults, *faults]})
 
 
 def _last(client: Client, number: int) -> Checkpoint | None:

@@ -19,6 +19,7 @@ from registry.client.documents import Aliases, Bundles, Policies, References, Su
 from registry.client.events import Following, Selection
 from registry.client.jobs import Jobs, Runners
 from registry.client.storage import Blobs
+from registry.client.stored import Reading, needed, read_again
 from registry.client.transport import Transport
 from registry.client.work import Evidence, Projects, Releases, Runs, Targets, Tokens
 from schemas.api import Event, Identity, Version
@@ -56,6 +57,16 @@ class Client:
         self.tokens = Tokens(self._transport)
         self.runners = Runners(self._transport)
         self.jobs = Jobs(self._transport)
+
+    def read_again(self, *, stream: str | None = None) -> Iterator[Reading]:
+        """Have the service read every blob again that evidence names; yields how far that has come.
+
+        The faults of what was read are complete at the end. With a stream, only what its entries name.
+
+        Raises:
+            Unavailable: the store cannot be read, so that nothing is known of the rest.
+        """
+        return read_again(self.blobs, needed(self.evidence, self.bundles, stream))
 
     @property
     def url(self) -> str:

@@ -38,9 +38,7 @@ def connect(settings: Settings) -> Engine:
         pool_size=settings.database_pool,
         max_overflow=settings.database_pool,
         json_deserializer=from_json,
-        connect_args={
-            "options": " ".join(f"-c {name}={value}" for name, value in {"timezone": "utc", **limits}.items())
-        },
+        connect_args={"options": " ".join(f"-c {name}={value}" for name, value in {**_MEANING, **limits}.items())},
     )
     event.listen(made, "checkin", _rest)
     event.listen(made, "checkout", _wake)
@@ -84,6 +82,9 @@ class Sql:
         self.sql = _PARAMETER.sub(lambda found: places[found[1]], sql).encode()
 
 
+# What a name means is not for a role's or a database's own settings to say: a clock of somebody's own, found before the
+# server's, would let what has expired count.
+_MEANING = {"timezone": "utc", "search_path": "pg_catalog,public"}
 _CLOCK = Sql("SELECT clock_timestamp()")
 
 

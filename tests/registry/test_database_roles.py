@@ -55,6 +55,26 @@ def test_the_application_does_its_work(application, actor):
         assert verification.verify(session, actor.project_id).verified
 
 
+def test_a_clock_of_somebody_s_own_is_not_asked(owner, application):
+    """Put before the server's for this role: by it, what has expired would count again."""
+    with owner.database.transaction() as session:
+        session.execute(text("CREATE SCHEMA own"))
+        session.execute(text(f"GRANT USAGE ON SCHEMA own TO {ROLE}"))
+        body = "SELECT TIMESTAMPTZ '2020-01-01'"
+        session.execute(text(f"CREATE FUNCTION own.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $${body}$$"))
+        session.execute(text(f"ALTER ROLE {ROLE} SET search_path = own, pg_catalog, public"))
+    try:
+        made = Database(db.connect(application.settings))
+        with made.transaction() as session:
+            assert session.scalar(text("SELECT own.clock_timestamp()")).year == 2020
+            assert db.now(session).year > 2020
+        made.engine.dispose()
+    finally:
+        with owner.database.transaction() as session:
+            session.execute(text(f"ALTER ROLE {ROLE} RESET search_path"))
+            session.execute(text("DROP SCHEMA own CASCADE"))
+
+
 COLUMNS = {"entries": "actor", "documents": "schema_id", "checkpoints": "made_by", "signing_keys": "algorithm"}
 
 

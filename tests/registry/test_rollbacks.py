@@ -12,7 +12,7 @@ from registry.web.notices import notices
 from schemas.api import Act
 from schemas.evidence import Kind, Replaced, Traffic
 from schemas.problems import Problem
-from tests.support.factories import record_act
+from tests.support.factories import canary_body, record_act
 from tests.support.phases import in_canary
 from tests.support.together import together
 
@@ -39,7 +39,8 @@ def went_and_came_back(api, release, act=""):
 
 
 def live(api, author, target="chat@prod"):
-    release = in_canary(api.service, author, target)
+    """A release whose soak lasts as long as the test: it may be taken back to nothing."""
+    release = in_canary(api.service, author, target, canary=canary_body(soak_seconds="3600"))
     record_act(api.service, release, Kind.PROMOTED, releases.Note(reason="a test"))
     return release
 

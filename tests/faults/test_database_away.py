@@ -1,6 +1,5 @@
 """The database stands still while a release has traffic: nobody can ask for the way back, and traffic goes back."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +9,7 @@ import pytest
 from schemas.evidence import Kind, Traffic
 from schemas.policy import Policy
 from schemas.release import Phase
-from tests.support import factories
+from tests.support import factories, stopping
 from tests.support.gateway import ask_many
 from tests.support.ground import CANARY, TARGET, Ground, until
 
@@ -21,15 +20,15 @@ SILENCE_SECONDS = 6
 def standing_still(pid: int) -> Iterator[None]:
     """Let a process and what it started stand still: they refuse nothing, and answer nobody."""
     postmaster = psutil.Process(pid)
-    postmaster.send_signal(signal.SIGSTOP)
+    stopping.stand_still(pid)
     stopped = [postmaster, *postmaster.children(recursive=True)]  # it starts no more of them
     try:
         for each in stopped[1:]:
-            each.send_signal(signal.SIGSTOP)
+            stopping.stand_still(each.pid)
         yield
     finally:
         for each in stopped[::-1]:
-            each.send_signal(signal.SIGCONT)
+            stopping.go_on(each.pid)
 
 
 @pytest.mark.timeout(300)

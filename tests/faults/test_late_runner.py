@@ -1,11 +1,8 @@
 """A runner that stands still past its lease, then goes on: its word is refused, its engine ends, nothing is doubled."""
 
-import os
-import signal
-
 import pytest
 
-from tests.support import programs
+from tests.support import programs, stopping
 from tests.support.runners import bench, is_running, until
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -31,7 +28,7 @@ def test_a_runner_that_stood_still_past_its_leases_changes_nothing_when_it_wakes
         run = bench.evaluate(bundle, policy)
         until(lambda: bench.replica(run).get("state") == "loading", what="the engine of a gate")
         gate = bench.replica(run)["pid"]
-        os.kill(late.pid, signal.SIGSTOP)
+        stopping.stand_still(late.pid)
         until(lambda: bench.is_lease_over(job) and bench.is_lease_over(run), what="the end of its leases")
         with runner(bench, "r2"):
             # Another one takes both, and boots engines of its own.
@@ -40,7 +37,7 @@ def test_a_runner_that_stood_still_past_its_leases_changes_nothing_when_it_wakes
             done = bench.done(run)
             told = [entry.entry_digest for entry in bench.entries(run)]
             assert is_running(first["pid"])  # and nobody could end the late one's
-            os.kill(late.pid, signal.SIGCONT)
+            stopping.go_on(late.pid)
             until(lambda: not is_running(first["pid"]) and not is_running(gate), what="the end of its engines")
             assert (done.outcome, done.attempt) == ("passed", 2)
             gates = [entry.body["gate"] for entry in bench.entries(run) if entry.kind == "gate_recorded"]

@@ -1,8 +1,6 @@
 """RabbitMQ as the broker: what rings, what must not pile up, and what its failures change, which is nothing."""
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +20,7 @@ from registry.service import Service
 from registry.tables import JobRow
 from schemas.api import ReleaseCreate, TargetCreate
 from schemas.release import Phase
-from tests.support import factories, programs, rabbit
+from tests.support import factories, programs, rabbit, stopping
 from tests.support.broker import free_port
 from tests.support.ground import assert_once
 from tests.support.rabbit import Rabbit
@@ -210,7 +208,7 @@ def test_a_release_is_gated_once_whatever_becomes_of_the_broker_meanwhile(
             job = until(lambda: session.scalar(select(JobRow.id)), what="a job")
         until(lambda: bench.replica(job).get("state") == "loading", what="the engine of a gate")
         engine = bench.replica(job)["pid"]
-        os.kill(engine, signal.SIGSTOP)  # a gate that goes on all the while
+        stopping.stand_still(engine)  # a gate that goes on all the while
         try:
             until(lambda: b"runner_rung" in logs["runner"].read_bytes(), what="a ring")
             server.kill()
@@ -227,7 +225,7 @@ def test_a_release_is_gated_once_whatever_becomes_of_the_broker_meanwhile(
                     send(quorate, RING, queue=RUNNERS)
                 remove(quorate, CONTROL_QUEUE, RUNNERS)
         finally:
-            os.kill(engine, signal.SIGCONT)
+            stopping.go_on(engine)
         client = bench.client("manager")
         until(lambda: client.releases.get(made).phase is Phase.GATED, seconds=60, what="the end of the gates")
         client.releases.approve(made, "a test")

@@ -1,5 +1,3 @@
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -10,6 +8,7 @@ from gates import catalog
 from gates.pulse import Pulse
 from schemas.policy import CompatibilityRule
 from schemas.result import Verdict
+from tests.support import stopping
 from tests.support.served import served
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +28,9 @@ def test_a_process_that_was_stopped_knows_for_how_long() -> None:
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        os.kill(process.pid, signal.SIGSTOP)
+        stopping.stand_still(process.pid)
         time.sleep(1.5)
-        os.kill(process.pid, signal.SIGCONT)
+        stopping.go_on(process.pid)
         longest = float(process.stdout.readline())
     assert longest >= 1.4
 

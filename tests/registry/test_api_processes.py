@@ -16,6 +16,7 @@ import pytest
 from gates.plain import NO_AUTHORITY
 from registry.api import processes
 from tests.registry.test_api_process import environment, free_port, start, wait_until_ready
+from tests.support import stopping
 from tests.support.api import make_tokens
 
 SOCKETS = Path("/proc/net/tcp")
@@ -133,7 +134,7 @@ def test_what_the_processes_were_handed_before_their_parent_was_told_to_end_is_a
     port = httpx.URL(url).port
     held = until_all_answer(running)
     for child in held:
-        os.kill(child, signal.SIGSTOP)
+        stopping.stand_still(child)
     connections = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(30)]
     for connection in connections:
         connection.sendall(asked(token))
@@ -143,7 +144,7 @@ def test_what_the_processes_were_handed_before_their_parent_was_told_to_end_is_a
     until(lambda: not listens(port))
     time.sleep(0.2)
     for child in held:
-        os.kill(child, signal.SIGCONT)
+        stopping.go_on(child)
     for connection in connections:
         with connection:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")

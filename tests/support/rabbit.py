@@ -15,6 +15,7 @@ from uuid import uuid4
 from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
+from tests.support import stopping
 from tests.support.broker import free_port
 from tests.support.certificates import certify
 
@@ -161,9 +162,9 @@ class Rabbit:
     def freeze(self) -> None:
         """Let it stand still: its kernel takes what is sent, and nothing is answered."""
         assert self._server is not None
-        self._server.send_signal(signal.SIGSTOP)
+        stopping.stand_still(self._server.pid)
 
     def thaw(self) -> None:
         """Let it go on."""
         assert self._server is not None
-        self._server.send_signal(signal.SIGCONT)
+        stopping.go_on(self._server.pid)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from uuid import uuid4
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+
+from tests.support import stopping
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "sluicegate", "AWS_SECRET_ACCESS_KEY": "of-this-machine"}
 # No settings of the person who runs the tests, and no question to a cloud's metadata service.
@@ -107,11 +108,11 @@ class S3Server:
 
     def stand_still(self) -> None:
         """Answer nothing until `go_on`."""
-        self._process.send_signal(signal.SIGSTOP)
+        stopping.stand_still(self._process.pid)
 
     def go_on(self) -> None:
         """Answer again."""
-        self._process.send_signal(signal.SIGCONT)
+        stopping.go_on(self._process.pid)
 
     def stop(self) -> None:
         """End it and remove what it holds."""

@@ -14,6 +14,7 @@ import pytest
 from gates.plain import NO_AUTHORITY
 from registry.storage.local import LocalBlobs
 from schemas.bundle import Bundle
+from tests.support import stopping
 from tests.support.factories import bundle_body
 from tests.support.outage import door
 from tests.support.runners import is_running, until
@@ -237,7 +238,7 @@ def test_an_engine_that_runs_but_no_longer_answers_is_ended_and_told_as_failed(b
     monkeypatch.setattr(live, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(live, "DEAD_SECONDS", 1.0)
     job, _, replica = serving(bench)
-    os.kill(replica["pid"], signal.SIGSTOP)
+    stopping.stand_still(replica["pid"])
     until(lambda: bench.replica(job)["state"] == "failed", seconds=60, what="the failure")
     told = bench.replica(job)
     assert told["failure"] == "engine_dead"

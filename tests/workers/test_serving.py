@@ -16,7 +16,7 @@ from gates.endpoint import Endpoint
 from schemas.problems import EngineFailed
 from schemas.runner import ReplicaState
 from schemas.short import took
-from tests.support import chain
+from tests.support import chain, stopping
 from tests.support.disk import small_disk
 from workers.engines.base import Command, Launch
 from workers.engines.llamacpp import LLAMACPP
@@ -190,13 +190,13 @@ def test_an_exit_with_status_0_that_nobody_asked_for_is_a_failure(life):
 def test_an_engine_that_hangs_does_not_pass_for_alive(life):
     one = life()
     one.ready()
-    os.kill(one.replica.launched.pid, signal.SIGSTOP)
+    stopping.stand_still(one.replica.launched.pid)
     try:
         probe = one.replica.probe(timeout_seconds=0.3)
         assert (probe.is_alive, probe.is_busy) == (False, False)
         assert one.replica.state is S.READY
     finally:
-        os.kill(one.replica.launched.pid, signal.SIGCONT)
+        stopping.go_on(one.replica.launched.pid)
     assert one.replica.probe().is_alive
 
 
@@ -264,7 +264,7 @@ def test_waiting_ends_when_the_replica_is_no_longer_wanted(life):
 def test_a_replica_stopped_while_it_is_awaited_ends_stopped_not_failed(life):
     one = life()
     launched = one.replica.start()
-    os.kill(launched.pid, signal.SIGSTOP)
+    stopping.stand_still(launched.pid)
     seen = []
 
     def wait():
@@ -351,9 +351,9 @@ def test_an_engine_that_finds_no_room_on_its_disk_says_so_though_it_cannot_write
         disk.make_room()
         late = made(disk)
         launched = late.start()
-        os.kill(launched.pid, signal.SIGSTOP)
+        stopping.stand_still(launched.pid)
         disk.fill()
-        os.kill(launched.pid, signal.SIGCONT)
+        stopping.go_on(launched.pid)
         with pytest.raises(EngineFailed) as caught:
             late.wait_ready(30)
         assert caught.value.members["cause"] == "disk_full"

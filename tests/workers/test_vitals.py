@@ -12,7 +12,7 @@ import pytest
 from gates.dialects.base import MetricNames
 from schemas.problems import EngineFailed
 from schemas.runner import ReplicaState
-from tests.support import chain
+from tests.support import chain, stopping
 from tests.support.runners import until
 from tests.support.split_engine import split
 from workers import attending, vitals
@@ -98,7 +98,7 @@ def test_c121_a_hung_engine_behind_a_lively_front_is_found_dead_within_ten_secon
     replica, _ = ready()
     watcher = Watcher(replica)
     watcher.look()
-    os.kill(replica.ranks[0].pid, signal.SIGSTOP)
+    stopping.stand_still(replica.ranks[0].pid)
     problem, lines = look_until_failed(watcher, seconds=10.0)
     assert problem.members["cause"] == "engine_dead"
     assert f"(pid {replica.ranks[0].pid}) is stopped" in problem.detail
@@ -182,7 +182,7 @@ def test_b18_a_gate_that_may_kill_an_engine_itself_goes_on_asking_what_is_left_o
 def test_c121_an_engine_that_stands_still_during_a_gate_is_dead_whatever_its_front_answers(ready):
     replica, _ = ready()
     with Attendant(replica, dead_seconds=1.5) as attendant:
-        os.kill(replica.ranks[0].pid, signal.SIGSTOP)
+        stopping.stand_still(replica.ranks[0].pid)
         failure = until(lambda: attendant.failure)
     assert failure.members["cause"] == "engine_dead"
     assert f"(pid {replica.ranks[0].pid}) is stopped" in failure.detail
@@ -204,7 +204,7 @@ def test_c121_an_engine_that_hangs_once_its_gate_has_passed_has_not_passed(ready
     monkeypatch.setattr(attending, "ANSWER_SECONDS", 0.4)
     replica, _ = ready()
     with Attendant(replica) as attendant:
-        os.kill(replica.ranks[0].pid, signal.SIGSTOP)
+        stopping.stand_still(replica.ranks[0].pid)
     with pytest.raises(EngineFailed, match="engine_dead: no completion once the gate was over: timeout"):
         attendant.require_answer()
     assert (replica.failure, replica.process_id()) == ("engine_dead", None)

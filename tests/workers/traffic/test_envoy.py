@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import os
 import shutil
-import signal
 import socketserver
 import threading
 import time
@@ -14,6 +12,7 @@ import pytest
 from scipy.stats import binomtest
 
 from gates.router import Arm, Router
+from tests.support import stopping
 from tests.support.gateway import TARGET, arm, ask_many, during_streams, shares, split, wait_until
 from tests.support.streams import Script
 from workers.traffic import envoy_config, waiting
@@ -284,7 +283,7 @@ def test_while_envoy_is_silent_whoever_waits_for_it_does_not_hold_the_lock(runni
     gateway = running.gateway
     gateway.apply(split(1, arm("stable", stable.address, 10_000)))
     gateway.prepare_rollback(TARGET, split(1, arm("stable", stable.address, 10_000)).arms)
-    os.kill(running.process.pid, signal.SIGSTOP)
+    stopping.stand_still(running.process.pid)
     try:
         with ThreadPoolExecutor() as pool:
             waits = pool.submit(gateway.apply, split(2, *shares(stable, candidate, 10_000)))
@@ -292,10 +291,10 @@ def test_while_envoy_is_silent_whoever_waits_for_it_does_not_hold_the_lock(runni
             # Somebody else's change of what nobody has to confirm.
             gateway.discard_rollback(TARGET)
             assert not waits.done()
-            os.kill(running.process.pid, signal.SIGCONT)
+            stopping.go_on(running.process.pid)
             assert waits.result().split == split(2, *shares(stable, candidate, 10_000))
     finally:
-        os.kill(running.process.pid, signal.SIGCONT)
+        stopping.go_on(running.process.pid)
     assert ask_many(running.url(), 10).engines == {"candidate": 10}
 
 
@@ -327,12 +326,12 @@ def _replace(path, text):
 def test_without_an_acknowledgement_a_shift_is_taken_back(running, stable, candidate):
     running.gateway.apply(split(1, *shares(stable, candidate, 0)))
     gateway = EnvoyGateway(running.gateway.directory, port=running.gateway.port, deadline_seconds=0.5)
-    os.kill(running.process.pid, signal.SIGSTOP)
+    stopping.stand_still(running.process.pid)
     try:
         with pytest.raises((NotAcknowledged, GatewayDown)):
             gateway.apply(split(2, *shares(stable, candidate, 10_000)))
     finally:
-        os.kill(running.process.pid, signal.SIGCONT)
+        stopping.go_on(running.process.pid)
     assert gateway.desired(TARGET) == split(1, *shares(stable, candidate, 0))
     wait_until(gateway.is_in_force)
     assert ask_many(running.url(), 20).engines == {"stable": 20}

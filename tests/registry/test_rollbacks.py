@@ -63,7 +63,7 @@ def test_what_was_asked_is_over_when_a_release_comes_back_and_may_be_asked_anew(
         for number in range(1, 3):
             went_and_came_back(api, release, f"{number}")
             assert asked(api, release) == (0, number)
-            kim.releases.roll_back(release, "wrong language still")
+            kim.releases.roll_back(release, "wrong language still", to_nothing=True)  # nothing was before it
             kim.releases.roll_back(release, "again")
             assert asked(api, release) == (1, number + 1)
 

@@ -69,6 +69,8 @@ def admit(
     Raises:
         QuotaExceeded.
     """
+    # A key service may take half a second, for which nobody else shall wait.
+    proven = proof(service.signer, project, digest, staged.size)
     hold(session, digest)
     if not is_record:
         # Before anything shows in the store. Placing may take long, and no other upload of the project waits for it.
@@ -92,7 +94,7 @@ def admit(
             digest=digest,
             created_at=at,
             used_at=at,
-            proof=proof(service.signer, project, digest, staged.size),
+            proof=proven,
         )
         .on_conflict_do_nothing(index_elements=["project_id", "digest"])
         .returning(ProjectBlobRow.digest)

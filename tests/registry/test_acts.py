@@ -5,11 +5,13 @@ import time
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text
 
-from registry import acts, approvals, releases, targets, verification
+from registry import acts, approvals, blobs, releases, targets, verification
 from registry.auth import Actor
 from registry.keys import Signer
 from schemas.api import Act, Revoke
+from schemas.common import sha256_digest
 from schemas.evidence import Kind
 from schemas.problems import TransitionRefused, Unavailable
 from schemas.release import Phase
@@ -152,3 +154,18 @@ def test_over_http_a_slow_signature_ends_in_an_approved_release(service, remote,
     assert answer.status_code == 200, answer.text
     assert answer.json()["phase"] == "approved"
     assert remote.signer.signed == before + 2
+
+
+def test_nobody_waits_for_a_blob_of_which_a_signature_is_still_to_come(service, remote, actor, sound):
+    raw = b"weights"
+    digest = sha256_digest(raw)
+    held = []
+
+    def look() -> None:
+        with service.database.transaction() as session:
+            lock = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:blob, 0))")
+            held.append(session.scalar(lock, {"blob": f"blob/{digest}"}))
+
+    remote.signer.meanwhile = look
+    blobs.store(remote, actor.project_id, digest, [raw], limit=100)
+    assert held == [True]

@@ -16,7 +16,7 @@ from registry import db, evidence
 from registry.service import Service
 from registry.tables import ProjectRow, TokenRow
 from schemas.api import RoleName, TokenCreated
-from schemas.common import Closed, sha256_digest
+from schemas.common import Closed, format_instant, sha256_digest
 from schemas.evidence import Kind
 from schemas.evidence import TokenCreated as TokenCreatedBody
 from schemas.problems import Conflict, InvalidDocument, NotPermitted, Unauthenticated
@@ -137,21 +137,43 @@ def require_whole_project(actor: Actor, action: str) -> None:
         )
 
 
-def confirm(session: Session, actor: Actor) -> None:
+def confirm(session: Session, actor: Actor) -> datetime | None:
     """Return when the actor's token still counts, and keep it from being revoked until the transaction ends.
 
     A token is looked up before a request's transaction begins. What lets something through asks again within it,
     so that an act and the revocation of its token have an order.
 
+    Returns:
+        When the token ends; None for never.
+
     Raises:
         Unauthenticated: it was revoked or has ended.
     """
     if actor.token is None:
-        return
+        return None
     found = db.ask_any(session, _CONFIRM, {"token": actor.token})
     if found is None:
         raise Unauthenticated("the token is not known, or no longer valid")
     require_counting(*found)
+    ends: datetime | None = found.expires_at
+    return ends
+
+
+def require_no_longer(ends: datetime | None, asked: datetime | None) -> None:
+    """Return when a token that somebody makes ends no later than theirs, which ends at `ends`.
+
+    Who is let in for a week would else let themselves in for ever.
+
+    Raises:
+        NotPermitted: it would outlive theirs; the problem says when that ends.
+    """
+    if ends is None or (asked is not None and asked <= ends):
+        return
+    until = format_instant(ends)
+    raise NotPermitted(
+        f"your token ends at {until}, and makes none that lasts longer: say when the new one ends, by then",
+        expires_at=until,
+    )
 
 
 def require_counting(revoked_at: datetime | None, expires_at: datetime | None, now: datetime) -> None:

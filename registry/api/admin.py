@@ -63,12 +63,12 @@ def set_limits(
 def create_token(
     body: TokenCreate, actor: AdminDep, session: SessionDep, service: ServiceDep, once: OnceDep
 ) -> TokenCreated:
-    """Make a token. Its secret is in this answer and nowhere else."""
+    """Make a token. Its secret is in this answer and nowhere else. It ends no later than the caller's own."""
 
     def make() -> TokenCreated:
         project = projects.administered(session, actor, body.project)
         auth.hold_project(session, project.id)
-        auth.confirm(session, actor)
+        auth.require_no_longer(auth.confirm(session, actor), body.expires_at)
         return auth.create_token(
             session,
             service,

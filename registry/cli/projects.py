@@ -93,25 +93,19 @@ def limit(
     output = Output(as_json=as_json)
     if {bytes_, uploads, documents, jobs, hours} == {None}:
         raise Usage("name at least one of --bytes, --uploads, --documents, --jobs and --runner-hours")
+    numbers = {"bytes": bytes_, "uploads": uploads, "documents": documents, "jobs": jobs}
+    named = {limit: _number(said, f"--{limit}") for limit, said in numbers.items() if said is not None}
+    if hours is not None:
+        named["runner_seconds"] = _seconds(hours)
+    # Only what is named is sent: somebody else may be setting another limit just now.
+    body = made(LimitsSet, "the limits", **named)
     with connect() as client:
-        own = client.projects.get(name).own_limits
-        body = made(
-            LimitsSet,
-            "the limits",
-            bytes=_number(bytes_, own.bytes, "--bytes"),
-            uploads=_number(uploads, own.uploads, "--uploads"),
-            documents=_number(documents, own.documents, "--documents"),
-            jobs=_number(jobs, own.jobs, "--jobs"),
-            runner_seconds=own.runner_seconds if hours is None else _seconds(hours),
-        )
         found = client.projects.set_limits(name, body)
     output.result(found, lambda out: _show(out, found))
     return Exit.DONE
 
 
-def _number(said: str | None, now: int | None, option: str) -> int | None:
-    if said is None:
-        return now
+def _number(said: str, option: str) -> int | None:
     if said == "default":
         return None
     match = _SIZE.fullmatch(said)

@@ -12,11 +12,12 @@ from sqlalchemy import select, text
 
 from registry import blobs, collection, deletion, evidence, housekeeping, quotas, runs, verification
 from registry.client import Client
+from registry.client.transport import Transport
 from registry.quotas import Added
 from registry.tables import ProjectRow, ProjectUsageRow, ReleaseRow
 from registry.targets import way_back
 from schemas.api import Act, ReleaseCreate, RunCreate
-from schemas.common import sha256_digest
+from schemas.common import sha256_digest, strict_json
 from schemas.evidence import Kind
 from schemas.problems import Conflict, NotFound, NotPermitted, Problem, QuotaExceeded
 from tests.support.api import make_tokens
@@ -463,6 +464,22 @@ def test_an_administrator_sets_a_projects_limits_and_everybody_sees_them(api, co
     assert command.ok("project", "show", "team-c", "--json").json["bytes"] == 0
     for wrong in (("--bytes", "lots"), ("--uploads", "3GB"), ("--runner-hours", "-1"), ("--jobs", "1.5"), ()):
         assert command("project", "limit", "default", *wrong).status == 2
+
+
+def test_two_who_set_different_limits_do_not_undo_each_other(api, command, monkeypatch):
+    """What is not named is not sent, so that it is not what it was when the first of them looked."""
+    sent = []
+    post = Transport.post
+
+    def posting(self, model, path, body, **options):
+        sent.append(strict_json(body))
+        return post(self, model, path, body, **options)
+
+    monkeypatch.setattr(Transport, "post", posting)
+    command.be("admin", api)
+    command.ok("project", "limit", "default", "--bytes", "2kB")
+    command.ok("project", "limit", "default", "--jobs", "4", "--runner-hours", "default")
+    assert sent == [{"bytes": 2000}, {"jobs": 4, "runner_seconds": None}]
 
 
 def test_what_is_counted_is_what_is_there(api, manager, author):

@@ -51,6 +51,8 @@ _CLASSIFIED_LINES_ONCE_READY = 60
 """What a request made the engine write long ago is not why it died."""
 _PROGRESS_SECONDS = 0.5
 _FETCHED_SECONDS = 2.0
+# Of a process that is killed the sockets go first, and a moment later it can be told that it has ended.
+_HUNG_UP, _ENDING_SECONDS = frozenset({Outcome.CONNECT, Outcome.TRUNCATED}), 0.5
 """The same where the log has to be fetched."""
 
 NEXT: dict[ReplicaState, frozenset[ReplicaState]] = {
@@ -410,7 +412,7 @@ class Replica:
         latency_ms = (time.monotonic() - started) * 1000
         if answer.finish_reason in FINISHED:
             return Probe(is_alive=True, is_busy=False, detail="answered", latency_ms=latency_ms)
-        state = self._process_state()
+        state = self._process_state(_ENDING_SECONDS if answer.outcome in _HUNG_UP else 0.0)
         if state.condition is Condition.EXITED:
             with self._lock:
                 if not self._is_stopping and self.state not in {ReplicaState.FAILED, ReplicaState.STOPPED}:
@@ -533,10 +535,13 @@ class Replica:
     def _log(self, lines: int) -> list[str]:
         return self._launcher.logs(self.launched, self.log_path, lines)
 
-    def _process_state(self) -> ProcessState:
+    def _process_state(self, patience_seconds: float = 0.0) -> ProcessState:
         if self.launched is None:
             return ProcessState(Condition.UNKNOWN)
-        return self._launcher.state(self.launched)
+        ends = time.monotonic() + patience_seconds
+        while (state := self._launcher.state(self.launched)).condition is Condition.RUNNING and time.monotonic() < ends:
+            time.sleep(POLL_SECONDS)
+        return state
 
     def _exit_cause(self, state: ProcessState) -> Cause:
         is_ready = self.state not in {ReplicaState.LOADING, ReplicaState.WARMING}

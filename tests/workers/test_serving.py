@@ -21,7 +21,7 @@ from tests.support.disk import small_disk
 from workers.engines.base import Command, Launch
 from workers.engines.llamacpp import LLAMACPP
 from workers.engines.table import DRIVERS
-from workers.launchers.base import Order
+from workers.launchers.base import Condition, Order, ProcessState
 from workers.launchers.process import ProcessLauncher
 from workers.serving import NEXT, NotWanted, Replica
 
@@ -163,6 +163,25 @@ def test_an_engine_that_dies_while_loading_is_told_by_its_signal(life):
     os.kill(launched.pid, signal.SIGKILL)
     with pytest.raises(EngineFailed, match="killed: the engine ended by signal 9"):
         one.replica.wait_ready(30)
+
+
+def test_an_engine_that_hangs_up_is_looked_at_until_it_can_be_told_that_it_ended(life, monkeypatch):
+    """The kernel closes the sockets of a killed process before it says so: on a busy machine, well before."""
+    one = life()
+    one.ready()
+    launcher, looks = one.replica._launcher, []
+    really = launcher.state
+
+    def late(launched):
+        looks.append(launched)
+        return ProcessState(Condition.RUNNING) if len(looks) < 4 else really(launched)
+
+    os.kill(one.replica.launched.pid, signal.SIGKILL)
+    while really(one.replica.launched).condition is Condition.RUNNING:
+        time.sleep(0.01)
+    monkeypatch.setattr(launcher, "state", late)
+    assert one.replica.probe().detail == "the engine ended by signal 9"
+    assert len(looks) >= 4
 
 
 def test_a_killed_engine_is_found_by_the_next_probe(life):

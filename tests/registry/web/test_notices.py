@@ -8,7 +8,7 @@ from registry.auth import PERMISSIONS
 from registry.web.notices import notices
 from schemas.evidence import Kind
 from schemas.holds import RESUMERS, WHAT_TO_DO, Hold, advice, holds, way_out
-from schemas.release import LIVE, Phase, ReleaseDetail
+from schemas.release import BESIDE, LIVE, Phase, ReleaseDetail
 from schemas.stories import replaces
 from tests.registry.web.test_pages import START, entry
 
@@ -55,6 +55,8 @@ def holding(hold: Hold) -> ReleaseDetail:
         return release(Phase.BOOTED, (Kind.PAUSED, {"reason": "wait"}), is_paused=True)
     if hold is Hold.QUARANTINED:
         return release(Phase.PROMOTED, quarantined=["kim: withdrawn"])
+    if hold is Hold.LIVE_GOES_BACK:
+        return release(Phase.APPROVED, waits=f"{BESIDE} release 1 is being taken back, as kim asked: slow")
     if hold is Hold.NO_RUNNER:
         return release(Phase.CANDIDATE, waits="its evaluate job has waited 40 s for a runner of class gpu")
     is_undecided = hold is Hold.GATE_INCONCLUSIVE

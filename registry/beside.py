@@ -36,17 +36,24 @@ def facts(session: Session, release: ReleaseRow) -> tuple[str | None, int | None
 
 
 def shown(session: Session, release: ReleaseRow) -> Any:
-    """Return `target` and `bundle_name`, `is_quarantined`, and `waiting`: a job of the release that is due, if any."""
+    """Return what is shown with a release and is not in it.
+
+    `target` and `bundle_name`, `is_quarantined`; `waiting`: a job of the release that is due, if any; and
+    `is_asked_back`: whether it was ever asked that the target's live release be taken back.
+    """
     asked = {"release": release.id, "project": release.project_id, "target": release.target_id}
     return db.ask_one(session, _SHOWN, {**asked, "bundle": release.bundle, "pending": JobState.PENDING.value})
 
 
-# What is shown with a release and is not in it: names, a job of it that waits, whether there is a quarantine to tell.
 _SHOWN = db.Sql(
     """
     SELECT target.name AS target, member.name AS bundle_name, member.quarantined_at IS NOT NULL AS is_quarantined,
         (SELECT id FROM jobs WHERE release_id = :release AND state = :pending AND due_at <= clock_timestamp()
-            ORDER BY id LIMIT 1) AS waiting
+            ORDER BY id LIMIT 1) AS waiting,
+        EXISTS (
+            SELECT FROM releases AS live JOIN entries AS asked ON asked.stream = 'release/' || CAST(live.id AS text)
+            WHERE live.target_id = :target AND live.phase = 'promoted' AND asked.kind = 'rollback_requested'
+        ) AS is_asked_back
     FROM targets AS target, project_documents AS member
     WHERE target.id = :target AND member.project_id = :project AND member.digest = :bundle
     """

@@ -542,7 +542,7 @@ def _fields(session: Session, release: ReleaseRow, entries: Sequence[Logged]) ->
         "phase_since": release.phase_since,
         "is_paused": release.is_paused,
         "held": release.held,
-        "waits": None if is_over else _waits(session, release, told.waiting),
+        "waits": None if is_over else _waits(session, release, told),
         "reason": release.reason,
         "created_at": release.created_at,
         "created_by": release.created_by,
@@ -555,9 +555,11 @@ def _fields(session: Session, release: ReleaseRow, entries: Sequence[Logged]) ->
     }
 
 
-def _waits(session: Session, release: ReleaseRow, job: UUID | None) -> str | None:
+def _waits(session: Session, release: ReleaseRow, told: Any) -> str | None:
     """Return what a release waits for that no entry of its log tells, in one sentence; None for nothing."""
-    return rollbacks.waits(session, release) if job is None else waits.why(session, job)
+    if told.waiting is not None:
+        return waits.why(session, told.waiting)
+    return rollbacks.waits(session, release) if told.is_asked_back else None
 
 
 def _results(entries: Sequence[Logged]) -> dict[str, tuple[Logged, GateResult]]:

@@ -21,6 +21,8 @@ from typing import IO, Final
 FAULTS: Final = ("tests/faults", "tests/workers/embedded", "tests/workers/test_rollout.py")
 EXHAUSTIVE: Final = tuple(f"tests/registry/test_{part}.py" for part in ("api_fuzz", "api_schemathesis", "every_column"))
 """What tries everything that can be asked or altered. It takes long, and what is killed leaves a processor to it."""
+WAITING: Final = tuple(f"tests/registry/test_{part}.py" for part in ("api_processes", "uploads"))
+"""What waits for processes that start, and for bytes that come slowly."""
 RUNNER: Final = (
     *(f"tests/{part}" for part in ("bench", "cases", "engines", "gates/files", "gates/placement", "gates/sources")),
     "tests/workers/launchers",
@@ -30,7 +32,7 @@ RUNNER: Final = (
     ),
 )
 BESIDE: Final = {
-    "what is killed, and all that can be asked": (*FAULTS, *EXHAUSTIVE),
+    "what is killed, and all that can be asked": (*FAULTS, *EXHAUSTIVE, *WAITING),
     "runners, engines and files": RUNNER,
 }
 """Sessions that run beside the others, by what they are about."""

@@ -327,7 +327,7 @@ def export(
     output = Output(as_json=as_json)
     part = file.with_name(f".{file.name}.part")
     if file.exists():
-        raise Usage(f"{file} exists")
+        raise Usage(f"{file} is there already: name another file, or move that one away")
     try:
         with connect() as client, part.open("wb") as written:
             made = client.evidence.export(written)

@@ -56,8 +56,9 @@ def show(
     """Show what a project holds, and how much it may."""
     output = Output(as_json=as_json)
     with connect() as client:
-        found = client.projects.get(name or client.me().project)
-    output.result(found, lambda out: _show(out, found))
+        whose = name or client.me().project
+        found = client.projects.get(whose)
+    output.result(found, lambda out: _show(out, whose, found))
     return Exit.DONE
 
 
@@ -101,7 +102,7 @@ def limit(
     body = made(LimitsSet, "the limits", **named)
     with connect() as client:
         found = client.projects.set_limits(name, body)
-    output.result(found, lambda out: _show(out, found))
+    output.result(found, lambda out: _show(out, name, found))
     return Exit.DONE
 
 
@@ -122,7 +123,8 @@ def _seconds(hours: str) -> int | None:
     return math.ceil(Decimal(hours) * 3600)
 
 
-def _show(out: Output, found: ProjectUsage) -> None:
+def _show(out: Output, name: str, found: ProjectUsage) -> None:
+    out.say(f"project {name}")
     coming = f" and {size(found.bytes_coming)} coming" if found.bytes_coming else ""
     held, own = found.limits, found.own_limits
     out.table(

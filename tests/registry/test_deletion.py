@@ -455,7 +455,9 @@ def test_an_administrator_sets_a_projects_limits_and_everybody_sees_them(api, co
     assert shown["own_limits"] == own | {"uploads": None, "jobs": 4, "runner_seconds": 5400}
     assert (shown["limits"]["jobs"], shown["jobs"], shown["runner_seconds"]) == (4, 0, 0)
     assert shown["bytes"] == len(SHARED) + len(weights("c"))
-    assert "2.0 kB" in command.ok("project", "show").out
+    out = command.ok("project", "show").out
+    assert out.startswith("project default\n")
+    assert "2.0 kB" in out
     assert command("project", "show", "team-b").status == 2
     assert command("project", "limit", "default", "--bytes", "0").status == 4
     command.be("admin", api)

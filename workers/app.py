@@ -11,10 +11,12 @@ from registry.settings import Settings
 from workers import broker
 from workers.broker import CONTROL_QUEUE, configure
 from workers.control import Control
+from workers.hearing import Hearing
 
 settings = Settings()  # the process is this application; nothing imports it for anything else
 app = Celery("sluicegate", broker=settings.broker_url.get_secret_value(), include=["workers.tasks"])
 configure(app, queue=CONTROL_QUEUE, authorities=settings.broker_ca)
+app.steps["consumer"].add(Hearing)
 
 _control: Control | None = None
 _building = threading.Lock()

@@ -131,7 +131,8 @@ def test_what_makes_no_sense_is_usage(here, tmp_path):
     assert (ran.status, "no archive of evidence" in ran.err) == (2, True)
     path.unlink()
     here.ok("evidence", "export", path)
-    assert here("evidence", "export", path).status == 2
+    refused = here("evidence", "export", path)
+    assert (refused.status, "name another file" in refused.err) == (2, True)
     assert here("evidence", "export", tmp_path / "none" / "evidence.jsonl").status == 2
     assert here("evidence", "verify", "--archive", tmp_path / "none").status == 2
     assert here("evidence", "verify", "--archive", path, "--key", tmp_path / "none").status == 2

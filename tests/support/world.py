@@ -105,7 +105,12 @@ class World:
             time.sleep(0.05)
 
     def until_phase(self, release: UUID, phase: Phase, *, seconds: float = 30.0) -> ReleaseDetail:
-        self.until(lambda: self.show(release).phase is phase, seconds=seconds)
+        try:
+            self.until(lambda: self.show(release).phase is phase, seconds=seconds)
+        except AssertionError:
+            found = self.show(release)
+            said = [(one.kind.value, one.body) for one in found.log[-4:]]
+            raise AssertionError(f"it is {found.phase}, not {phase}: {found.reason}; {found.held}; {said}") from None
         return self.show(release)
 
     # ------------------------------------------------------------------------------------- the runner's side

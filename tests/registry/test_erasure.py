@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select, update
 
 from registry import blobs, evidence, housekeeping, verification
-from registry.client import Client
+from registry.client import Client, stored
 from registry.tables import EntryRow, RecordRow
 from schemas.common import sha256_digest
 from schemas.evidence import Agreement, Kind
@@ -180,3 +180,23 @@ def test_the_command_erases_and_verification_says_so(api, command, author):
     assert "erased" in command.ok("evidence", "erase", entry, "--reason", "asked for").out
     ran = command("evidence", "verify", "--recompute")
     assert (ran.status, "1 record erased on purpose" in ran.out, "erased by manager" in ran.out) == (3, True, True)
+
+
+def test_records_that_were_erased_are_not_missed_when_all_is_read_again(api, manager, author):
+    """Their erasure is told in a stream of its own, which nobody reads who asks for a release's alone."""
+    entry = measured(api.service, author)
+    stream = next(one.stream for one in manager.evidence.list() if one.entry_digest == entry)
+    path = api.service.blobs.path(DIGEST)
+    path.rename(path.with_name("aside"))
+    for asked in (stream, None):
+        (reading,) = manager.read_again(stream=asked)
+        assert [(one.stream, one.problem) for one in reading.faults] == [(stream, f"its blob {DIGEST} is missing")]
+    path.with_name("aside").rename(path)
+    wanted = stored.needed(manager.evidence, manager.bundles)
+    manager.evidence.erase(entry, "asked for")
+    (reading,) = manager.read_again(stream=stream)
+    assert (reading.read, reading.faults) == (1, [])
+    assert list(manager.read_again()) == []
+    # Nor where it was there when the list was made.
+    (reading,) = stored.read_again(manager.blobs, wanted)
+    assert (reading.read, reading.faults) == (1, [])

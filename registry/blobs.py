@@ -109,6 +109,13 @@ def admit(
         )
     if not is_new:
         touch(session, project, [digest], at)
+        # An older version took it, and signed nothing: the bytes have just been shown.
+        unsigned = (
+            ProjectBlobRow.project_id == project,
+            ProjectBlobRow.digest == digest,
+            ProjectBlobRow.proof.is_(None),
+        )
+        session.execute(update(ProjectBlobRow).where(*unsigned).values(proof=proven))
         return False
     try:
         quotas.count(session, service.settings, project, Added(bytes=staged.size), is_bound=not is_record)

@@ -184,7 +184,7 @@ def store_reference(
             ],
         )
     target = targets.lock(session, row.target_id)
-    targets.set_reference(
+    row.reference = targets.set_reference(
         session,
         service,
         target,
@@ -195,6 +195,5 @@ def store_reference(
         act=f"job:{row.id}:reference",
         expected=row.references.get(reference.suite),
     )
-    row.reference = registered.digest
     session.flush()
     return row

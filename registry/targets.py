@@ -290,16 +290,19 @@ def set_reference(
     actor: str,
     act: str,
     expected: str | None = None,
-) -> None:
+) -> str:
     """Put a golden reference in force on a held target, as a recorded act. The old one stays in the log.
 
     `expected` is the one that it takes the place of.
 
+    Returns:
+        The one that the act put in force: an act that was done before stays as it was.
+
     Raises:
         Conflict: another one is in force; see `require_reference`.
     """
-    if evidence.find(session, stream(target.id), act) is not None:
-        return
+    if (known := evidence.find(session, stream(target.id), act)) is not None:
+        return str(evidence.claim_of(known.envelope)["body"]["reference"])
     require_reference(session, target, suite, expected)
     signed = evidence.state(
         service.signer,
@@ -319,6 +322,7 @@ def set_reference(
     )
     target.generation += 1
     session.flush()
+    return reference
 
 
 def outdated(session: Session, job: JobRow) -> str | None:

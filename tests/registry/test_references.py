@@ -57,9 +57,9 @@ def claimed(api, author, name="r1"):
         return jobs.claim(session, api.service, runners.register(session, author.project_id, registration))
 
 
-def answered(api, author, suite, claim):
+def answered(api, author, suite, claim, **changes):
     """Hand in what a job's bundle answered, and return the reference."""
-    raw = canonical_json(reference_body(suite, claim.bundle))
+    raw = canonical_json(reference_body(suite, claim.bundle) | changes)
     with api.service.database.transaction() as session:
         row = runs.store_reference(session, api.service, author.project_id, claim.job, claim.fencing_token, raw)
         return row.reference
@@ -97,6 +97,8 @@ def test_a_reference_takes_the_place_of_the_one_that_was_seen_and_of_no_other(ap
         claim = claimed(api, author)
         reference = answered(api, author, suite, claim)
         assert answered(api, author, suite, claim) == reference  # told again, since no answer came: nothing changes
+        # Nor where it was measured anew, since whoever measured first was lost before the end.
+        assert answered(api, author, suite, claim, hardware="another") == reference
         assert in_force(clients) == {suite.digest: reference}
         assert clients["admin"].targets.get(TARGET).generation == now + 1
 

@@ -145,9 +145,10 @@ def set_limits(session: Session, service: Service, actor: Actor, name: str, body
         NotFound, NotPermitted.
     """
     require_installation(actor)
-    auth.confirm(session, actor)
     row = administered(session, actor, name)
+    # Before the token, as whoever revokes one does.
     auth.hold_project(session, row.id)
+    auth.confirm(session, actor)
     before = facts(row)
     for limit, most in (named := body.model_dump(exclude_unset=True)).items():
         setattr(row, f"max_{limit}", most)

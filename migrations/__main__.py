@@ -87,15 +87,18 @@ def check() -> None:
 
 def main(arguments: list[str]) -> int:
     """Run one command. Returns the exit status."""
-    if arguments == ["check"]:
-        try:
-            check()
-        except CommandError as error:
-            sys.stderr.write(f"migrations: {error}\n")
-            return 1
-        sys.stdout.write("migrations: the tables are what the migrations make\n")
-        return 0
+    try:
+        return _run(arguments)
+    except CommandError as error:
+        sys.stderr.write(f"migrations: {error}\n")
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
     match arguments:
+        case ["check"]:
+            check()
+            sys.stdout.write("migrations: the tables are what the migrations make\n")
         case ["upgrade"]:
             upgrade(_url())
         case ["upgrade", revision]:

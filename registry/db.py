@@ -22,6 +22,9 @@ from registry.settings import Settings
 AFTER_COMMIT = "after_commit"
 ASKED_SECONDS = 5.0
 """A connection that has rested for so long is asked whether it still stands before it is used."""
+MEANING = {"timezone": "utc", "search_path": "public"}
+"""What a name means is not for a role's or a database's own settings to say: a clock of somebody's own, found before
+the server's, would let what has expired count. PostgreSQL's own names come before those of any schema that is named."""
 _RESTS_SINCE = "rests_since"
 _CURSOR = "cursor_of_plain_statements"
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z]\w*)")
@@ -38,11 +41,16 @@ def connect(settings: Settings) -> Engine:
         pool_size=settings.database_pool,
         max_overflow=settings.database_pool,
         json_deserializer=from_json,
-        connect_args={"options": " ".join(f"-c {name}={value}" for name, value in {**_MEANING, **limits}.items())},
+        connect_args={"options": options(MEANING | limits)},
     )
     event.listen(made, "checkin", _rest)
     event.listen(made, "checkout", _wake)
     return made
+
+
+def options(settings: Mapping[str, str]) -> str:
+    """Return settings of PostgreSQL as a connection takes them."""
+    return " ".join(f"-c {name}={value}" for name, value in settings.items())
 
 
 def _rest(_: object, record: ConnectionPoolEntry) -> None:
@@ -82,9 +90,6 @@ class Sql:
         self.sql = _PARAMETER.sub(lambda found: places[found[1]], sql).encode()
 
 
-# What a name means is not for a role's or a database's own settings to say: a clock of somebody's own, found before the
-# server's, would let what has expired count.
-_MEANING = {"timezone": "utc", "search_path": "pg_catalog,public"}
 _CLOCK = Sql("SELECT clock_timestamp()")
 
 

@@ -1,10 +1,14 @@
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from registry import verification
+from registry.client import Client
 from registry.service import Service
 from registry.settings import Gateway
+from schemas.api import RoleName
 from tests.support import logs
 from tests.support.api import Api
 from tests.support.command import Command
@@ -35,3 +39,19 @@ def scene(stack: Api, command: Command) -> Iterator[Scene]:
     made = Scene(stack, command)
     yield made
     made.runner.close()
+
+
+@pytest.fixture
+def clients(api: Api) -> Iterator[dict[RoleName, Client]]:
+    """A client of each role."""
+    with contextlib.ExitStack() as opened:
+        yield {role: opened.enter_context(Client(api.url, token)) for role, token in api.tokens.items()}
+
+
+@pytest.fixture
+def sound(api: Api) -> Iterator[None]:
+    """At the end, everything in the log is as it was signed, and what is kept beside it is what it says."""
+    yield
+    with api.service.database.transaction() as session:
+        told = verification.verify(session, api.project_id)
+    assert told.verified, told.faults

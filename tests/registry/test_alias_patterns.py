@@ -19,23 +19,6 @@ def author(api):
     return api.actor("engineer")
 
 
-@pytest.fixture
-def clients(api):
-    made = {role: Client(api.url, api.tokens[role]) for role in ROLES}
-    yield made
-    for one in made.values():
-        one.close()
-
-
-@pytest.fixture
-def sound(api):
-    """At the end, everything in the log is as it was signed, and every pattern is what its log says."""
-    yield
-    with api.service.database.transaction() as session:
-        told = verification.verify(session, api.project_id)
-    assert told.verified, told.faults
-
-
 def movers(clients, name, digest):
     """Return the roles that may make, move and take away an alias."""
     able, refused = [], set()

@@ -30,23 +30,6 @@ def author(api):
     return api.actor("engineer")
 
 
-@pytest.fixture
-def clients(api):
-    made = {role: Client(api.url, api.tokens[role]) for role in ("ci", "engineer", "manager", "admin", "viewer")}
-    yield made
-    for one in made.values():
-        one.close()
-
-
-@pytest.fixture
-def sound(api):
-    """At the end, everything in the log is as it was signed, and every alias is what its log says."""
-    yield
-    with api.service.database.transaction() as session:
-        told = verification.verify(session, api.project_id)
-    assert told.verified, told.faults
-
-
 def test_an_alias_is_made_moved_from_where_it_was_seen_and_taken_away_and_its_history_stays(
     api, clients, author, sound
 ):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from registry import jobs, runners, runs, verification
-from registry.client import Client
+from registry import jobs, runners, runs
 from registry.tables import JobRow
 from schemas.api import Complete, RecordCreate
 from schemas.common import canonical_json
@@ -26,23 +25,6 @@ def author(api):
 def suite(api, author):
     created_target(api.service, author, TARGET)
     return registered_golden(api.service, author)
-
-
-@pytest.fixture
-def clients(api):
-    made = {role: Client(api.url, api.tokens[role]) for role in ("manager", "admin")}
-    yield made
-    for one in made.values():
-        one.close()
-
-
-@pytest.fixture
-def sound(api):
-    """At the end, everything in the log is as it was signed, and the references are what it set last."""
-    yield
-    with api.service.database.transaction() as session:
-        told = verification.verify(session, api.project_id)
-    assert told.verified, told.faults
 
 
 def asked(suite, bundle, expected=None):

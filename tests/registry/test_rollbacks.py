@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from registry import history, releases, rollbacks, targets, verification
+from registry import history, releases, rollbacks, targets
 from registry.client import Client
 from registry.tables import ReleaseRow
 from registry.web.notices import notices
@@ -22,14 +22,6 @@ ROUNDS = 4
 @pytest.fixture
 def author(api):
     return api.actor("engineer")
-
-
-@pytest.fixture
-def sound(api):
-    yield
-    with api.service.database.transaction() as session:
-        told = verification.verify(session, api.project_id)
-    assert told.verified, told.faults
 
 
 def went_and_came_back(api, release, act=""):

@@ -1,6 +1,6 @@
 """Two releases of one target are taken back one after the other, or one while the other begins."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -11,11 +11,13 @@ from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow
 from schemas.api import Act
+from schemas.bundle import Bundle
 from schemas.evidence import Kind, Traffic
 from schemas.holds import Hold, holds
 from schemas.release import Phase
+from schemas.runner import Claim
 from tests.support.gateway import ask_many
-from tests.support.streams import stream_engine
+from tests.support.streams import StreamEngine, stream_engine
 from tests.support.world import QUICK_CANARY, World, world
 
 STEP = {"weight_bp": 5000, "hold_seconds": "600", "min_requests": 29, "max_seconds": "6000"}
@@ -67,6 +69,27 @@ def test_a_live_release_goes_back_although_the_one_after_it_went_back_to_it_a_mo
         assert set(ask_many(here.envoy.url(), 10).engines) == {"one"}
 
 
+def without_way_back(
+    here: World, bundles: Sequence[Bundle], one: StreamEngine, two: StreamEngine
+) -> tuple[UUID, UUID, Claim]:
+    """Have a second release that is to be taken back, and whose first does not boot again: it holds for that.
+
+    Returns both, and what a runner claims to boot the first.
+    """
+    first = here.live(bundles[0], here.policy(), one)
+    stopped = here.serving_jobs()[0]
+    second = here.live(bundles[1], here.policy(), two)
+    here.complete_by_token(stopped.id, stopped.fencing_token)
+    roll_back(here, second)
+    back = here.claim()
+    assert back.bundle == bundles[0].digest
+    with here.service.database.transaction() as session:
+        job = session.get_one(JobRow, back.job)
+        job.attempt, job.problem = 3, "it does not boot"
+    here.until(lambda: bool(here.show(second).held))
+    return first, second, back
+
+
 def test_a_release_gets_no_traffic_beside_one_that_is_being_taken_back(here: World) -> None:
     with stream_engine("one") as one, stream_engine("two") as two, stream_engine("three") as three:
         bundles = [here.bundle(name, name.encode()) for name in ("one", "two", "three")]
@@ -107,17 +130,7 @@ def test_a_release_gets_no_traffic_beside_one_that_is_being_taken_back(here: Wor
 def test_a_release_may_follow_one_that_cannot_be_taken_back_and_lends_it_no_way_back(here: World) -> None:
     with stream_engine("one") as one, stream_engine("two") as two, stream_engine("three") as three:
         bundles = [here.bundle(name, name.encode()) for name in ("one", "two", "three")]
-        first = here.live(bundles[0], here.policy(), one)
-        stopped = here.serving_jobs()[0]
-        second = here.live(bundles[1], here.policy(), two)
-        here.complete_by_token(stopped.id, stopped.fencing_token)
-        roll_back(here, second)
-        back = here.claim()
-        assert back.bundle == bundles[0].digest
-        with here.service.database.transaction() as session:
-            job = session.get_one(JobRow, back.job)
-            job.attempt, job.problem = 3, "it does not boot"
-        here.until(lambda: bool(here.show(second).held))
+        first, second, back = without_way_back(here, bundles, one, two)
         third = here.release(bundles[2], here.policy("slow", canary=SLOW))
         here.evaluate()
         here.serve(three, pid=3000)
@@ -141,17 +154,7 @@ def test_a_release_may_follow_one_that_cannot_be_taken_back_and_lends_it_no_way_
 def test_what_was_asked_of_a_release_before_another_replaced_it_takes_nothing_back_when_it_returns(here: World) -> None:
     with stream_engine("one") as one, stream_engine("two") as two, stream_engine("three") as three:
         bundles = [here.bundle(name, name.encode()) for name in ("one", "two", "three")]
-        first = here.live(bundles[0], here.policy(), one)
-        stopped = here.serving_jobs()[0]
-        second = here.live(bundles[1], here.policy(), two)
-        here.complete_by_token(stopped.id, stopped.fencing_token)
-        roll_back(here, second)
-        back = here.claim()
-        assert back.bundle == bundles[0].digest
-        with here.service.database.transaction() as session:
-            job = session.get_one(JobRow, back.job)
-            job.attempt, job.problem = 3, "it does not boot"
-        here.until(lambda: bool(here.show(second).held))
+        first, second, back = without_way_back(here, bundles, one, two)
         third = here.live(bundles[2], here.policy(), three)
         assert here.show(second).phase is Phase.SUPERSEDED
         (gone,) = [job for job in here.serving_jobs() if job.bundle == bundles[1].digest]

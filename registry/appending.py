@@ -4,13 +4,14 @@ from registry.db import Sql
 
 # The transaction gets its number before it waits, and before the entry gets its sequence: see `registry.cursors`.
 HOLD = Sql("SELECT pg_advisory_xact_lock(hashtextextended(:stream, 0)), CAST(pg_current_xact_id() AS text)")
-# A statement of its own: what it sees was committed before the stream was held.
+# A statement of its own: what it sees was committed before the stream was held. Nothing is recorded before its key
+# began to sign, also where the clock was set back to before that: it would count as signed by somebody else for ever.
 END = Sql(
     """
     SELECT
         (SELECT sequence FROM entries WHERE stream = :stream AND act = :act),
         last.position, last.entry_digest, CAST(last.transaction_id AS text),
-        clock_timestamp(), key.key_id, key.valid_until
+        greatest(clock_timestamp(), key.valid_from), key.key_id, key.valid_until
     FROM (VALUES (1)) AS one
     LEFT JOIN LATERAL (
         SELECT position, entry_digest, transaction_id FROM entries
@@ -24,7 +25,7 @@ END = Sql(
 # Where the stream is held already, and what is in it is known.
 HERE = Sql(
     """
-    SELECT CAST(pg_current_xact_id() AS text), clock_timestamp(), key.key_id, key.valid_until
+    SELECT CAST(pg_current_xact_id() AS text), greatest(clock_timestamp(), key.valid_from), key.key_id, key.valid_until
     FROM (VALUES (1)) AS one LEFT JOIN signing_keys AS key ON key.key_id = :key
     """
 )

@@ -85,7 +85,7 @@ def _next(service: Service, project: UUID, until: int, by: str) -> tuple[bool, b
         ).all()
         if not rows:
             return False, False
-        made_at = db.now(session)
+        made_at = keys.signing_time(session, key_id := service.signer.key_id)
         history = keys.history(session)
     sealed = Sealed(
         project=project,
@@ -102,12 +102,16 @@ def _next(service: Service, project: UUID, until: int, by: str) -> tuple[bool, b
             for key in sorted(history, key=lambda key: key.key_id)
         ],
     )
-    is_stored = _store(service, sealed, root_of((row.sequence, row.entry_digest) for row in rows))
+    is_stored = _store(service, sealed, root_of((row.sequence, row.entry_digest) for row in rows), key_id)
     return is_stored, not is_stored or len(rows) == MAX_SEALED
 
 
-def _store(service: Service, sealed: Sealed, root: str) -> bool:
-    """Sign a checkpoint and store it, unless another caller has stored one in its place. Tells whether it did."""
+def _store(service: Service, sealed: Sealed, root: str, key_id: str) -> bool:
+    """Sign a checkpoint and store it, and tell whether it did.
+
+    It did not where another caller has stored one in its place, and where another key signs by now than the one that
+    was to: that began after the moment that the checkpoint says.
+    """
     statement = {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": "evidence", "digest": {"sha256": root.removeprefix("sha256:")}}],
@@ -118,6 +122,8 @@ def _store(service: Service, sealed: Sealed, root: str) -> bool:
     envelope = service.signer.sign(canonical_json(statement))
     raw = canonical_json(envelope.model_dump(mode="json", by_alias=True))
     signer = envelope.signatures[0].keyid
+    if signer != key_id:
+        return False
     with service.database.transaction() as session:
         keys.signing_time(session, signer)
         stored = session.scalar(

@@ -135,6 +135,16 @@ def create(path: Path) -> None:
             return
     finally:
         temporary.unlink()
+    settle(path.parent)
+
+
+def settle(folder: Path) -> None:
+    """Return when what was put into a folder would outlive a loss of power."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def enroll(session: Session, signer: Signer, *, at: datetime) -> None:
@@ -158,13 +168,17 @@ def history(session: Session) -> list[SigningKeyRow]:
 
 
 def signing_time(session: Session, key_id: str) -> datetime:
-    """Return the database's clock, at which something that a key signed is recorded.
+    """Return when something that a key signs now is recorded: the database's clock, and never before the key began.
+
+    The clock may have been set back to before that.
 
     Raises:
         Unavailable: the key is unknown, or signs no more.
     """
     found = session.execute(
-        select(func.clock_timestamp(), SigningKeyRow.valid_until).where(SigningKeyRow.key_id == key_id)
+        select(func.greatest(func.clock_timestamp(), SigningKeyRow.valid_from), SigningKeyRow.valid_until).where(
+            SigningKeyRow.key_id == key_id
+        )
     ).one_or_none()
     instant, ends_at = found or (datetime.now(UTC), None)
     require_in_force(key_id, instant, is_known=found is not None, ends_at=ends_at)
@@ -175,6 +189,12 @@ def require_in_force(key_id: str, at: datetime, *, is_known: bool, ends_at: date
     """Return when what a key signed may be recorded at an instant. Raises Unavailable."""
     if not is_known or (ends_at is not None and at > ends_at):
         raise Unavailable(f"the signing key {key_id[:12]} is not in force; another one has taken its place")
+
+
+def require_lasting(session: Session, key_id: str) -> None:
+    """Return when no end has been set for a key. Raises Unavailable: another one is about to take its place."""
+    if session.scalar(select(SigningKeyRow.valid_until).where(SigningKeyRow.key_id == key_id)) is not None:
+        raise Unavailable("the signing key is being replaced just now; try again")
 
 
 def known(session: Session) -> list[Key]:

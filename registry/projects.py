@@ -12,8 +12,9 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
-from registry import auth, db, evidence
+from registry import auth, db, evidence, keys
 from registry.auth import ADMIN_PROJECT, Actor
+from registry.logged import Logged
 from registry.service import Service
 from registry.tables import ProjectRow
 from schemas.api import LimitsSet, Project, RoleName
@@ -43,7 +44,7 @@ def create(session: Session, service: Service, name: str, *, by: str) -> Project
 
 
 def ensure(session: Session, service: Service, name: str, *, by: str) -> tuple[ProjectRow, bool]:
-    """Return the project of a name, and whether this call made it."""
+    """Return the project of a name, and whether this call made it. Raises Unavailable: the key is being replaced."""
     added = session.execute(
         insert(ProjectRow)
         .values(id=uuid7(), name=name, created_at=db.now(session))
@@ -53,13 +54,15 @@ def ensure(session: Session, service: Service, name: str, *, by: str) -> tuple[P
     is_new = added.first() is not None
     row = named(session, name)
     if is_new:
-        record(session, service, row, by=by)
+        entry = record(session, service, row, by=by)
+        # A rotation tells every project there is of the new key. One that began since waits for this one to be there.
+        keys.require_lasting(session, entry.key_id)
     return row, is_new
 
 
 def record(
     session: Session, service: Service, row: ProjectRow, *, by: str, said: Mapping[str, Any] | None = None
-) -> None:
+) -> Logged:
     """Record what a project is from now on: as its row is, or as is `said`. Nobody else may change it meanwhile."""
     of, body = stream(row.id), ProjectSet(**{**(facts(row) if said is None else said), "adopted": ADOPTED})
     signed = evidence.state(
@@ -72,7 +75,7 @@ def record(
         subjects={"project": evidence.name_digest(row.name)},
         now=db.now(session),
     )
-    evidence.append(session, row.id, signed)
+    return evidence.append(session, row.id, signed)[0]
 
 
 def facts(row: ProjectRow) -> dict[str, Any]:

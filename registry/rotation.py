@@ -6,14 +6,17 @@ since only the owner may end a key. What a crash left half done is finished by t
 """
 
 import argparse
+import fcntl
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 from pydantic import ValidationError
-from sqlalchemy import select, update
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy import select, text, update
+from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.orm import Session
 
 from registry import db, evidence, keys
@@ -22,7 +25,7 @@ from registry.keys import Signer
 from registry.settings import Settings, explain
 from registry.tables import ProjectRow, SigningKeyRow
 from schemas.evidence import KeyRotated, Kind
-from schemas.problems import Problem
+from schemas.problems import Conflict, Problem
 
 OVERLAP_SECONDS = 60.0
 """How long what the old key has signed already may still be recorded."""
@@ -48,6 +51,9 @@ def main(arguments: list[str]) -> int:
     except ProgrammingError as error:
         sys.stderr.write(f"rotate: the database refuses; is this its owner? {str(error.orig).splitlines()[0]}\n")
         return 4
+    except OperationalError as error:
+        sys.stderr.write(f"rotate: the database cannot do it just now: {str(error.orig).splitlines()[0]}\n")
+        return 4
     except (Problem, OSError, ValueError) as error:
         sys.stderr.write(f"rotate: {error}\n")
         return 2
@@ -62,24 +68,40 @@ def rotate(database: Database, path: Path, *, reason: str, overlap_seconds: floa
 
     Raises:
         FileNotFoundError: there is no key to take the place of.
+        Conflict: somebody rotates it just now.
         ValueError: the file holds none, or its key has ended already.
     """
     if not path.exists():
         raise FileNotFoundError(f"there is no signing key at {path}")
-    old, following = Signer.load(path), path.with_name(f"{path.name}.next")
-    new = _begun(database, following)
-    if new is None:
-        following.unlink(missing_ok=True)
-        new = Signer.load(following)
-        with database.transaction() as session:
-            _record(session, old, new, reason=reason, overlap_seconds=overlap_seconds)
-    following.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    with _alone(path.parent):
+        old, following = Signer.load(path), path.with_name(f"{path.name}.next")
+        new = _begun(database, following)
+        if new is None:
+            following.unlink(missing_ok=True)
+            new = Signer.load(following)
+            with database.transaction() as session:
+                _record(session, old, new, reason=reason, overlap_seconds=overlap_seconds)
+        following.replace(path)
+        keys.settle(path.parent)
+        return new.key_id
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep others from rotating the key in a folder: of two at once, one would lose the key that the other recorded.
+
+    Raises:
+        Conflict: somebody rotates it just now.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(f"another rotation of the key in {folder} is under way") from None
+        yield
     finally:
-        os.close(folder)
-    return new.key_id
+        os.close(handle)
 
 
 def _begun(database: Database, following: Path) -> Signer | None:
@@ -92,8 +114,10 @@ def _begun(database: Database, following: Path) -> Signer | None:
 
 
 def _record(session: Session, old: Signer, new: Signer, *, reason: str, overlap_seconds: float) -> None:
-    at = db.now(session)
-    keys.enroll(session, old, at=at)
+    # Whoever makes a project meanwhile waits, and then sees that the old key ends: see `registry.projects`.
+    session.execute(text("LOCK TABLE projects IN SHARE MODE"))
+    keys.enroll(session, old, at=db.now(session))
+    at = keys.signing_time(session, old.key_id)
     keys.enroll(session, new, at=at)
     until = at + timedelta(seconds=overlap_seconds)
     body = KeyRotated(

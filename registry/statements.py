@@ -54,7 +54,7 @@ STORE = Sql(
         FROM unnest(CAST(:label_names AS text[]), CAST(:label_values AS text[])) AS one (label, value), member
         WHERE member.id = :identity
     )
-    SELECT clock_timestamp() AS at, (SELECT id FROM member) AS id,
+    SELECT greatest(clock_timestamp(), key.valid_from) AS at, (SELECT id FROM member) AS id,
         CAST(pg_current_xact_id() AS text) AS own, key.key_id, key.valid_until,
         ARRAY(SELECT digest FROM blobs WHERE digest = ANY(CAST(:files AS text[])) AND damaged_at IS NOT NULL) AS damaged
     FROM (VALUES (1)) AS one LEFT JOIN signing_keys AS key ON key.key_id = :key

@@ -1,18 +1,23 @@
 """Rotation of the signing key: the old key introduces the new one, and nothing is signed outside a validity."""
 
+import os
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
-from registry import adoption, db, evidence, keys, projects, rotation, verification
+from registry import adoption, checkpoints, db, evidence, hindsight, keys, projects, rotation, verification
+from registry.auth import Actor
 from registry.keys import Signer
-from registry.tables import EntryRow, ProjectRow, SigningKeyRow
-from schemas.evidence import KeyRotated, Kind, TargetCreated
-from schemas.problems import Unavailable
+from registry.tables import EntryRow, ProjectRow, ReleaseRow, SigningKeyRow
+from schemas.evidence import KeyRotated, Kind, Note, TargetCreated
+from schemas.problems import Conflict, Unavailable
 from tests.support.api import Api
+from tests.support.embedded import until
+from tests.support.factories import record_act, started_release
 
 BODY = TargetCreated(name="chat@prod", runner_class="cpu", gateway="local")
 
@@ -201,6 +206,125 @@ def test_a_rotation_that_a_crash_left_half_done_is_finished_or_begun_anew(servic
     assert (new == left.key_id) is is_recorded
     assert not following.exists()
     assert add(service, actor, "1") == new
+    assert verify(service, actor).faults == []
+
+
+def test_of_two_rotations_at_once_one_is_refused_and_the_key_that_signs_is_the_one_that_was_recorded(
+    service, actor, monkeypatch
+):
+    path = service.settings.signing_key
+    following, record = path.with_name(f"{path.name}.next"), rotation._record
+    others, refused = [], []
+
+    def second():
+        try:
+            rotate(service)
+        except (Conflict, ValueError) as error:
+            refused.append(error)
+
+    def recorded(*arguments, **named):
+        record(*arguments, **named)
+        if not others:
+            mine = following.read_bytes()
+            others.append(threading.Thread(target=second))
+            others[0].start()
+            until(lambda: refused or following.read_bytes() != mine, seconds=10)
+
+    monkeypatch.setattr(rotation, "_record", recorded)
+    new = rotate(service)
+    others[0].join()
+    assert [type(error) for error in refused] == [Conflict]
+    assert add(service, actor, "1") == new
+    assert verify(service, actor).faults == []
+    assert rotate(service) != new
+
+
+def test_a_new_key_outlives_a_loss_of_power_before_anything_says_that_it_signs(service, actor, monkeypatch):
+    path, sync, record = service.settings.signing_key, os.fsync, rotation._record
+    done = []
+
+    def synced(handle):
+        done.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        sync(handle)
+
+    def recorded(*arguments, **named):
+        done.append("recorded")
+        record(*arguments, **named)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(rotation, "_record", recorded)
+    rotate(service)
+    folder = os.fspath(path.parent)
+    assert folder in done[: done.index("recorded")]
+    assert folder in done[done.index("recorded") :]
+
+
+def test_a_project_is_made_under_a_key_that_lasts_or_waits_for_the_one_that_takes_its_place(service, actor):
+    path = service.settings.signing_key
+    following = path.with_name(f"{path.name}.next")
+    with service.database.transaction() as session:
+        rotation._record(session, Signer.load(path), Signer.load(following), reason="yearly", overlap_seconds=60)
+    with pytest.raises(Unavailable, match="is being replaced"), service.database.transaction() as session:
+        projects.create(session, service, "second", by="root")
+    new = rotate(service)
+    with service.database.transaction() as session:
+        made = projects.create(session, service, "second", by="root")
+        told = verification.verify(session, made.id, signer=new)
+    assert (told.entries, told.faults) == (1, [])
+
+
+def test_a_rotation_tells_a_project_that_was_being_made_when_it_began(service, actor):
+    rotations = []
+    with service.database.transaction() as session:
+        made = projects.create(session, service, "second", by="root")
+        rotations.append(threading.Thread(target=rotate, args=(service,)))
+        rotations[0].start()
+        rotations[0].join(1)
+        assert rotations[0].is_alive()
+    rotations[0].join()
+    with service.database.transaction() as session:
+        told = verification.verify(session, made.id, signer=service.signer.key_id)
+        assert [row.kind for row in evidence.read(session, projects.stream(made.id))] == ["project_set", "key_rotated"]
+    assert told.faults == []
+
+
+def test_nothing_is_signed_outside_a_key_whose_beginning_the_clock_was_set_back_to_before(service):
+    """What is recorded, and what seals it, has the key's first moment then."""
+    with service.database.transaction() as session:
+        session.execute(text("SET LOCAL session_replication_role = replica"))
+        session.execute(text("UPDATE signing_keys SET valid_from = valid_from + interval '1 hour'"))
+        project, _ = projects.ensure(session, service, "default", by="test")
+    maria = Actor(project_id=project.id, project="default", name="maria", role="manager")
+    release = started_release(service, maria)
+    record_act(service, release, Kind.PAUSED, Note(reason="a look"))
+    checkpoints.make(service, project.id, by="test")
+    assert verify(service, maria).faults == []
+    rotate(service)
+    record_act(service, release, Kind.RESUMED, Note(reason="looked"))
+    checkpoints.make(service, project.id, by="test")
+    told = verify(service, maria)
+    assert (told.faults, told.checkpoints) == ([], 2)
+    with service.database.reading() as session:
+        row, now = session.get_one(ReleaseRow, release), db.now(session)
+        assert row.phase_since - now > timedelta(minutes=50)
+        # Who is looked at next is told by the clock as it is.
+        hindsight.bring_near(session, service.settings, now)
+        assert session.get_one(ReleaseRow, release, populate_existing=True).due_at <= db.now(session)
+
+
+def test_a_key_that_takes_over_while_a_checkpoint_is_made_seals_nothing_from_before(service, actor, monkeypatch):
+    """The checkpoint says when it was made, and the new key did not sign then."""
+    add(service, actor, "1")
+    store, rotated = checkpoints._store, []
+
+    def stored(*arguments):
+        if not rotated:
+            rotated.append(rotate(service))
+        return store(*arguments)
+
+    monkeypatch.setattr(checkpoints, "_store", stored)
+    row, is_new = checkpoints.make(service, actor.project_id, by="test")
+    assert (is_new, row.key_id) == (True, rotated[0])
     assert verify(service, actor).faults == []
 
 

@@ -1,14 +1,13 @@
 """The catalogue of gates, and the one way from a measurement to a result with its records."""
 
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from gates import compatibility, consistency, golden, identity, integrity, load, rollback, structured
 from gates.errors import InstrumentError
-from gates.gate import Gate, GateContext, Judged, JudgeInput, Records, Rule, bounded, clip, errored
+from gates.gate import NOW, Gate, GateContext, Judged, JudgeInput, Manner, Records, Rule, clip, errored
 from gates.placement import gate as placement
 from gates.pulse import STILL_SECONDS, Pulse
 from gates.static import gate as static
@@ -16,7 +15,7 @@ from schemas.bundle import Bundle
 from schemas.common import canonical_json, sha256_digest, strict_json
 from schemas.policy import GateRule
 from schemas.reference import Reference
-from schemas.result import Finding, GateResult, Verdict
+from schemas.result import GateResult, Verdict
 from schemas.suite import AnySuite
 
 GATES = (
@@ -109,11 +108,11 @@ def recompute(
     suite: AnySuite | None,
     reference: Reference | None,
     bundle: Bundle,
-    bound: Callable[[Sequence[Finding]], list[Finding]] = bounded,
+    manner: Manner = NOW,
 ) -> GateResult:
     """Return the result that these records give, bit for bit the one that was recorded.
 
-    `bound` is which findings it has when there are too many; versions from before `bounded` took `first_of`.
+    `manner` is how it is told: `EARLIER` are those of versions before.
 
     Raises:
         ValueError: the bytes are no record of a gate, are of another version of it, or name another bundle, suite
@@ -131,7 +130,7 @@ def recompute(
             raise ValueError(f"these records were measured with another {name}: {body[name]}")
     rule = _RULE.validate_python(body["rule"])
     records = body["records"] if isinstance(body["records"], dict) else {"instrument": "The records are no object."}
-    judged = _judge(gate, JudgeInput(rule, records, bundle, suite, reference, bound), body.get("identity"))
+    judged = _judge(gate, JudgeInput(rule, records, bundle, suite, reference, manner), body.get("identity"))
     return GateResult(
         gate=gate.name,
         definition=definition(gate.name, rule),

@@ -63,7 +63,7 @@ def judge(given: JudgeInput) -> Judged:
     measurements = _measurements(rule, bundle, records)
     blocking = [one for one in tally.findings if one.severity is Severity.BLOCK]
     others = [one for one in tally.findings if one.severity is not Severity.BLOCK]
-    findings = given.bound(blocking + tally.doubtful + others)
+    findings = given.manner.bound(blocking + tally.doubtful + others)
     if blocking:
         more = f" ({len(blocking)} findings block.)" if len(blocking) > 1 else ""
         return Judged(Verdict.FAILED, clip(blocking[0].message + more), measurements, findings)

@@ -68,8 +68,23 @@ def bounded(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def first_of(findings: Sequence[Finding]) -> list[Finding]:
-    """Return at most MAX_FINDINGS of these, as versions before `bounded` did: results of theirs are recomputed so."""
+    """Return at most MAX_FINDINGS of these, as versions before `bounded` did."""
     return list(findings[:MAX_FINDINGS])
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a version tells what it judged, where the verdict is the same."""
+
+    bound: Callable[[Sequence[Finding]], list[Finding]] = bounded
+    """Which findings a result has when there are more than it may have."""
+    counts_none: bool = False
+    """Whether golden also counts answers that part where the reference was undecided when there are none."""
+
+
+NOW = Manner()
+EARLIER = (Manner(counts_none=True), Manner(first_of, counts_none=True))
+"""How earlier versions told it, the newest first: results of theirs are recomputed so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +96,7 @@ class JudgeInput:
     bundle: Bundle
     suite: AnySuite | None = None
     reference: Reference | None = None
-    bound: Callable[[Sequence[Finding]], list[Finding]] = bounded
-    """Which findings a result has when there are more than it may have."""
+    manner: Manner = NOW
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from schemas.policy import GoldenRule
 from schemas.reference import Noise, OutputToken, Recording, Reference
 from schemas.result import Finding, Measurement, Severity, Verdict
 from schemas.runner import EngineIdentity
+from schemas.short import agreeing, many
 from schemas.suite import GoldenSuite
 
 _UNTOLD = "Take the gate `golden` out of the policies of bundles on this engine, or serve them with another one."
@@ -228,7 +229,7 @@ def _best(token: OutputToken | None) -> str:
 def _conclude(given: JudgeInput, rule: GoldenRule, suite: GoldenSuite, tally: _Tally) -> Judged:
     total = len(suite.prompts)
     measurements = _measurements(rule, total, tally)
-    findings = given.bound(tally.failed + tally.doubtful + tally.noted)
+    findings = given.manner.bound(tally.failed + tally.doubtful + tally.noted)
     if tally.failed:
         more = f" ({len(tally.failed)} of {total} prompts fail.)"
         return Judged(Verdict.FAILED, clip(tally.failed[0].message + more), measurements, findings)
@@ -237,12 +238,28 @@ def _conclude(given: JudgeInput, rule: GoldenRule, suite: GoldenSuite, tally: _T
     if tally.compared < rule.min_prompts:
         summary = f"{tally.compared} prompts were compared, and the policy asks for {rule.min_prompts}."
         return Judged(Verdict.INCONCLUSIVE, summary, measurements, findings)
-    noise = tally.compared - tally.same_outputs
-    summary = (
-        f"All {tally.compared} prompts are read as the same tokens, and {tally.same_outputs} answers are the same "
-        f"token by token; {noise} part where the reference was undecided to within {rule.margin_nat} nat."
+    told = _as_before if given.manner.counts_none else _told
+    return Judged(Verdict.PASSED, told(tally.compared, tally.same_outputs, rule), measurements, findings)
+
+
+def _told(compared: int, same: int, rule: GoldenRule) -> str:
+    """Return what a pass says: how many prompts and answers are the same, and which others are accepted, if any."""
+    if (noise := compared - same) == 0:
+        both = f"All {compared} prompts are read as the same tokens and answered with the same ones."
+        return both if compared > 1 else "The one prompt is read as the same tokens and answered with the same ones."
+    read = f"All {compared} prompts are" if compared > 1 else "The one prompt is"
+    return (
+        f"{read} read as the same tokens, and {many(same, 'answer', 'is', 'are')} the same token by token; "
+        f"{noise} {agreeing(noise, 'parts', 'part')} where the reference was undecided to within {rule.margin_nat} nat."
     )
-    return Judged(Verdict.PASSED, summary, measurements, findings)
+
+
+def _as_before(compared: int, same: int, rule: GoldenRule) -> str:
+    """Return what a pass said in earlier versions, with results that are recomputed."""
+    return (
+        f"All {compared} prompts are read as the same tokens, and {same} answers are the same "
+        f"token by token; {compared - same} part where the reference was undecided to within {rule.margin_nat} nat."
+    )
 
 
 def _measurements(rule: GoldenRule, total: int, tally: _Tally) -> list[Measurement]:

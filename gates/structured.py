@@ -282,7 +282,7 @@ def _conclude(given: JudgeInput, rule: StructuredRule, suite: StructuredSuite, t
     undecided = _judge_shares(rule, tally)
     measurements = _measurements(rule, tally)
     tally.noted.sort(key=lambda one: one.severity is Severity.INFO)
-    findings = given.bound(tally.blocking + tally.doubtful + tally.noted)
+    findings = given.manner.bound(tally.blocking + tally.doubtful + tally.noted)
     if tally.blocking:
         more = f" ({len(tally.blocking)} findings block.)" if len(tally.blocking) > 1 else ""
         return Judged(Verdict.FAILED, clip(tally.blocking[0].message + more), measurements, findings)

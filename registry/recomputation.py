@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gates import catalog
-from gates.gate import MAX_FINDINGS, first_of
+from gates.gate import EARLIER
 from registry import documents, erasure, evidence, verification
 from registry.logged import Logged
 from registry.service import Service
@@ -96,10 +96,10 @@ def _again(
         reference = documents.load_reference(session, project, named["reference"]) if named["reference"] else None
         bundle = documents.load_bundle(session, project, named["bundle"], or_deleted=True)
         now = catalog.recompute(raw, suite, reference, bundle)
-        if len(recorded.findings) == MAX_FINDINGS and _differences(recorded, now):
-            # What it is held to is what its own version would have cut off.
-            older = catalog.recompute(raw, suite, reference, bundle, first_of)
-            now = now if _differences(recorded, older) else older
+        if _differences(recorded, now):
+            # What it is held to is what its own version would have told.
+            older = (catalog.recompute(raw, suite, reference, bundle, manner) for manner in EARLIER)
+            now = next((one for one in older if not _differences(recorded, one)), now)
         return now, [], wrong
     except NotFound as problem:
         return None, [problem.detail], wrong

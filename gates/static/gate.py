@@ -44,7 +44,7 @@ def judge(given: JudgeInput) -> Judged:
         return errored(f"The checks {', '.join(missing)} did not run; run the gate again.")
     flaws = tuple(read_flaw(one) for one in given.records["flaws"])
     verdict = verdict_of(flaws)
-    findings = given.bound([as_finding(one) for one in flaws])
+    findings = given.manner.bound([as_finding(one) for one in flaws])
     counts = {severity: sum(1 for one in flaws if one.severity is severity) for severity in Severity}
     measurements = [
         Measurement(name=f"findings_{severity}", unit="count", statistic="value", value=count, n=len(flaws), k=count)

@@ -16,6 +16,8 @@ from gates.dialects.llamacpp import LLAMACPP
 from gates.dialects.table import DIALECTS
 from gates.endpoint import Endpoint
 from gates.errors import InstrumentError
+from gates.gate import EARLIER
+from gates.golden import _told
 from gates.questions import untold
 from schemas.policy import GoldenRule
 from schemas.reference import Reference
@@ -160,6 +162,33 @@ def test_a_flip_where_the_reference_was_undecided_passes_and_is_noted(tmp_path, 
     assert {(one.code, one.severity) for one in result.findings} == {("output-noise", Severity.INFO)}
     margin = next(one for one in result.measurements if one.name == "divergence_margin")
     assert (margin.value, margin.n) == (pytest.approx(0.0358, abs=0.0005), 3)
+    assert result.summary == (
+        "All 3 prompts are read as the same tokens, and 0 answers are the same token by token; "
+        "3 part where the reference was undecided to within 0.05 nat."
+    )
+
+
+@pytest.mark.parametrize(
+    ("compared", "same", "said"),
+    [
+        (3, 3, "All 3 prompts are read as the same tokens and answered with the same ones."),
+        (1, 1, "The one prompt is read as the same tokens and answered with the same ones."),
+        (2, 1, "All 2 prompts are read as the same tokens, and 1 answer is the same token by token; 1 parts where"),
+        (1, 0, "The one prompt is read as the same tokens, and 0 answers are the same token by token; 1 parts where"),
+    ],
+)
+def test_a_pass_counts_what_is_accepted_and_nothing_that_is_not_there(compared, same, said):
+    assert _told(compared, same, RULE).startswith(said)
+
+
+def test_a_pass_of_an_earlier_version_is_recomputed_in_its_words(good, reference):
+    result, raw = catalog.run("golden", served.with_suite(good, SUITE, reference=reference))
+    assert result.summary == "All 3 prompts are read as the same tokens and answered with the same ones."
+    (older,) = {catalog.recompute(raw, SUITE, reference, good.bundle, manner).summary for manner in EARLIER}
+    assert older == (
+        "All 3 prompts are read as the same tokens, and 3 answers are the same token by token; "
+        "0 part where the reference was undecided to within 0.05 nat."
+    )
 
 
 def flipped():

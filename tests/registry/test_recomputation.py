@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select, text
 
 from gates import catalog, integrity
-from gates.gate import MAX_FINDINGS, GateContext, first_of
+from gates.gate import EARLIER, MAX_FINDINGS, GateContext
 from gates.static.flaw import flaw
 from registry import blobs, evidence, recomputation
 from registry.storage.local import LocalBlobs
@@ -166,7 +166,7 @@ def test_a_result_that_an_older_version_cut_otherwise_is_the_same(service, actor
     body["records"]["flaws"] = [one.as_json() for one in (*many, last)]
     raw = canonical_json(body)
     now = catalog.recompute(raw, None, None, bundle)
-    older = catalog.recompute(raw, None, None, bundle, first_of)
+    older = catalog.recompute(raw, None, None, bundle, EARLIER[-1])
     assert len(now.findings) == len(older.findings) == MAX_FINDINGS
     assert [one.findings[-1].code for one in (now, older)] == ["template-clock", "constant-weight"]
     found = recompute(service, actor, recorded(service, actor, (bundle, older, raw), gates=CHECKED))

@@ -36,7 +36,7 @@ IMPACT_EXAMPLES = examples(
 _NAMED = "Digest, 8 or more of its digits, @ALIAS, or a file with the document"
 
 First = Annotated[str, typer.Argument(metavar="A", help=f"{_NAMED}; with --target, this is B.")]
-Second = Annotated[str | None, typer.Argument(metavar="[B]", help=f"{_NAMED}.")]
+Second = Annotated[str | None, typer.Argument(metavar="B", help=f"{_NAMED}.")]
 Against = Annotated[
     str | None, typer.Option("--target", "-t", help="Compare with what this target has accepted, in place of A.")
 ]

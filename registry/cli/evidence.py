@@ -30,7 +30,7 @@ app = group("Evidence: signed, hash-chained entries of what happened.")
 
 Stream = Annotated[str | None, typer.Option("--stream", help="Only this stream, as `evidence list` shows it.")]
 OfRelease = Annotated[str | None, typer.Option("--release", help="Only of this release.")]
-ResultEntry = Annotated[str | None, typer.Argument(metavar="[ENTRY]", help="Whole digest of a gate result's entry.")]
+ResultEntry = Annotated[str | None, typer.Argument(metavar="ENTRY", help="Whole digest of a gate result's entry.")]
 ResultRelease = Annotated[str | None, typer.Option("--release", help="Or the release whose result it is, and")]
 ResultGate = Annotated[str | None, typer.Option("--gate", "-g", help="the gate, whose latest result it is.")]
 """How a command names one gate result: by its entry, or by a release and a gate; see `_named`."""

@@ -24,7 +24,7 @@ LOGIN_EXAMPLES = examples(
 
 def login(
     url: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="Address of the service. Only asks who you are when absent.")
+        str | None, typer.Argument(metavar="URL", help="Address of the service. Only asks who you are when absent.")
     ] = None,
     token: Annotated[
         str | None,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperGroup, TyperOption
 
 _LONGEST_SENTENCE = 1000
 _LONGEST_CHOICE = 50
@@ -69,14 +69,28 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
+class _Argument(TyperArgument):
+    """An argument as a person writes it: `FILE`, or `[FILE]` in the usage of what does without it."""
+
+    def display_type_rich(self, ctx: Any) -> str:  # noqa: ARG002 - the library's own form
+        """Return no type: the name says what it is."""
+        return ""
+
+    def get_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002 - as above
+        """Return its name, in brackets where it may be left out."""
+        return [self.display_name_raw if self.required else f"[{self.display_name_raw}]"]
+
+
 def name_values(command: Any) -> None:
-    """Have the help of a command, and of all below it, call the value of each option by what it is.
+    """Have the help of a command, and of all below it, call each argument, and the value of each option, by what it is.
 
     Not by the type that reads it: `--timeout SECONDS`, and not `<float range>`; a long list of words is not repeated.
     """
-    for option in command.params:
-        if isinstance(option, TyperOption) and option.metavar is None and not (option.is_flag or option.count):
-            option.metavar = _value(option)
+    for one in command.params:
+        if isinstance(one, TyperArgument):
+            one.__class__ = _Argument
+        elif isinstance(one, TyperOption) and one.metavar is None and not (one.is_flag or one.count):
+            one.metavar = _value(one)
     for below in getattr(command, "commands", {}).values():
         name_values(below)
 

@@ -49,9 +49,7 @@ def say_pushed(output: Output, registered: Registered, *, is_new: bool) -> None:
 def show(
     policy: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[POLICY]", help="Digest, 8 or more of its digits, or a file. All policies when absent."
-        ),
+        typer.Argument(metavar="POLICY", help="Digest, 8 or more of its digits, or a file. All policies when absent."),
     ] = None,
     limit: Limit = 200,
     as_json: Json = False,

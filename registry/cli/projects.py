@@ -50,7 +50,7 @@ def list_(limit: Limit = 50, as_json: Json = False) -> int:
 
 @app.command(epilog=examples("sluicegate project show", "sluicegate project show team-b --json"))
 def show(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Project; your own when absent.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Project; your own when absent.")] = None,
     as_json: Json = False,
 ) -> int:
     """Show what a project holds, and how much it may."""

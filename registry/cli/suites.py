@@ -84,7 +84,7 @@ def _drawn(file: Path, value: Any) -> LoadSuite:
 def show(
     suite: Annotated[
         str | None,
-        typer.Argument(metavar="[SUITE]", help="Digest, 8 or more of its digits, or a file. All suites when absent."),
+        typer.Argument(metavar="SUITE", help="Digest, 8 or more of its digits, or a file. All suites when absent."),
     ] = None,
     limit: Limit = 200,
     as_json: Json = False,

@@ -76,8 +76,21 @@ def test_help_fits_eighty_columns_and_calls_values_by_what_they_are(path, monkey
     # Examples are one line each: they are there to be copied.
     shown = command.get_help(context).partition("Examples:")[0]
     assert [line for line in shown.splitlines() if len(line) > 80] == []
-    options = shown.partition("Options:")[2]
-    assert re.findall(r"<(?:str|int|float|path|list)\b.*?>|list\[", options) == []
+    assert re.findall(r"<(?:str|int|float|path|list)\b.*?>|list\[", shown) == []
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    written = [one.metavar if one.required else f"[{one.metavar}]" for one in arguments]
+    usage = " ".join(shown.partition("Usage:")[2].partition("\n\n")[0].split())
+    assert usage == " ".join(["sluicegate", *path, *_options(command), *written, *_below(command)])
+    listed = shown.partition("Arguments:\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^  (\S+)(?:  |$)", listed, re.MULTILINE) == [one.metavar for one in arguments]
+
+
+def _options(command: Any) -> list[str]:
+    return ["[OPTIONS]"] if command.params or command.add_help_option else []
+
+
+def _below(command: Any) -> list[str]:
+    return ["COMMAND", "[ARGS]..."] if getattr(command, "commands", None) else []
 
 
 def test_the_examples_of_the_readme_are_understood():

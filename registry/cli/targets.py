@@ -125,6 +125,8 @@ def history(target: TargetArgument, limit: Limit = 50, as_json: Json = False) ->
                 for one in found
             ),
             empty="nothing has served it",
+            spare=("ENTRY", "DONE BY", "RELEASE", "WHAT"),
+            brief=("WHY",),
         )
 
     output.result({"items": found}, human)

@@ -141,9 +141,11 @@ def test_lists_fit_eighty_columns_and_what_they_show_can_be_used(scene):
     named, digest = listed[0].splitlines()[1].split()[0], listed[1].splitlines()[1].split()[1]
     assert scene.command.ok("release", "show", named, "--json").json["id"] == release
     assert scene.command.ok("bundle", "show", digest, "--json").json["digest"] == scene.bundle.digest
-    # Where no table has room, each row is told below the other, whole.
-    assert f"RELEASE  {release}\n" in history
-    assert "WHY      approved: step 1 begins\n" in history
+    # One row a change, without what can be spared, and what is left out is named.
+    heading, newest, *_ = history.splitlines()
+    assert heading.split() == ["AT", "SPLIT", "BY", "WHY"]
+    assert newest[22:].startswith("10 % chat (")
+    assert "approved: step 1 begins" in " ".join(history.split())
     # What is shown alone is whole, over the edge if it must: it is there to be copied.
     assert release in shown
     assert "AFTER" in shown

@@ -261,16 +261,15 @@ def report(session: Session, service: Service, project: UUID, job: UUID, said: R
     else:
         _, is_new = evidence.append(session, project, signed)
     if is_new and isinstance(body, ReplicaChanged):
-        row.replica = {
-            **body.replica.model_dump(mode="json", exclude_none=True),
-            "since": format_instant(db.now(session)),
-        }
+        shown = body.replica.model_dump(mode="json", exclude_none=True)
+        row.replica = {**shown, "since": format_instant(db.now(session))}
         _wake_target(session, row)
     session.flush()
     entry = evidence.find(session, stream, act)
     if entry is None:  # pragma: no cover - written or known a moment ago, in this transaction
         raise NotFound(f"the entry {act} is gone")
     if is_new and isinstance(body, GateResult):
+        row.progress = None  # how far the gate was is no news once there is its result
         scheduling.plan(session, row, body)
         quarantine.of_result(session, service, entry, row.bundle, body)
         doubts.of_result(session, entry, row.bundle, body)

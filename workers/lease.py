@@ -71,6 +71,8 @@ class Lease:
         self._ending: Ending | None = None
         self._is_stopping = False
         self._progress: str | None = None
+        self._speech = threading.Lock()
+        """Held while a line is on its way, so that none arrives after the result that it led to."""
         self._on_end: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._released = threading.Event()
@@ -140,10 +142,11 @@ class Lease:
 
     def renew(self) -> bool:
         """Renew once. Returns whether the service answered."""
-        token, progress = self._token, self._progress
-        asked = time.monotonic()
+        token, asked = self._token, time.monotonic()
         try:
-            renewal = self._client.jobs.renew(self.job, Progress(fencing_token=token, progress=progress))
+            with self._speech:
+                said = Progress(fencing_token=token, progress=self._progress)
+                renewal = self._client.jobs.renew(self.job, said)
         except (LeaseLost, NotFound) as problem:
             self._refused(token, problem)
             return True
@@ -223,9 +226,18 @@ class Lease:
             Problem: the service refuses what was said.
         """
         said = body.model_dump(mode="json", exclude_none=True)
+        if kind is Kind.GATE_RECORDED:
+            self._fall_silent()
         self.patiently(
             lambda token: self._client.jobs.report(self.job, Report(fencing_token=token, act=act, kind=kind, body=said))
         )
+
+    def _fall_silent(self) -> None:
+        """Have no line arrive any more that was said until now: one on its way is waited for, as `report` waits."""
+        while not self._speech.acquire(timeout=0.1):
+            self._go_on()
+        self._progress = None
+        self._speech.release()
 
     def complete(self, problem: str | None = None, detail: str | None = None, *, cause: str | None = None) -> None:
         """End the job, or with a problem put it back for another try, as its `cause` allows. Raises as `report`."""
@@ -267,11 +279,15 @@ class Lease:
         """Wait between two tries. What the service asked for (UNWANTED) is no reason to stop speaking to it."""
         deadline = time.monotonic() + seconds * random.uniform(0.75, 1.25)  # noqa: S311 - spreads callers
         while (left := deadline - time.monotonic()) > 0:
-            if self.is_lost:
-                raise JobEnded(Ending.LOST)
-            if self._is_stopping:
-                raise JobEnded(Ending.STOPPING)
+            self._go_on()
             time.sleep(min(left, 0.1))
+
+    def _go_on(self) -> None:
+        """Return while it makes sense to speak on. Raises JobEnded."""
+        if self.is_lost:
+            raise JobEnded(Ending.LOST)
+        if self._is_stopping:
+            raise JobEnded(Ending.STOPPING)
 
 
 def is_passing(problem: Problem) -> bool:

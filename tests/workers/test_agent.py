@@ -3,12 +3,15 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 
 import pytest
 
 from registry.tables import RunnerRow
+from schemas.evidence import Kind
+from schemas.result import GateResult, Verdict
 from schemas.runner import Claim, JobKind
 from tests.support.outage import door
 from tests.support.runners import LEASE_SECONDS, is_running, until
@@ -16,6 +19,8 @@ from workers import agent as agents
 from workers import lease as leases
 from workers.engines.llamacpp import LLAMACPP
 from workers.lease import Ending, JobEnded, Lease
+
+DIGEST = "sha256:" + "d" * 64
 
 
 def rows(bench):
@@ -182,6 +187,61 @@ def test_what_a_job_does_is_told_long_before_its_lease_has_to_be_renewed(bench, 
         lease.progress(line)
         until(lambda line=line: bench.run(claim.job).progress == line, what=line)
     lease.release()
+
+
+class Slow:
+    """Jobs of a service that a renewal reaches late: only once `arrives` is set."""
+
+    def __init__(self, jobs) -> None:
+        self.jobs, self.heard = jobs, []
+        self.began, self.arrives = threading.Event(), threading.Event()
+
+    def renew(self, job, body):
+        self.began.set()
+        assert self.arrives.wait(30)
+        self.heard.append(body.progress)
+        return self.jobs.renew(job, body)
+
+    def report(self, job, body):
+        self.heard.append(body.kind)
+        return self.jobs.report(job, body)
+
+
+def test_no_line_of_a_gate_arrives_after_its_result(bench, claim, monkeypatch):
+    client = bench.client("runner")
+    slow = Slow(client.jobs)
+    monkeypatch.setattr(client, "jobs", slow)
+    lease = Lease(client, claim)
+    lease.progress("load 63/64")
+    renewing = threading.Thread(target=lease.renew)
+    renewing.start()
+    assert slow.began.wait(30)
+    result = GateResult(
+        gate=claim.gates[0], definition=DIGEST, verdict=Verdict.INCONCLUSIVE, summary="Too few.", measurements=[],
+        findings=[], duration_ms=1, source="run",
+    )  # fmt: skip
+    reporting = threading.Thread(target=lease.report, args=(Kind.GATE_RECORDED, f"gate:{result.gate}", result))
+    reporting.start()
+    reporting.join(0.5)
+    assert slow.heard == []
+    slow.arrives.set()
+    for thread in (renewing, reporting):
+        thread.join(30)
+    assert slow.heard == ["load 63/64", Kind.GATE_RECORDED]
+    # Who looks now sees the result and no line, and no later renewal brings one back.
+    assert [one["gate"] for one in bench.run(claim.job).results] == [result.gate]
+    assert bench.run(claim.job).progress is None
+    lease.renew()
+    assert (slow.heard[-1], bench.run(claim.job).progress) == (None, None)
+
+
+def test_a_runner_that_stops_does_not_wait_for_a_line_on_its_way(bench, claim):
+    lease = Lease(bench.client("runner"), claim)
+    lease.end(Ending.STOPPING)
+    result = GateResult.model_construct(gate=claim.gates[0])
+    with lease._speech, pytest.raises(JobEnded) as ended:
+        lease.report(Kind.GATE_RECORDED, "gate", result)
+    assert ended.value.ending is Ending.STOPPING
 
 
 def test_a_lost_lease_calls_what_cannot_wait_and_refuses_every_word(bench, claim):

@@ -1,5 +1,6 @@
 """How pages are made: templates that escape, headers that let nothing foreign in, and words for numbers."""
 
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
@@ -11,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
 from gates.difference import shown
 from gates.files.refusal import shown as printable
@@ -93,6 +95,11 @@ def counted(items: Sequence[Any]) -> list[tuple[Any, int]]:
     return [(item, len(list(same))) for item, same in groupby(items)]
 
 
+def steps(place: str) -> Markup:
+    """Return a path or pointer that is broken, where it must be, after a part of it and not within one."""
+    return Markup("<wbr>").join(re.findall(r"[^/._-]+[/._-]*|[/._-]+", place))
+
+
 def tone(phase: str) -> str:
     """Return the tone of a release's phase."""
     return PHASE_TONES.get(Phase(phase), "plain")
@@ -121,6 +128,7 @@ templates.filters.update(
         "job_state": job_state,
         "apart": apart,
         "shown": shown,
+        "steps": steps,
         "printable": printable,
     }
 )

@@ -24,7 +24,7 @@ from schemas.common import strict_json
 from schemas.evidence import Kind
 from schemas.policy import GateRule, LoadRule, SuiteRule
 from schemas.problems import DigestMismatch, NotFound, Problem
-from schemas.result import GateResult, Measurement
+from schemas.result import GateResult, Measurement, Severity
 from schemas.short import many
 from schemas.stories import TONES
 from schemas.suite import LoadSuite
@@ -151,14 +151,20 @@ def _number(value: float | None, unit: str) -> str:
     return f"{shown} {unit}" if unit in ("ms", "s") else shown
 
 
-SAMPLES = {"output_tokens_equal": "prompt", "cached_prompt_tokens": "prompt"}
-"""Count → what its sample is of, where that is something else than what is counted."""
+SAMPLES = {
+    "output_tokens_equal": "prompt",
+    "cached_prompt_tokens": "prompt",
+    **dict.fromkeys((f"findings_{severity}" for severity in Severity), "finding"),
+}
+"""Count → what its sample is of, where its name does not say."""
 
 
 def _sample(one: Measurement) -> str:
-    if one.k is not None:
-        return f"{one.k} of {one.n}"
-    return f"in {many(one.n, SAMPLES[one.name])}" if one.name in SAMPLES else str(one.n)
+    sample = many(one.n, SAMPLES[one.name]) if one.name in SAMPLES else str(one.n)
+    if one.k is None:
+        return f"in {sample}" if one.name in SAMPLES else sample
+    # The value of a count says already how many of them it is.
+    return f"of {sample}" if one.unit == "count" and one.value == one.k else f"{one.k} of {sample}"
 
 
 def _interval(one: Measurement) -> str:

@@ -174,6 +174,32 @@ def test_a_name_is_never_broken_within_a_word_and_the_state_stands_where_it_stoo
         assert browser.run(state.format("top, at.right")) == before
 
 
+def test_where_a_finding_is_stands_in_whole_words_beside_a_long_message(committed, release, browser):
+    place = "model-00001-of-00002.safetensors"
+    found = Finding(
+        code="dtype-mismatch", severity=Severity.BLOCK, message="word " * 60, found="F16", expected="BF16",
+        file=f"draft/{place}", pointer="/quantization_config/modules_to_not_convert", advice="word " * 40,
+    )  # fmt: skip
+    result = RESULT.model_copy(update={"findings": [found]})
+    record_act(committed, release, Kind.STAGED, Staged(files=1, size=10, duration_ms=5), "staged")
+    record_act(committed, release, Kind.GATE_RECORDED, result, "gate:compatibility")
+    with committed.database.transaction() as session:
+        entry = session.scalars(select(EntryRow.entry_digest).where(EntryRow.kind == Kind.GATE_RECORDED)).one()
+    with Api(committed) as api:
+        log_in(browser, api.url, api.tokens["engineer"])
+        for width in (1400, 1000, 700, 400):
+            browser.look(width=width)
+            browser.open(f"{api.url}/results/{entry}")
+            assert browser.run(OVERFLOW) == 0
+            # Each text between two places where a line may end is in one line.
+            broken = """[...document.querySelectorAll('.where code')].flatMap((code) => [...code.childNodes])
+              .filter((one) => one.nodeType === 3).filter((one) => {
+                const range = document.createRange(); range.selectNodeContents(one);
+                return range.getClientRects().length > 1; }).map((one) => one.data)"""
+            assert browser.run(broken) == [], width
+            assert browser.run("document.querySelectorAll('.where code').length") == 2
+
+
 def test_a_page_follows_what_happens_and_is_itself_again_after_an_outage(committed, release, browser):
     with Api(committed) as api:
         door = Door(api.url)

@@ -13,9 +13,10 @@ from gates.load_records import read_run
 from gates.plain import NO_AUTHORITY
 from registry.web.canary import panels
 from registry.web.curves import HEIGHT, WIDTH, curves
+from registry.web.results import _sample
 from schemas.api import Complete
 from schemas.evidence import Entry, Kind
-from schemas.result import Verdict
+from schemas.result import Measurement, Verdict
 from schemas.runner import Report
 from tests.support.factories import policy_body, registered_policy
 from tests.support.load_run import break_row, good_records, load_rule, load_suite
@@ -130,6 +131,20 @@ def test_a_result_says_what_was_found_and_what_is_none_is_not_there(scene, visit
     (other, *_) = scene.command.ok("evidence", "list", "--json").json["items"]
     for address in (other["entry_digest"], "sha256:" + "0" * 64):
         assert visit.get(f"/results/{address}").status_code == 404
+
+
+def test_the_sample_of_a_count_does_not_repeat_the_count() -> None:
+    def told(name: str, k: int, n: int, unit: str = "count", value: float | None = None) -> str:
+        value = float(k) if value is None else value
+        return _sample(Measurement(name=name, unit=unit, statistic="value", value=value, n=n, k=k))
+
+    assert [told(f"findings_{one}", k, 1) for one, k in (("block", 0), ("warn", 1))] == ["of 1 finding"] * 2
+    assert told("findings_info", 0, 0) == "of 0 findings"
+    assert told("malformed_refused", 12, 14) == "of 14"
+    assert told("attainment", 63, 64, "ratio", 63 / 64) == "63 of 64"
+    assert _sample(Measurement(name="cached_prompt_tokens", unit="count", statistic="value", value=8, n=1)) == (
+        "in 1 prompt"
+    )
 
 
 def judgement(kind: Kind, step: int, **values: float | None) -> Entry:

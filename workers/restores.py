@@ -47,7 +47,7 @@ def restore(
     requested_at = control.now()
     try:
         applied = _put_back(gateway, facts)
-    except Problem:
+    except (Problem, OSError):
         # The way back may be in force, and unconfirmed. Why it was taken must not be lost until it is confirmed.
         if (why := judgement) is not None:
             control.perform(

@@ -257,10 +257,10 @@ class EnvoyGateway:
             since = time.monotonic()
             self.require()
             try:
-                self.put_in_force(target)
+                if not self._is_back_unwritten(target):
+                    self.put_in_force(target)
             except FileNotFoundError:
-                desired = self._load()
-                if target not in desired.restored:
+                if target not in (desired := self._folded_in()).restored:
                     raise NothingPrepared(f"no rollback is prepared for {target}") from None
                 return self._confirm(desired, desired.splits[target], since=since)
             try:
@@ -268,7 +268,23 @@ class EnvoyGateway:
                 return self._confirm(desired, desired.splits[target], since=since)
             finally:  # traffic first, housekeeping after it, also when nobody confirms
                 sync_folder(self._xds)
-                self._load()
+                self._folded_in()
+
+    def _is_back_unwritten(self, target: str) -> bool:
+        """Tell whether the document in force takes a target back, and that could not be written down yet.
+
+        What was prepared for the target alone is as of before then, and would move others away from where they went.
+        """
+        written = self._written()
+        folded = written.folded(self._live_version())
+        return folded is not written and target in folded.restored and target not in folded.rollbacks
+
+    def _folded_in(self) -> Desired:
+        """Return what is desired, written down where the disk has room: until then each look folds it in anew."""
+        try:
+            return self._load()
+        except OSError:
+            return self._read()
 
     def is_restored(self, target: str) -> bool:
         """Tell whether a target's present split is a rollback that was put in force, confirmed or not."""
@@ -365,7 +381,7 @@ class EnvoyGateway:
     def take_notice(self) -> dict[str, Any] | None:
         """Return what the dead-man switch left, or None. Traffic may not move until `clear_notice`."""
         with locked(self.lock):
-            self._load()
+            self._folded_in()
             try:
                 return dict(json.loads(self.notice.read_bytes()))
             except FileNotFoundError:

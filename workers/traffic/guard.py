@@ -35,13 +35,18 @@ class DeadManSwitch:
         self.gateway = gateway
         self._seen: dict[str, tuple[int | None, float]] = {}
         """Target with a way back → time of its heartbeat, and since when it has been that."""
+        self._owed: dict[str, Any] | None = None
+        """A notice that found no room on the disk."""
+        self._heard: dict[str, int | None] = {}
+        """Target → time of its heartbeat when that was."""
         self._look(gateway.silences(), monotonic)
 
     def check(self, *, monotonic: float, now: datetime) -> dict[str, Any] | None:
         """Look once; call it about every second.
 
         The notice is written before the document is renamed: a switch that dies between the two goes on at the next
-        look, and a controller that comes back meanwhile finds the gateway held.
+        look, and a controller that comes back meanwhile finds the gateway held. Where there is no room for the notice,
+        traffic goes back all the same, and it is written once there is.
 
         Args:
             monotonic: seconds on the monotonic clock.
@@ -50,6 +55,7 @@ class DeadManSwitch:
         Returns:
             The notice when the switch fired at this look, else None.
         """
+        self._catch_up()
         allowed = self.gateway.silences()
         silent = self._look(allowed, monotonic)
         if not self.gateway.is_prepared(EVERY_TARGET):
@@ -64,8 +70,24 @@ class DeadManSwitch:
                 "silent_seconds": round(max(over), 3),
                 "targets": list(allowed),
             }
-            write_atomically(self.gateway.notice, _bytes(notice))
+            self._tell(notice)
         return self._fire()
+
+    def _tell(self, notice: dict[str, Any]) -> None:
+        """Write a notice, or owe it where there is no room."""
+        self._owed = notice
+        with contextlib.suppress(OSError):
+            write_atomically(self.gateway.notice, _bytes(notice))
+            self._owed = None
+
+    def _catch_up(self) -> None:
+        """Write the notice that is owed. A controller that has looked since has found what it says, and needs none."""
+        if self._owed is None:
+            return
+        if any(self._beat(target) != stamp for target, stamp in self._heard.items()):
+            self._owed = None
+        else:
+            self._tell(self._owed)
 
     def _fire(self) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
@@ -81,9 +103,10 @@ class DeadManSwitch:
                     acknowledged = round(time.monotonic() - began, 4)
                 else:
                     time.sleep(0.01)
-        notice = dict(json.loads(self.gateway.notice.read_bytes()))
+        notice = self._owed or dict(json.loads(self.gateway.notice.read_bytes()))
         notice["acknowledged_seconds"] = acknowledged
-        write_atomically(self.gateway.notice, _bytes(notice))
+        self._heard = {target: self._beat(target) for target in notice["targets"]}
+        self._tell(notice)
         return notice
 
     def _look(self, targets: Iterable[str], monotonic: float) -> dict[str, float]:

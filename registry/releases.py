@@ -450,33 +450,21 @@ def rollback(
 
     Raises:
         TransitionRefused: the release has no traffic to take back, or nothing was live before it.
-        Conflict: another release is in canary on the target, and would go back to this one.
+        Conflict: another release has traffic on the target; see `rollbacks.require_alone`.
     """
     release = hold(session, actor, release_id, if_match)
     is_to_nothing = isinstance(body, RollBack) and bool(body.to_nothing)
-    has_way_back = targets.way_back(session, release) is not None
-    entries = log(session, release.id)
-    name = rollbacks.act(entries)
-    if (asked := rollbacks.requests(entries)) != []:
-        if not is_to_nothing or has_way_back or release.phase != Phase.PROMOTED:
-            return release
-        # The way back that there was when it was asked for is gone, and the release holds for that.
-        name = f"{name}:to_nothing"
-        if any(entry.act == name for entry in asked):
-            return release
+    name = rollbacks.next_act(release, log(session, release.id), is_to_nothing=is_to_nothing)
+    if name is None:
+        return release
     require_place(session, release, Deed.ROLLBACK)
     # First what can be done about: with the canary gone, there may be a way back, or `--to-nothing` be meant.
-    holder = targets.candidate_release(session, release.target_id)
-    if release.phase == Phase.PROMOTED and holder is not None and holder.phase == Phase.CANARY:
-        raise Conflict(
-            f"release {holder.id} is in canary on this target and would go back to {release.id}; "
-            f"roll that one back first: `sluicegate release rollback {holder.id} --reason …`",
-            holder=str(holder.id),
-        )
-    if not is_to_nothing:
+    rollbacks.require_alone(session, release, is_to_nothing=is_to_nothing)
+    has_nowhere = not is_to_nothing and targets.way_back(session, release) is None
+    if has_nowhere:
         policy = documents.load_policy(session, actor.project_id, release.policy)
         targets.require_way_back(session, release, soak_seconds=float(policy.canary.soak_seconds))
-    said = RollbackRequested(reason=body.reason, to_nothing=(is_to_nothing or not has_way_back) or None)
+    said = RollbackRequested(reason=body.reason, to_nothing=is_to_nothing or None, no_way_back=has_nowhere or None)
     return act(session, service, release, name, actor.name, Kind.ROLLBACK_REQUESTED, said)
 
 

@@ -2,6 +2,9 @@
 
 A release that was replaced, and came back since the one after it was taken back, is live anew. What was asked before
 is over by then: who wants its traffic back now says so again, with what is before it now.
+
+Who says `to_nothing` gives an order: the target serves nothing next, and no earlier version is waited for or put in
+force, also where another person has asked before that traffic go back to one.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,7 @@ from registry import db, evidence, targets
 from registry.logged import Logged
 from registry.tables import ReleaseRow
 from schemas.evidence import Kind
+from schemas.problems import Conflict
 from schemas.release import BESIDE, Phase
 
 ACT = "rollback"
@@ -33,17 +37,68 @@ def _since(log: Sequence[Logged]) -> int:
     return max((place for place, entry in enumerate(log, 1) if entry.kind == Kind.REINSTATED), default=0)
 
 
+def to_nothing(asked: Sequence[Logged]) -> Logged | None:
+    """Return that one of the requests which count by which the target is to serve nothing; None where none says so."""
+    return next((entry for entry in asked if evidence.claim_of(entry.envelope)["body"].get("to_nothing")), None)
+
+
+def may_leave_nothing(asked: Sequence[Logged]) -> bool:
+    """Tell whether a target may serve nothing: that was said, or there was no earlier version when it was asked."""
+    bodies = [evidence.claim_of(entry.envelope)["body"] for entry in asked]
+    return any(body.get("to_nothing") or body.get("no_way_back") for body in bodies)
+
+
+def next_act(release: ReleaseRow, log: Sequence[Logged], *, is_to_nothing: bool) -> str | None:
+    """Return what a request is called that is made now; None where it was made already."""
+    if not (counting := requests(log)):
+        return act(log)
+    if not is_to_nothing or release.phase != Phase.PROMOTED or to_nothing(counting) is not None:
+        return None
+    # The earlier version that it was asked to go back to is gone, or does not boot, or is not wanted any more.
+    return f"{act(log)}:to_nothing"
+
+
+def require_alone(session: Session, release: ReleaseRow, *, is_to_nothing: bool) -> None:
+    """Return when no other release of the target has traffic that a rollback of this one would be about.
+
+    Raises:
+        Conflict: another release is in canary beside it, and would go back to this one; or it is in canary itself, and
+            the live release beside it would serve on, of which it was said that nothing shall.
+    """
+    holder = targets.candidate_release(session, release.target_id)
+    if release.phase == Phase.PROMOTED and holder is not None and holder.phase == Phase.CANARY:
+        raise Conflict(
+            f"release {holder.id} is in canary on this target and would go back to {release.id}; "
+            f"roll that one back first: `sluicegate release rollback {holder.id} --reason …`",
+            holder=str(holder.id),
+        )
+    live = targets.stable_release(session, release.target_id) if is_to_nothing else None
+    if live is not None and live.id != release.id:
+        raise Conflict(
+            f"release {live.id} is live beside {release.id} and would serve on; roll this one back first: "
+            f"`sluicegate release rollback {release.id} --reason …`, then "
+            f"`sluicegate release rollback {live.id} --to-nothing --reason …` lets the target serve nothing",
+            holder=str(live.id),
+        )
+
+
 def asked(session: Session, release: ReleaseRow) -> Logged | None:
     """Return the first request of a release that counts still."""
-    found = db.ask_any(session, _ASKED, {"stream": evidence.release_stream(release.id)})
-    return None if found is None else evidence.find(session, evidence.release_stream(release.id), found.act)
+    return next(iter(counting(session, release)), None)
+
+
+def counting(session: Session, release: ReleaseRow) -> list[Logged]:
+    """Return the requests of a release that count still, oldest first, without the rest of its log."""
+    stream = evidence.release_stream(release.id)
+    acts = [row.act for row in db.ask(session, _ASKED, {"stream": stream})]
+    return [entry for each in acts if (entry := evidence.find(session, stream, each)) is not None]
 
 
 _ASKED = db.Sql(
     """
     SELECT act FROM entries WHERE stream = :stream AND kind = 'rollback_requested' AND position > coalesce(
         (SELECT max(position) FROM entries WHERE stream = :stream AND kind = 'reinstated'), 0
-    ) ORDER BY position LIMIT 1
+    ) ORDER BY position
     """
 )
 
@@ -51,11 +106,15 @@ _ASKED = db.Sql(
 def going_back(session: Session, stable: ReleaseRow) -> Logged | None:
     """Return the request by which a live release is to be taken back, where it can be.
 
-    Where nothing is before it, or what is does not become ready, which it holds for, another may follow it.
+    Where nothing is before it, or what is does not become ready, which it holds for, another may follow it; not where
+    it goes to nothing, which waits for nothing.
     """
-    if stable.held or (request := asked(session, stable)) is None:
+    counts = counting(session, stable)
+    if (order := to_nothing(counts)) is not None:
+        return order
+    if stable.held or not counts:
         return None
-    return request if targets.way_back(session, stable) is not None else None
+    return counts[0] if targets.way_back(session, stable) is not None else None
 
 
 def waits(session: Session, release: ReleaseRow) -> str | None:

@@ -22,6 +22,9 @@ from schemas.problems import Conflict, InvalidDocument, NotFound, TransitionRefu
 from schemas.release import Phase, Replica, Target
 from schemas.runner import JobKind, JobState, ReplicaState
 
+REQUESTED = "requested"
+"""Cause of a restore that a person asked for."""
+
 
 def stream(target: UUID) -> str:
     """Return the evidence stream of a target."""
@@ -165,7 +168,10 @@ def way_back_past_live(session: Session, release: ReleaseRow) -> ReleaseRow | No
 
 
 def accepted_before(session: Session, release: ReleaseRow) -> Iterator[ReleaseRow]:
-    """Yield the accepted releases before one, nearest first; those that were rolled back are left out."""
+    """Yield the accepted releases before one, nearest first; those that were rolled back are left out.
+
+    Behind one that was taken back to nothing is nothing: a person said so, and the next one began as a first one does.
+    """
     before: ReleaseRow | None = release
     while before is not None and before.predecessor_id is not None:
         before = session.get(ReleaseRow, before.predecessor_id)
@@ -173,6 +179,15 @@ def accepted_before(session: Session, release: ReleaseRow) -> Iterator[ReleaseRo
             return
         if before.phase != Phase.ROLLED_BACK:
             yield before
+        elif _went_to_nothing(session, before):
+            return
+
+
+def _went_to_nothing(session: Session, release: ReleaseRow) -> bool:
+    stream = evidence.release_stream(release.id)
+    last = evidence.find(session, stream, "restore")
+    body = {} if last is None else evidence.claim_of(last.envelope)["body"]
+    return body.get("cause") == REQUESTED and not body.get("desired")
 
 
 def _is_passed_by(session: Session, release: ReleaseRow) -> bool:

@@ -329,10 +329,12 @@ class Withdraw(Act):
 
 
 class RollBack(Act):
-    """Take traffic back; where nothing was live before, only who says so leaves the target without any."""
+    """Take traffic back; only who says so leaves a target without any that is past its soak."""
 
     to_nothing: bool | None = Field(
-        None, description="Let the target serve nothing, when its release is over and none before it can come back."
+        None,
+        description="Let the target serve nothing, at once: no earlier version is put in its place, also where there "
+        "is one. Refused of a canary beside a live release, which would serve on.",
     )
 
 

@@ -260,8 +260,10 @@ class RollbackRequested(Note):
     """A person asked that all traffic be taken back."""
 
     to_nothing: bool | None = Field(
-        None,
-        description="The target may serve nothing then: it was said so, or there was no way back when it was asked.",
+        None, description="It was said that the target is to serve nothing: no earlier version is put in its place."
+    )
+    no_way_back: bool | None = Field(
+        None, description="There was no earlier version when it was asked: the target may serve nothing then."
     )
 
 

@@ -21,6 +21,7 @@ class Hold(StrEnum):
     STEP_ERRORED = "step_errored"
     STEP_INCONCLUSIVE = "step_inconclusive"
     NO_WAY_BACK = "no_way_back"
+    WAY_BACK_FAILED = "way_back_failed"
     GATE_INCONCLUSIVE = "gate_inconclusive"
     """`gates_undecided` where a gate ended without a verdict for want of data; no entry has it."""
     PAUSED = "paused"
@@ -45,6 +46,7 @@ CAUSES = frozenset(
         Hold.STEP_ERRORED,
         Hold.STEP_INCONCLUSIVE,
         Hold.NO_WAY_BACK,
+        Hold.WAY_BACK_FAILED,
     }
 )
 """Reasons that entries of the kind `held` give as their cause."""
@@ -66,6 +68,9 @@ WHAT_TO_DO = {
     Hold.STEP_INCONCLUSIVE: "send it more traffic: {resume} gives the step a fresh start, {end}",
     Hold.NO_WAY_BACK: "release another version, or `sluicegate release rollback {id} --to-nothing --reason …` lets "
     "the target serve nothing",
+    Hold.WAY_BACK_FAILED: "it goes on by itself once that version is ready: `sluicegate target show TARGET "
+    "--all` shows how its replicas ended; `sluicegate release rollback {id} --to-nothing --reason …` does not "
+    "wait for it and lets the target serve nothing, at once",
     Hold.PAUSED: "{resume} lets it go on, {end}",
     Hold.QUARANTINED: "find out whether the bundle's bytes are right: then `sluicegate bundle lift {bundle} "
     "--reason …` trusts it again, {end}",

@@ -18,6 +18,9 @@ from workers import quarantines
 from workers.control import Control, Held
 from workers.traffic.envoy import EnvoyGateway
 
+SERVE_ATTEMPTS = 3
+"""Boots that may fail before a release holds for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Live:
@@ -54,8 +57,10 @@ class Facts:
     way_back: UUID | None
     """The accepted release whose bundle that is."""
     rollback_reason: str | None
+    is_to_nothing: bool
+    """Whether it was said that the target is to serve nothing: then there is no way back, whatever was live before."""
     may_leave_nothing: bool
-    """Whether who asked for the rollback said so, or there was no way back then."""
+    """Whether that was said, or there was no way back when the rollback was asked for."""
     quarantined: list[str]
     """Why the release's bundle is quarantined; empty when it is not."""
     is_way_back_quarantined: bool
@@ -75,10 +80,13 @@ def gather(control: Control, held: Held) -> Facts:
         target = session.get_one(TargetRow, release.target_id)
         log = releases.log(session, release.id)
         requests = rollbacks.requests(log)
+        order = rollbacks.to_nothing(requests)
         reason = None
-        if requests:
-            reason = f"{requests[0].actor}: {evidence.claim_of(requests[0].envelope)['body']['reason']}"
-        before = targets.way_back(session, release)
+        if (asked := order or next(iter(requests), None)) is not None:
+            reason = f"{asked.actor}: {evidence.claim_of(asked.envelope)['body']['reason']}"
+        # In canary what is live has the rest of the traffic, and keeps it.
+        is_to_nothing = order is not None and release.phase != Phase.CANARY
+        before = None if is_to_nothing else targets.way_back(session, release)
         stable_bundle = before.bundle if before else None
         return Facts(
             release=release.id,
@@ -96,7 +104,8 @@ def gather(control: Control, held: Held) -> Facts:
             stable_bundle=stable_bundle,
             way_back=before.id if before else None,
             rollback_reason=reason,
-            may_leave_nothing=any(evidence.claim_of(e.envelope)["body"].get("to_nothing") for e in requests),
+            is_to_nothing=is_to_nothing,
+            may_leave_nothing=rollbacks.may_leave_nothing(requests),
             quarantined=quarantines.sentences(session, release),
             is_way_back_quarantined=before is not None and bool(quarantines.sentences(session, before)),
             is_promotion_requested=any(e.kind == Kind.PROMOTION_REQUESTED for e in log),

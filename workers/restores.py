@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from gates.canary import StepJudgement
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Arm, Split
-from registry import db, evidence, jobs, releases, targets
+from registry import db, evidence, jobs, releases, rollbacks, targets
 from registry.tables import ReleaseRow, TargetRow
 from schemas.evidence import Attempt, Judgement, Kind, Replaced, SplitEntry, Traffic
 from schemas.problems import Problem
@@ -28,6 +28,7 @@ WAIT_SECONDS = 1.0
 ALONE = "it serves alone"
 SOAKED = "its soak is over: it serves alone"
 LET_GO = f"{SOAKED}, and the release before is let go"
+TO_NOTHING = "the target serves nothing, as was said: no earlier version is put in its place"
 TAKEN_BACK = "the release that was taken back is let go: it serves alone"
 MOVED = "another replica of it took the place of the one that served: its weight stands"
 
@@ -66,6 +67,10 @@ def _put_back(gateway: EnvoyGateway, facts: Facts) -> Applied:
 
     What another release went back to a moment ago may be in force still, and is not this one's.
     """
+    if facts.is_to_nothing:
+        # Forgotten first: the switch would put it in force.
+        gateway.discard_rollback(facts.target)
+        return gateway.apply(next_split(gateway, facts.target, ()))
     if gateway.is_prepared(facts.target) or is_taken_back(gateway, facts, gateway.desired(facts.target)):
         with suppress(NothingPrepared):
             return gateway.restore(facts.target)
@@ -93,11 +98,25 @@ def _record_restore(
         body = body.model_copy(update={"breach_at": breach_at, "cause": cause, "reasons": reasons})
         if judgement is not None:
             _record_stop(control, session, release, facts, judgement, breach_at)
+        if applied.split.arms and _goes_to_nothing(session, release):
+            # It was said while traffic went back, and comes next: the release is not over yet.
+            act = _passed_through(applied.split)
+            _move(control, session, target, release, act, Kind.TRAFFIC_SHIFTED, body)
+            return
         _move(control, session, target, release, "restore", Kind.TRAFFIC_RESTORED, body)
         if facts.phase is Phase.PROMOTED and before is not None and before.phase == Phase.SUPERSEDED:
             control.act(session, before, f"reinstated:{release.id}", Kind.REINSTATED, Replaced(release=release.id))
 
     control.perform(held, record)
+
+
+def _goes_to_nothing(session: Session, release: ReleaseRow) -> bool:
+    """Tell whether a person has said of a live release that its target is to serve nothing."""
+    return release.phase == Phase.PROMOTED and rollbacks.to_nothing(rollbacks.counting(session, release)) is not None
+
+
+def _passed_through(split: Split) -> str:
+    return f"passed:r{split.revision}"
 
 
 def _went_back_to(session: Session, release: ReleaseRow, facts: Facts, applied: Applied) -> ReleaseRow | None:
@@ -262,7 +281,9 @@ def _unrecorded(session: Session, target: TargetRow, gateway: EnvoyGateway, at: 
     if moving is not None and moving.phase == Phase.APPROVED:
         return None if is_found(session, moving, at) else moving
     live, split = targets.stable_release(session, target.id), gateway.desired(target.name)
-    return live if live is not None and split is not None and _is_taken_back_in_soak(split, live.bundle) else None
+    if live is None or split is None or not _is_taken_back_in_soak(split, live.bundle):
+        return None
+    return None if is_found(session, live, _passed_through(split)) else live
 
 
 def _is_taken_back_in_soak(split: Split, bundle: str) -> bool:

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from gates.canary import StepJudgement, StepOutcome, progress
 from gates.router import CANDIDATE, STABLE, WHOLE_BP, Applied, Split
 from registry import db, documents, failures, jobs, quarantine, releases, rollbacks, targets
-from registry.tables import ReleaseRow, TargetRow
-from registry.targets import way_back
+from registry.tables import JobRow, ReleaseRow, TargetRow
+from registry.targets import REQUESTED
 from schemas.evidence import Attempt, Judgement, Kind, Note, Replaced
 from schemas.holds import Hold
 from schemas.problems import BundleQuarantined, NotEligible, Problem, TransitionRefused
@@ -21,7 +21,19 @@ from schemas.release import Phase
 from schemas.runner import JobKind
 from workers import holds, quarantines
 from workers.control import Control, Held
-from workers.facts import Facts, arms_at, arms_back, gateway_of, gather, hand_over, live_bundle, live_of, serve
+from workers.facts import (
+    SERVE_ATTEMPTS,
+    Facts,
+    arms_at,
+    arms_back,
+    gateway_of,
+    gather,
+    hand_over,
+    live_bundle,
+    live_of,
+    serve,
+)
+from workers.going_back import go_back
 from workers.permits import is_let_on, why_not_on
 from workers.restores import (
     ALONE,
@@ -55,8 +67,6 @@ OBSERVE_SECONDS = 60.0
 SUCCESSOR_SECONDS = 4.0
 """How long a look waits until the gateway reaches a replica that is to take another one's place, which serves on: a bit
 more than a health check of Envoy's may take. Meanwhile no stop condition is judged."""
-SERVE_ATTEMPTS = 3
-"""Boots that may fail before an approved release holds."""
 
 
 def begin(control: Control, held: Held) -> float | None:
@@ -141,7 +151,7 @@ def canary(control: Control, held: Held) -> float | None:
         return controller_lost(control, held, facts, gateway)
     # Who has not looked at traffic yet, or has to take it back, does not beat: where that fails, the switch does it.
     if facts.rollback_reason is not None:
-        return restore(control, held, facts, cause="requested", reasons=[facts.rollback_reason])
+        return restore(control, held, facts, cause=REQUESTED, reasons=[facts.rollback_reason])
     if facts.quarantined:
         return restore(control, held, facts, cause=quarantines.CAUSE, reasons=facts.quarantined)
     if facts.candidate is None:
@@ -243,7 +253,7 @@ def soak(control: Control, held: Held) -> float | None:
         # The way back that is prepared is that one's; what was asked of this one before it began comes after it.
         return None if facts.rollback_reason is None else WAIT_SECONDS
     if facts.rollback_reason is not None:
-        return _go_back(control, held, facts, gateway, facts.rollback_reason)
+        return go_back(control, held, facts, gateway, facts.rollback_reason)
     ends_at = facts.phase_since + timedelta(seconds=float(facts.policy.canary.soak_seconds))
     split = gateway.desired(facts.target)
     if is_taken_back(gateway, facts, split):
@@ -273,19 +283,6 @@ def soak(control: Control, held: Held) -> float | None:
     else:
         hand_over(control, held, facts, gateway)
     return TICK_SECONDS
-
-
-def _go_back(control: Control, held: Held, facts: Facts, gateway: EnvoyGateway, reason: str) -> float | None:
-    """Take a live release's traffic back since a person asked for it, once there is somewhere to go."""
-    # While there is nowhere, what serves goes on: the switch would put in force what nobody can reach.
-    if facts.stable_bundle is None and not facts.may_leave_nothing:
-        gateway.beat(facts.target)
-        control.perform(held, lambda session, release: _hold_without_way_back(control, session, release))
-        return WAIT_SECONDS
-    if facts.stable_bundle is not None and facts.stable is None:
-        gateway.beat(facts.target)
-        return _wake_stable(control, held)
-    return restore(control, held, facts, cause="requested", reasons=[reason])
 
 
 def _why_back(facts: Facts) -> tuple[str, list[str]] | None:
@@ -335,53 +332,28 @@ def clear(control: Control, held: Held) -> float | None:
         unwanted = [job for job in jobs.of_release(session, release.id, JobKind.EVALUATE) if job.state in jobs.OPEN]
         if not is_bundle_needed(session, release):
             unwanted += [job for job in jobs.serving(session, release.target_id) if job.bundle == release.bundle]
+        unwanted += _of_nobody(session, release)
         for job in unwanted:
             jobs.unwant(session, job, now=db.now(session))
     return None
 
 
+def _of_nobody(session: Session, release: ReleaseRow) -> list[JobRow]:
+    """Return what still serves on a target on which nothing is live, and is of no release under way.
+
+    It was kept, or booted again, to be the way back of a release that went to nothing.
+    """
+    # In this order: who is promoted between the two is seen twice, and never not at all.
+    moving = targets.candidate_release(session, release.target_id)
+    if targets.stable_release(session, release.target_id) is not None:
+        return []
+    needed = {release.bundle} | ({moving.bundle} if moving is not None else set())
+    return [job for job in jobs.serving(session, release.target_id) if job.bundle not in needed]
+
+
 def rest(_control: Control, _held: Held) -> float | None:
     """Superseded: nothing to do; the release that took over keeps it warm through its soak."""
     return None
-
-
-def _wake_stable(control: Control, held: Held) -> float | None:
-    """Boot the last accepted bundle again; traffic stays where it is until it is ready."""
-    with control.transaction(held) as (session, release):
-        before = way_back(session, release)
-        if before is None:
-            return None
-        _unwant_passed_by(session, release, before)
-        job = serve(control, session, session.get_one(TargetRow, release.target_id), before)
-        if job is None:
-            return WAIT_SECONDS
-        is_failing = job.attempt >= SERVE_ATTEMPTS and job.problem and not release.held
-        act = f"held:way_back:{job.id}:{job.attempt}"
-        reason = f"bundle {before.bundle} does not become ready again, in {job.attempt} attempts: {job.problem}"
-    if is_failing:
-        # What serves goes on serving: the person who asked for the way back has to know that there is none yet.
-        control.perform(
-            held, lambda session, release: control.hold(session, release, act, [reason], Hold.REPLICA_FAILED)
-        )
-    return WAIT_SECONDS
-
-
-def _unwant_passed_by(session: Session, release: ReleaseRow, before: ReleaseRow) -> None:
-    """Stop what boots to be the way back, and was quarantined before it was."""
-    moving = targets.candidate_release(session, release.target_id)
-    needed = {release.bundle, before.bundle, *([moving.bundle] if moving is not None else [])}
-    for job in jobs.serving(session, release.target_id):
-        if job.bundle not in needed and quarantine.is_quarantined(session, job.project_id, job.bundle):
-            jobs.unwant(session, job, now=db.now(session))
-
-
-def _hold_without_way_back(control: Control, session: Session, release: ReleaseRow) -> None:
-    """Hold a release whose way back is gone since the rollback was asked for: nobody said that nothing may serve."""
-    reason = (
-        "the version that traffic was to go back to is gone; release another one, or say with --to-nothing that the "
-        "target may serve nothing"
-    )
-    control.hold(session, release, f"held:no_way_back:{release.lease_token}", [reason], Hold.NO_WAY_BACK)
 
 
 def _hold_after_failures(control: Control, session: Session, release: ReleaseRow) -> None:

@@ -273,11 +273,12 @@ def _act(
     asked: str | None = None,
     until: Until = Until.PROMOTED,
     alone: str | None = None,
+    is_alone: bool = False,
 ) -> int:
     """Do an act.
 
     `asked` says what the controller has still to do, for acts that only ask for it, and `until` when that is done;
-    `alone` what that means where no release was live before.
+    `alone` what that means where no release was live before, or `is_alone` says that none takes its place.
     """
     output = Output(as_json=as_json)
     with connect() as client:
@@ -290,7 +291,7 @@ def _act(
     output.result(found, lambda out: _head(out, client.url, found))
     if found.version == before:
         output.note("nothing has changed: this was done already", "warn")
-    if alone is not None and found.phase not in TERMINAL and found.predecessor is None:
+    if alone is not None and found.phase not in TERMINAL and (is_alone or found.predecessor is None):
         output.note(alone.format(target=found.target), "warn")
     if asked is not None and found.phase not in TERMINAL:
         output.note(f"{asked}; follow it: sluicegate release watch {found.id} --until {until}")
@@ -381,12 +382,20 @@ def rollback(
     release: ReleaseId,
     reason: Reason,
     to_nothing: Annotated[
-        bool, typer.Option("--to-nothing", help="Let the target serve nothing when there is no earlier version.")
+        bool,
+        typer.Option(
+            "--to-nothing",
+            help="Let the target serve nothing, at once: it answers 503, and no earlier version is put in its place, "
+            "also where there is one.",
+        ),
     ] = False,
     if_match: IfMatch = None,
     as_json: Json = False,
 ) -> int:
     """Take all traffic back from a release, to the last accepted bundle.
+
+    That bundle may have to boot first. Where it does not become ready, the release serves on and holds, and says so:
+    `--to-nothing` is an order that waits for nothing, and may be given then as well.
 
     Exit status: 0 asked for, or done already; 4 there is nothing to take back, no earlier version to go back to, or
     another release has to be taken back first. `release watch RELEASE --until rolled_back` then ends with 0 when the
@@ -398,5 +407,7 @@ def rollback(
         lambda client, identity: client.releases.roll_back(identity, reason, to_nothing=to_nothing, if_match=if_match),
         asked="asked for: the controller takes the traffic back next",
         until=Until.ROLLED_BACK,
-        alone="there is no earlier release to go back to: {target} will answer 503 until another release serves it",
+        alone=f"{'nothing takes its place' if to_nothing else 'there is no earlier release to go back to'}: "
+        "{target} will answer 503 until another release serves it",
+        is_alone=to_nothing,
     )

@@ -140,7 +140,7 @@ class Releases:
     ) -> Release:
         """Ask that all traffic be taken back from a release. Raises TransitionRefused, Conflict.
 
-        Where nothing was live before and the release is over, `to_nothing` says that nothing shall be.
+        `to_nothing` says that nothing shall be live next, at once, also where an earlier version could come back.
         """
         body = RollBack(reason=reason, to_nothing=to_nothing or None)
         return self._act(release, "rollbacks", body, if_match)

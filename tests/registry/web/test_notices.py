@@ -64,7 +64,8 @@ def holding(hold: Hold) -> ReleaseDetail:
     cause = {Hold.GATE_INCONCLUSIVE: Hold.GATES_UNDECIDED, Hold.UNKNOWN: "of_a_later_version"}.get(hold, hold)
     earlier = (Kind.HELD, {"reasons": ["first"], "cause": "not_eligible"})
     later = (Kind.HELD, {"reasons": ["why"], "cause": str(cause)})
-    phase = Phase.CANARY if hold in (Hold.STEP_ERRORED, Hold.STEP_INCONCLUSIVE, Hold.NO_WAY_BACK) else Phase.GATED
+    has_traffic = hold in (Hold.STEP_ERRORED, Hold.STEP_INCONCLUSIVE, Hold.NO_WAY_BACK, Hold.WAY_BACK_FAILED)
+    phase = Phase.CANARY if has_traffic else Phase.GATED
     none = dict.fromkeys(("summary", "entry", "duration_ms"))
     return release(phase, earlier, later, held=["why"], gates=[gate | none])
 

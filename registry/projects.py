@@ -12,13 +12,14 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
+from gates.evidence import is_signed
 from registry import auth, db, evidence, keys
 from registry.auth import ADMIN_PROJECT, Actor
 from registry.logged import Logged
 from registry.service import Service
-from registry.tables import ProjectRow
+from registry.tables import EntryRow, ProjectRow
 from schemas.api import LimitsSet, Project, RoleName
-from schemas.evidence import Kind, ProjectSet
+from schemas.evidence import KeyRotated, Kind, ProjectSet
 from schemas.problems import Conflict, NotFound, NotPermitted
 
 ADOPTED = 2
@@ -54,10 +55,34 @@ def ensure(session: Session, service: Service, name: str, *, by: str) -> tuple[P
     is_new = added.first() is not None
     row = named(session, name)
     if is_new:
-        entry = record(session, service, row, by=by)
+        entry = record(session, service, row, by=by, said=facts(row) | _still_signing(session, service))
         # A rotation tells every project there is of the new key. One that began since waits for this one to be there.
         keys.require_lasting(session, entry.key_id)
     return row, is_new
+
+
+def _still_signing(session: Session, service: Service) -> dict[str, list[str]]:
+    """Return the keys that sign still, although the one of the service has taken their place: it vouches for them.
+
+    A process that reads another copy of the key's file may go on for a while. Each is one of which a rotation says so
+    that is countersigned by the key that came after it.
+    """
+    own, at = service.signer.key_id, db.now(session)
+    rows = {row.key_id: row for row in keys.history(session)}
+    ending = {key_id for key_id, row in rows.items() if row.valid_until is not None and row.valid_until > at}
+    found, new = list[str](), rows.get(own)
+    while ending and new is not None:
+        rotated = (EntryRow.kind == Kind.KEY_ROTATED, EntryRow.act == f"key:{new.key_id}")
+        envelope = session.scalar(select(EntryRow.envelope).where(*rotated).limit(1))
+        said = None if envelope is None else KeyRotated.model_validate(evidence.claim_of(envelope)["body"])
+        if said is None or said.retired not in ending:
+            break
+        if not is_signed(said.payload(), new.key_id, said.countersigned or "", new.public_key_pem):
+            break
+        ending.remove(said.retired)
+        found.append(said.retired)
+        new = rows[said.retired]
+    return {"keys": found} if found else {}
 
 
 def record(

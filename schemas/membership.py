@@ -22,7 +22,9 @@ class ProjectSet(Closed):
         None, description="It had no entry of this kind: the service found it so, and holds it to that from now on."
     )
     keys: Annotated[list[ShortText], Field(max_length=1000)] | None = Field(
-        None, description="Keys that had signed before, when this was taken over: who signs this vouches for them."
+        None,
+        description="Keys that had signed before, when this was taken over, or that sign still although another has "
+        "taken their place: who signs this vouches for them.",
     )
     adopted: Positive | None = Field(
         None,

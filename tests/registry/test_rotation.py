@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -192,6 +193,69 @@ def test_writers_who_run_through_a_rotation_lose_nothing(service, actor):
     assert add(service, actor, "last") == new
     found = verify(service, actor)
     assert (found.faults, found.entries) == ([], 63)
+
+
+def made(service, name="late"):
+    with service.database.transaction() as session:
+        return projects.create(session, service, name, by="root").id
+
+
+def faults(service, project):
+    with service.database.transaction() as session:
+        return verification.verify(session, project, signer=service.signer.key_id).faults
+
+
+def test_projects_that_are_made_all_through_rotations_are_sound(service, actor):
+    stop, ids, refused = threading.Event(), [], []
+
+    def make(name):
+        number = 0
+        while not stop.is_set():
+            number += 1
+            try:
+                ids.append(made(service, f"{name}{number}"))
+            except Unavailable as problem:
+                refused.append(problem.detail)
+                time.sleep(0.01)
+
+    threads = [threading.Thread(target=make, args=(name,)) for name in "xy"]
+    for thread in threads:
+        thread.start()
+    for _ in range(6):
+        rotate(service)
+        time.sleep(0.1)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert len(ids) > 6
+    assert all("is being replaced" in detail for detail in refused)
+    assert [found for project in ids if (found := faults(service, project))] == []
+
+
+def test_a_project_is_not_made_by_a_key_that_has_been_retired_and_vouches_for_it_while_it_signs(service, actor):
+    path = service.settings.signing_key
+    old = Signer(Signer.load(path)._current.key)  # of a process that reads another copy of the file
+    late = replace(service, signer=old)
+    for _ in range(2):
+        rotate(service)
+    with pytest.raises(Unavailable, match="is being replaced"):
+        made(late)
+    project = made(service)
+    signed = sign(late, "1", "target/late")
+    with service.database.transaction() as session:
+        evidence.append(session, project, signed)
+    assert faults(service, project) == []
+    # A key that nobody rotated is vouched for by none, also while it signs.
+    with service.database.transaction() as session:
+        planted_key = Signer.load(path.with_name("planted.pem"))
+        keys.enroll(session, planted_key, at=db.now(session))
+        ends = db.now(session) + timedelta(minutes=1)
+        session.execute(text("SET LOCAL session_replication_role = replica"))
+        session.query(SigningKeyRow).filter_by(key_id=planted_key.key_id).update({"valid_until": ends})
+    other = made(service, "later")
+    with service.database.transaction() as session:
+        (entry,) = session.query(EntryRow).filter_by(stream=projects.stream(other))
+        assert planted_key.key_id not in evidence.wire(entry).body["keys"]
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])

@@ -126,3 +126,20 @@ def test_a_recording_that_waits_ends_when_another_reference_was_set_and_boots_no
     assert (ended.state, ended.outcome) == ("done", None)
     assert ended.problem.startswith(f"conflict: the reference of {TARGET} for golden suite {suite.digest} is {set_}")
     assert in_force(clients) == {suite.digest: set_}
+
+
+def test_a_recording_of_an_older_version_that_waits_over_a_reference_in_force_exchanges_nothing(
+    api, author, suite, clients
+):
+    """It noted none that it is to take the place of: that is right where there is none, and else nobody can tell."""
+    a, b = (registered_bundle(api.service, author, name, name.encode()) for name in "ab")
+    clients["admin"].runs.record(asked(suite, a))
+    first = answered(api, author, suite, claimed(api, author))
+    late = clients["admin"].runs.record(asked(suite, b, first))
+    with api.service.database.transaction() as session:  # its own entry would say so too
+        session.get_one(JobRow, late.id).references = {}
+    assert claimed(api, author, "r2") is None
+    ended = clients["admin"].runs.get(late.id)
+    assert (ended.state, ended.outcome) == ("done", None)
+    assert "`--expect REFERENCE` or `--if-match GENERATION`" in ended.problem
+    assert in_force(clients) == {suite.digest: first}

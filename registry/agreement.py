@@ -17,7 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gates.evidence import Record
-from registry import adoption, auth, emptying, evidence, projects, targets
+from registry import adoption, auth, draining, evidence, projects, targets
 from registry.tables import ProjectRow, ReleaseRow, RunnerRow, TargetRow, TokenRow
 from schemas.common import format_instant
 from schemas.evidence import Fault, Kind
@@ -171,7 +171,7 @@ class Agreement:
         """A runner drains, or takes jobs, as people said last; of one that nobody spoke of, nothing is kept."""
         rows = session.scalars(select(RunnerRow).where(RunnerRow.project_id == self.project).order_by(RunnerRow.id))
         for row in rows:
-            stream = emptying.stream(row.id)
+            stream = draining.stream(row.id)
             for name in _otherwise(self._runners.pop(stream, []), row):
                 yield Fault(stream=stream, position=0, problem=f"the runner has another {name} than its log says")
         for stream in sorted(self._runners):

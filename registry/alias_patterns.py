@@ -10,8 +10,9 @@ from uuid import UUID
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from registry import acts, auth, evidence, quarantine
+from registry import acts, auth, conditions, evidence, quarantine
 from registry.auth import Actor
+from registry.logged import Logged
 from registry.service import Service
 from registry.tables import AliasPatternRow, AliasRow
 from schemas.alias import AliasPattern, AliasPatternRemove, AliasPatternSet, Movers, PatternMovers
@@ -37,13 +38,18 @@ def stream(project: UUID) -> str:
     return f"alias-patterns/{project}"
 
 
-def put(session: Session, service: Service, actor: Actor, body: AliasPatternSet) -> AliasPattern:
-    """Protect every alias whose name a pattern fits, or say anew who may move it. Asking twice changes nothing.
+def put(
+    session: Session, service: Service, actor: Actor, body: AliasPatternSet, *, if_match: str | None = None
+) -> AliasPattern:
+    """Protect every alias whose name a pattern fits, or say anew who may move it, when it is as the actor saw it.
+
+    Where it says so already, nothing changes.
 
     Raises:
         NotPermitted: the actor's token is for some targets only, or has less than a role that the pattern asks for.
         BundleQuarantined: an alias that it fits names a quarantined bundle.
-        Conflict: there are as many patterns as a project may have.
+        Conflict: it says something else than expected, or there are as many patterns as a project may have.
+        StaleEdit: it is of another generation than `if_match`.
     """
     auth.require_whole_project(actor, "protect_alias")
     auth.confirm(session, actor)
@@ -54,6 +60,7 @@ def put(session: Session, service: Service, actor: Actor, body: AliasPatternSet)
         _require(actor, movers, body.pattern)
     if row is not None and row.movers == body.movers:
         return wire(row)
+    _require_seen(session, actor.project_id, body, row, if_match)
     if row is None and len(rows) >= MOST:
         raise Conflict(f"a project has at most {MOST} patterns; remove one that is not needed")
     for bundle in _named(session, actor.project_id, body.pattern):
@@ -61,16 +68,20 @@ def put(session: Session, service: Service, actor: Actor, body: AliasPatternSet)
     return wire(_record(session, service, actor, body.pattern, body.movers, body.reason))
 
 
-def remove(session: Session, service: Service, actor: Actor, body: AliasPatternRemove) -> AliasPattern:
+def remove(
+    session: Session, service: Service, actor: Actor, body: AliasPatternRemove, *, if_match: str | None = None
+) -> AliasPattern:
     """Let a pattern protect nothing any more. Returns it as it was.
 
     Raises:
         NotFound, NotPermitted.
+        StaleEdit: it is of another generation than `if_match`, or was removed since.
     """
     auth.require_whole_project(actor, "protect_alias")
     auth.confirm(session, actor)
     _hold(session, actor.project_id)
-    row = session.get(AliasPatternRow, (actor.project_id, body.pattern))
+    row = session.get(AliasPatternRow, (actor.project_id, body.pattern), populate_existing=True)
+    _require_version(session, actor.project_id, body.pattern, row, if_match)
     if row is None:
         raise NotFound(f"there is no pattern {body.pattern}; `sluicegate alias patterns` lists them")
     _require(actor, row.movers, body.pattern)
@@ -118,7 +129,9 @@ def least(movers: list[Movers]) -> Movers:
 
 def wire(row: AliasPatternRow) -> AliasPattern:
     """Return a pattern as the service gives it out."""
-    return AliasPattern(pattern=row.pattern, movers=row.movers, set_at=row.set_at, set_by=row.set_by)
+    return AliasPattern(
+        pattern=row.pattern, movers=row.movers, generation=row.generation, set_at=row.set_at, set_by=row.set_by
+    )
 
 
 def _hold(session: Session, project: UUID) -> None:
@@ -134,6 +147,41 @@ def _require(actor: Actor, movers: Movers, pattern: str) -> None:
             role=actor.role,
             allowed=allowed,
         )
+
+
+def _require_version(
+    session: Session, project: UUID, pattern: str, row: AliasPatternRow | None, if_match: str | None
+) -> None:
+    """Refuse to act on a pattern that is of another generation than was seen; of one that is not there, it is 0."""
+    if if_match is not None:
+        current = str(row.generation if row is not None else 0)
+        conditions.require(f"the pattern {pattern}", current, if_match, _latest(session, project, pattern))
+
+
+def _require_seen(
+    session: Session, project: UUID, body: AliasPatternSet, row: AliasPatternRow | None, if_match: str | None
+) -> None:
+    """Refuse to change a pattern that is not as it was seen: who saw nothing makes it, and changes none."""
+    _require_version(session, project, body.pattern, row, if_match)
+    current = None if row is None else row.movers
+    if (body.expected is None and if_match is not None) or body.expected == current:
+        return
+    is_now = "is not there" if row is None else f"is for the role {row.movers} (generation {row.generation})"
+    wanted = f"expected to be for the role {body.expected}" if body.expected else "expected to be new"
+    said = "say what you saw with `--expect ROLE` or `--if-match GENERATION`"
+    say = said if row is not None else "make it without `--expect`"
+    raise Conflict(
+        f"the pattern {body.pattern} {is_now}, and was {wanted}; look again, and {say}",
+        movers=current,
+        version=str(row.generation if row is not None else 0),
+        **conditions.changed_by(_latest(session, project, body.pattern)),
+    )
+
+
+def _latest(session: Session, project: UUID, pattern: str) -> Logged | None:
+    """Return the entry of the latest act on a pattern."""
+    entries = reversed(evidence.read(session, stream(project)))
+    return next((one for one in entries if evidence.claim_of(one.envelope)["body"]["pattern"] == pattern), None)
 
 
 def _named(session: Session, project: UUID, pattern: str) -> list[str]:
@@ -165,5 +213,6 @@ def _record(
         row = AliasPatternRow(project_id=actor.project_id, pattern=pattern)
         session.add(row)
     row.movers, row.set_at, row.set_by = movers or row.movers, entry.recorded_at, actor.name
+    row.generation = entry.position
     session.flush()
     return row

@@ -1,11 +1,23 @@
 """A runner as the service shows it, and what one that drains still waits for."""
 
+from uuid import UUID
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from registry import db, room, runners, waits
+from registry import db, evidence, room, runners, waits
 from registry.tables import JobRow, RunnerRow, TargetRow
 from schemas.runner import Drain, Fingerprint, JobKind, JobState, Reservation, Runner, Undrained
+
+
+def stream(runner: UUID) -> str:
+    """Return where the log of a runner's drains is."""
+    return f"runner/{runner}"
+
+
+def generation(session: Session, row: RunnerRow) -> int:
+    """Return how often people said of a runner that it drains, or does no more."""
+    return evidence.next_position(session, stream(row.id)) - 1
 
 
 def wire(session: Session, row: RunnerRow) -> Runner:
@@ -32,6 +44,7 @@ def wire(session: Session, row: RunnerRow) -> Runner:
         undrained=None
         if row.undrained_at is None
         else Undrained(since=row.undrained_at, by=row.undrained_by or "unknown", reason=row.undrain_reason),
+        generation=generation(session, row),
     )
 
 

@@ -6,39 +6,46 @@ no attempt, and what serves is booted by another runner, where one fits.
 """
 
 from datetime import datetime, timedelta
-from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from registry import acts, attempts, draining, evidence, handover, runners
+from registry import acts, attempts, conditions, draining, evidence, handover, runners
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow, RunnerRow, TargetRow
 from schemas.api import RunnerDrain
+from schemas.common import format_instant
 from schemas.evidence import Kind, RunnerDrained, RunnerUndrained
+from schemas.problems import Conflict
 from schemas.runner import JobKind, JobState
 
 MOST_LOSSES = 200
 
 
-def stream(runner: UUID) -> str:
-    """Return where the log of a runner's drains is."""
-    return f"runner/{runner}"
-
-
-def drain(session: Session, service: Service, actor: Actor, name: str, body: RunnerDrain) -> RunnerRow:
+def drain(
+    session: Session, service: Service, actor: Actor, name: str, body: RunnerDrain, *, if_match: str | None = None
+) -> RunnerRow:
     """Have a runner take no job any more, and with a deadline end then what it still holds.
 
-    Again, and without a deadline, it changes nothing; a deadline takes the place of the one before.
+    Whoever drains it may ask again: without a deadline it changes nothing, and a deadline takes the place of the one
+    before. Anybody else says with `if_match` that they saw that it drains.
 
     Raises:
         NotFound, NotPermitted: the actor's token is for some targets only.
+        Conflict: somebody else drains it.
+        StaleEdit: it is of another generation than `if_match`.
     """
-    was = runners.to_change(session, actor, name).drained_at
-    row = runners.drain(session, actor, name, body.reason)
-    if was is not None and body.force_in_seconds is None:
+    row = runners.to_change(session, actor, name)
+    is_drained = row.drained_at is not None
+    if is_drained and body.force_in_seconds is None and _holder(session, row) == actor.name:
         return row
+    _require_version(session, row, if_match)
+    if is_drained and if_match is None:
+        _require_holder(session, actor, row)
+    if is_drained and body.force_in_seconds is None:
+        return row
+    row = runners.drain(session, actor, name, body.reason)
     at = acts.moment(session)
     if body.force_in_seconds is not None:
         row.empty_at = at + timedelta(seconds=body.force_in_seconds)
@@ -54,14 +61,57 @@ def drain(session: Session, service: Service, actor: Actor, name: str, body: Run
     return row
 
 
-def undrain(session: Session, service: Service, actor: Actor, name: str, reason: str | None = None) -> RunnerRow:
-    """Let a runner take jobs again; what was ended by a deadline stays so. Raises NotFound, NotPermitted."""
-    was = runners.to_change(session, actor, name).drained_at
+def undrain(
+    session: Session,
+    service: Service,
+    actor: Actor,
+    name: str,
+    reason: str | None = None,
+    *,
+    if_match: str | None = None,
+) -> RunnerRow:
+    """Let a runner take jobs again; what was ended by a deadline stays so. Asking twice changes nothing.
+
+    Raises:
+        NotFound, NotPermitted.
+        StaleEdit: it is of another generation than `if_match`.
+    """
+    row = runners.to_change(session, actor, name)
+    is_drained = row.drained_at is not None
+    if is_drained or row.undrained_by != actor.name:
+        _require_version(session, row, if_match)
     row = runners.undrain(session, actor, name, reason)
-    if was is not None:
+    if is_drained:
         said = RunnerUndrained(runner=row.name, reason=reason, since=row.undrained_at)
         _record(session, service, actor, row, Kind.RUNNER_UNDRAINED, said)
     return row
+
+
+def _holder(session: Session, row: RunnerRow) -> str | None:
+    """Return who said last that a runner drains, and with which deadline."""
+    last = evidence.latest(session, draining.stream(row.id))
+    return row.drained_by if last is None else last.actor
+
+
+def _require_version(session: Session, row: RunnerRow, if_match: str | None) -> None:
+    last = evidence.latest(session, draining.stream(row.id))
+    conditions.require(f"the drain of runner {row.name}", str(last.position if last else 0), if_match, last)
+
+
+def _require_holder(session: Session, actor: Actor, row: RunnerRow) -> None:
+    """Refuse to change a drain of somebody else that the actor may not have seen."""
+    holder = _holder(session, row)
+    if row.drained_at is None or holder == actor.name:
+        return
+    ends = f", and what it holds at {format_instant(row.empty_at)} is ended" if row.empty_at else ""
+    seen = draining.generation(session, row)
+    raise Conflict(
+        f"runner {row.name} is drained by {row.drained_by} since {format_instant(row.drained_at)}: {row.drain_reason}"
+        f"{ends}; look again, and say what you saw with `--if-match {seen}`",
+        holder=holder,
+        version=str(seen),
+        **conditions.changed_by(evidence.latest(session, draining.stream(row.id))),
+    )
 
 
 def _record(
@@ -72,7 +122,7 @@ def _record(
     kind: Kind,
     said: RunnerDrained | RunnerUndrained,
 ) -> None:
-    of = stream(row.id)
+    of = draining.stream(row.id)
     signed = evidence.state(
         acts.signer_of(session, service),
         of,

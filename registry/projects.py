@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from gates.evidence import is_signed
-from registry import auth, db, evidence, keys
+from registry import auth, conditions, db, evidence, keys
 from registry.auth import ADMIN_PROJECT, Actor
 from registry.logged import Logged
 from registry.service import Service
@@ -166,17 +166,33 @@ def browse(session: Session, actor: Actor, *, after: UUID | None, limit: int) ->
     return list(session.scalars(query.order_by(ProjectRow.id.desc()).limit(limit)))
 
 
-def set_limits(session: Session, service: Service, actor: Actor, name: str, body: LimitsSet) -> ProjectRow:
+def latest(session: Session, project: UUID) -> Logged | None:
+    """Return the last entry that says what a project is."""
+    query = select(EntryRow).where(EntryRow.stream == stream(project), EntryRow.kind == Kind.PROJECT_SET)
+    return session.scalar(query.order_by(EntryRow.position.desc()).limit(1))
+
+
+def generation(session: Session, project: UUID) -> int:
+    """Return what names the state of a project itself: the place of the entry that says it."""
+    last = latest(session, project)
+    return last.position if last else 0
+
+
+def set_limits(
+    session: Session, service: Service, actor: Actor, name: str, body: LimitsSet, *, if_match: str | None = None
+) -> ProjectRow:
     """Set the limits of a project that are named, as a recorded act. What it holds already stays, whatever they are.
 
     Raises:
         NotFound, NotPermitted.
+        StaleEdit: it is of another generation than `if_match`.
     """
     require_installation(actor)
     row = administered(session, actor, name)
     # Before the token, as whoever revokes one does.
     auth.hold_project(session, row.id)
     auth.confirm(session, actor)
+    conditions.require(f"project {row.name}", str(generation(session, row.id)), if_match, latest(session, row.id))
     before = facts(row)
     for limit, most in (named := body.model_dump(exclude_unset=True)).items():
         setattr(row, f"max_{limit}", most)

@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from registry import db
+from registry import db, projects
 from registry.settings import Settings
 from registry.tables import JobRow, ProjectRow, UploadRow
 from schemas.api import Limits, ProjectUsage
@@ -272,4 +272,5 @@ def shown(session: Session, settings: Settings, project: ProjectRow) -> ProjectU
             jobs=project.max_jobs,
             runner_seconds=project.max_runner_seconds,
         ),
+        generation=projects.generation(session, project.id),
     )

@@ -302,6 +302,8 @@ class AliasPatternRow(Base):
     pattern: Mapped[str] = mapped_column(primary_key=True)
     movers: Mapped[PatternMovers] = mapped_column(Text)
     """Least role that moves such an alias."""
+    generation: Mapped[int]
+    """Position of its entry."""
     set_at: Mapped[datetime]
     set_by: Mapped[str]
 

@@ -523,9 +523,10 @@ def _alias_pattern_faults(session: Session, project: UUID) -> Iterator[Fault]:
     for row in evidence.read(session, of):
         with suppress(ValueError):  # an entry that cannot be read is a fault already
             body = AliasPatternChanged.model_validate(claim_of(row.envelope)["body"])
-            said[body.pattern] = (body.movers, row.recorded_at, row.actor) if body.movers else None
+            said[body.pattern] = (body.movers, row.position, row.recorded_at, row.actor) if body.movers else None
     cached: dict[str, tuple[object, ...]] = {
-        row.pattern: (row.movers, row.set_at, row.set_by) for row in alias_patterns.every(session, project)
+        row.pattern: (row.movers, row.generation, row.set_at, row.set_by)
+        for row in alias_patterns.every(session, project)
     }
     for pattern in sorted(said.keys() | cached.keys()):
         if said.get(pattern) != cached.get(pattern):

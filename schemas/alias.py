@@ -43,6 +43,9 @@ class AliasPatternSet(Closed):
 
     pattern: Pattern = Field(description="Names that it fits: `*` stands for any letters, such as `prod-*`.")
     movers: PatternMovers = Field(description="Least role that moves such an alias.")
+    expected: PatternMovers | None = Field(
+        None, description="The role that it names now, as the caller saw it; absent to make it. If-Match does as well."
+    )
     reason: Text = Field(description="Why; kept in evidence.")
 
 
@@ -58,6 +61,7 @@ class AliasPattern(Wire):
 
     pattern: str = Field(description="Names that it fits: `*` stands for any letters, also none.")
     movers: PatternMovers = Field(description="Least role that moves such an alias.")
+    generation: int = Field(description="Another one with each act on it; for If-Match.")
     set_at: Instant = Field(description="When that was said.")
     set_by: str = Field(description="By whom.")
 

@@ -68,6 +68,7 @@ class ProjectUsage(Wire):
     )
     limits: Limits = Field(description="What holds now.")
     own_limits: Limits = Field(description="What an administrator set for it; null for what the settings say.")
+    generation: int = Field(description="Grows with each change of them; for If-Match.")
 
 
 class LimitsSet(Closed):

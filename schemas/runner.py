@@ -197,6 +197,7 @@ class Runner(Wire):
     undrained: Undrained | None = Field(
         description="Who let it take jobs again last, and why; null while it drains, or if it never did."
     )
+    generation: int = Field(description="Grows with each drain, and with its end; for If-Match.")
 
 
 class Claim(Wire):

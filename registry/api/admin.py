@@ -3,17 +3,17 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 
 from registry import auth, db, projects, quotas, tokens
-from registry.api.deps import OnceDep, ServiceDep, SessionDep, allow
+from registry.api.deps import IfMatch, OnceDep, ServiceDep, SessionDep, allow, tag
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.api.routes import Route
 from registry.auth import Actor
 from schemas.api import Act, LimitsSet, Page, Project, ProjectCreate, ProjectUsage, Token, TokenCreate, TokenCreated
 from schemas.common import Name
-from schemas.problems import Conflict, InvalidDocument, KeyReused, NotFound
+from schemas.problems import Conflict, InvalidDocument, KeyReused, NotFound, StaleEdit
 
 router = APIRouter(tags=["administration"], route_class=Route)
 
@@ -40,18 +40,37 @@ def list_projects(actor: AdminDep, session: SessionDep, cursor: Cursor, limit: L
 
 @router.get("/v1/projects/{project}", operation_id="getProject", responses=declare(InvalidDocument, NotFound))
 def get_project(
-    project: ProjectName, actor: Annotated[Actor, allow("read")], session: SessionDep, service: ServiceDep
+    project: ProjectName,
+    actor: Annotated[Actor, allow("read")],
+    session: SessionDep,
+    service: ServiceDep,
+    response: Response,
 ) -> ProjectUsage:
     """Show what a project holds, and how much it may."""
-    return quotas.shown(session, service.settings, projects.seen(session, actor, project))
+    found = quotas.shown(session, service.settings, projects.seen(session, actor, project))
+    tag(response, found.generation)
+    return found
 
 
-@router.post("/v1/projects/{project}/limits", operation_id="setLimits", responses=declare(InvalidDocument, NotFound))
+@router.post(
+    "/v1/projects/{project}/limits",
+    operation_id="setLimits",
+    responses=declare(InvalidDocument, NotFound, StaleEdit),
+)
 def set_limits(
-    project: ProjectName, body: LimitsSet, actor: AdminDep, session: SessionDep, service: ServiceDep
+    project: ProjectName,
+    body: LimitsSet,
+    actor: AdminDep,
+    session: SessionDep,
+    service: ServiceDep,
+    response: Response,
+    if_match: IfMatch = None,
 ) -> ProjectUsage:
     """Set what a project may hold. For administrators of the installation."""
-    return quotas.shown(session, service.settings, projects.set_limits(session, service, actor, project, body))
+    row = projects.set_limits(session, service, actor, project, body, if_match=if_match)
+    done = quotas.shown(session, service.settings, row)
+    tag(response, done.generation)
+    return done
 
 
 @router.post(

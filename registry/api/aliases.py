@@ -143,23 +143,35 @@ def list_alias_patterns(actor: ReaderDep, session: SessionDep) -> AliasPatterns:
     return AliasPatterns(items=[alias_patterns.wire(row) for row in alias_patterns.every(session, actor.project_id)])
 
 
-@patterns.post("", responses=declare(InvalidDocument, Conflict, BundleQuarantined), operation_id="setAliasPattern")
+@patterns.post(
+    "",
+    responses=declare(InvalidDocument, Conflict, StaleEdit, BundleQuarantined),
+    operation_id="setAliasPattern",
+)
 def set_alias_pattern(
     body: AliasPatternSet,
     actor: Annotated[Actor, allow("protect_alias")],
     service: ServiceDep,
     perform: PerformDep,
+    response: Response,
+    if_match: IfMatch = None,
 ) -> AliasPattern:
-    """Protect every alias whose name fits a pattern, made or not; whoever has less than the role moves none."""
-    return perform(lambda session: alias_patterns.put(session, service, actor, body))
+    """Protect every alias whose name fits a pattern, made or not; whoever has less than the role moves none.
+
+    It changes one that is there when it is as the caller saw it: by `expected`, or by `If-Match` with its ETag.
+    """
+    done = perform(lambda session: alias_patterns.put(session, service, actor, body, if_match=if_match))
+    tag(response, done.generation)
+    return done
 
 
-@patterns.post("/removals", responses=declare(InvalidDocument, NotFound), operation_id="removeAliasPattern")
+@patterns.post("/removals", responses=declare(InvalidDocument, NotFound, StaleEdit), operation_id="removeAliasPattern")
 def remove_alias_pattern(
     body: AliasPatternRemove,
     actor: Annotated[Actor, allow("protect_alias")],
     service: ServiceDep,
     perform: PerformDep,
+    if_match: IfMatch = None,
 ) -> AliasPattern:
     """Let a pattern protect nothing any more. Returns it as it was."""
-    return perform(lambda session: alias_patterns.remove(session, service, actor, body))
+    return perform(lambda session: alias_patterns.remove(session, service, actor, body, if_match=if_match))

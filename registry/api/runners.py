@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from registry import blobs, damage, draining, emptying, jobs, runners, runs
 from registry.api.blobs import BINARY, BlobDigest
 from registry.api.bodies import receive
-from registry.api.deps import PerformDep, ServiceDep, SessionDep, allow
+from registry.api.deps import IfMatch, PerformDep, ServiceDep, SessionDep, allow, tag
 from registry.api.documents import RawJson, takes
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
@@ -24,6 +24,7 @@ from schemas.problems import (
     InvalidDocument,
     LeaseLost,
     NotFound,
+    StaleEdit,
     TooLarge,
     TooSlow,
     TransitionRefused,
@@ -57,11 +58,13 @@ def get_runner(
     runner: Annotated[Name, Path(description="Name or identity.")],
     actor: Annotated[Actor, allow("read")],
     session: SessionDep,
+    response: Response,
 ) -> RunnerDetail:
     """Show a runner: what it is, and the newest runs that it holds or held."""
     row = runners.named(session, actor.project_id, runner)
     shown = [jobs.wire(session, job) for job, _ in jobs.of_runner(session, row.id, after=None, limit=MOST_RUNS)]
     told = draining.wire(session, row).model_dump()
+    tag(response, told["generation"])
     loses = emptying.losses(session, row)
     return RunnerDetail(**told, registered_at=row.registered_at, runs=shown, loses=loses)
 
@@ -94,31 +97,52 @@ def heartbeat(
 RunnerName = Annotated[Name, Path(description="Name or identity.")]
 
 
-@router.post("/runners/{runner}/drains", responses=declare(NotFound, InvalidDocument), operation_id="drainRunner")
+@router.post(
+    "/runners/{runner}/drains",
+    responses=declare(NotFound, InvalidDocument, Conflict, StaleEdit),
+    operation_id="drainRunner",
+)
 def drain_runner(
     runner: RunnerName,
     body: RunnerDrain,
     actor: Annotated[Actor, allow("drain_runner")],
     service: ServiceDep,
     perform: PerformDep,
+    response: Response,
+    if_match: IfMatch = None,
 ) -> Runner:
     """Have a runner take no job any more, and hand over what serves on it; `drain` says what it waits for.
 
     With `force_in_seconds` it ends then what it still holds. `loses` of the runner says before what that is.
+    What somebody else drains already takes `If-Match` with its ETag.
     """
-    return perform(lambda session: draining.wire(session, emptying.drain(session, service, actor, runner, body)))
+    done = perform(
+        lambda session: draining.wire(session, emptying.drain(session, service, actor, runner, body, if_match=if_match))
+    )
+    tag(response, done.generation)
+    return done
 
 
-@router.delete("/runners/{runner}/drains", responses=declare(NotFound, InvalidDocument), operation_id="undrainRunner")
+@router.delete(
+    "/runners/{runner}/drains", responses=declare(NotFound, InvalidDocument, StaleEdit), operation_id="undrainRunner"
+)
 def undrain_runner(
     runner: RunnerName,
     actor: Annotated[Actor, allow("drain_runner")],
     service: ServiceDep,
     perform: PerformDep,
+    response: Response,
     reason: Annotated[Text | None, Query(description="Why; kept in evidence.")] = None,
+    if_match: IfMatch = None,
 ) -> Runner:
     """Let a runner take jobs again."""
-    return perform(lambda session: draining.wire(session, emptying.undrain(session, service, actor, runner, reason)))
+    done = perform(
+        lambda session: draining.wire(
+            session, emptying.undrain(session, service, actor, runner, reason, if_match=if_match)
+        )
+    )
+    tag(response, done.generation)
+    return done
 
 
 @router.post(

@@ -13,7 +13,7 @@ from registry.cli.output import Output, none
 from registry.cli.profile import connect
 from registry.cli.targets import instant
 from registry.client import Client
-from schemas.alias import Alias, AliasAt, Movers
+from schemas.alias import Alias, AliasAt, Movers, PatternMovers
 from schemas.problems import NotFound
 
 app = group("Aliases: movable names of bundles. Where a command takes a bundle, it takes @NAME.")
@@ -173,6 +173,7 @@ def delete(name: AliasName, reason: Reason, if_match: Generation = None, as_json
         'sluicegate alias protect champion --reason "production reads it"',
         'sluicegate alias protect champion --off --reason "a playground again"',
         "sluicegate alias protect 'prod-*' --movers manager --reason \"what production reads\"",
+        "sluicegate alias protect 'prod-*' --movers admin --expect manager --reason \"an audit\"",
     )
 )
 def protect(
@@ -184,7 +185,17 @@ def protect(
     movers: Annotated[
         MoverRole, typer.Option("--movers", help="Least role that moves what a pattern fits.")
     ] = MoverRole.MANAGER,
-    if_match: Generation = None,
+    expect: Annotated[
+        MoverRole | None,
+        typer.Option("--expect", help="Of a pattern: the role that it names now; without this, the pattern is made."),
+    ] = None,
+    if_match: Annotated[
+        str | None,
+        typer.Option(
+            "--if-match",
+            help="Generation that `alias show` or `alias patterns` gave: nothing is done when it has changed since.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Let only managers move an alias from now on, or a role the aliases that a pattern fits, made or not.
@@ -197,24 +208,25 @@ def protect(
         raise typer.BadParameter(
             "is for patterns; an alias that is protected by itself is moved by managers", param_hint="--movers"
         )
+    if expect is not None and (off or "*" not in plain):
+        raise typer.BadParameter(
+            "is for patterns that get another role; otherwise --if-match says what was seen", param_hint="--expect"
+        )
     with connect() as client:
         try:
+            if "*" in plain and off:
+                was = client.aliases.remove_pattern(plain, reason, if_match=if_match)
+                output.result(was, lambda out: out.say(f"@{was.pattern} protects nothing any more", "warn"))
+                return Exit.DONE
             if "*" in plain:
-                return _protect_pattern(output, client, plain, None if off else movers, reason)
+                expected: PatternMovers | None = None if expect is None else expect.value
+                now = client.aliases.protect_pattern(plain, movers.value, reason, expected=expected, if_match=if_match)
+                output.result(now, lambda out: out.say(f"@{now.pattern} is moved by {_roles(now.movers)}"))
+                return Exit.DONE
             found = client.aliases.protect(plain, reason, is_protected=not off, if_match=if_match)
         except ValidationError as error:
             raise invalid_act(error) from None
     output.result(found, lambda out: _show(out, found))
-    return Exit.DONE
-
-
-def _protect_pattern(output: Output, client: Client, pattern: str, movers: MoverRole | None, reason: str) -> int:
-    if movers is None:
-        was = client.aliases.remove_pattern(pattern, reason)
-        output.result(was, lambda out: out.say(f"@{was.pattern} protects nothing any more", "warn"))
-    else:
-        now = client.aliases.protect_pattern(pattern, movers.value, reason)
-        output.result(now, lambda out: out.say(f"@{now.pattern} is moved by {_roles(now.movers)}"))
     return Exit.DONE
 
 
@@ -227,8 +239,17 @@ def patterns(as_json: Json = False) -> int:
 
     def human(out: Output) -> None:
         out.table(
-            ["PATTERN", "MOVED BY", "CHANGED", "BY"],
-            ([f"@{one.pattern}", _roles(one.movers), f"{one.set_at:%Y-%m-%d %H:%M:%S}Z", one.set_by] for one in found),
+            ["PATTERN", "MOVED BY", "GENERATION", "CHANGED", "BY"],
+            (
+                [
+                    f"@{one.pattern}",
+                    _roles(one.movers),
+                    one.generation,
+                    f"{one.set_at:%Y-%m-%d %H:%M:%S}Z",
+                    one.set_by,
+                ]
+                for one in found
+            ),
             empty=none("pattern", "alias protect"),
         )
 

@@ -85,6 +85,12 @@ def limit(
         str | None,
         typer.Option("--runner-hours", help="Hours of runners for gates and recordings within 24 hours; alike."),
     ] = None,
+    if_match: Annotated[
+        str | None,
+        typer.Option(
+            "--if-match", help="Generation that `project show` gave: nothing is done when it has changed since."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Say how much a project may hold and have runners do.
@@ -101,7 +107,7 @@ def limit(
     # Only what is named is sent: somebody else may be setting another limit just now.
     body = made(LimitsSet, "the limits", **named)
     with connect() as client:
-        found = client.projects.set_limits(name, body)
+        found = client.projects.set_limits(name, body, if_match=if_match)
     output.result(found, lambda out: _show(out, name, found))
     return Exit.DONE
 
@@ -124,7 +130,7 @@ def _seconds(hours: str) -> int | None:
 
 
 def _show(out: Output, name: str, found: ProjectUsage) -> None:
-    out.say(f"project {name}")
+    out.say(f"project {name}, generation {found.generation}")
     coming = f" and {size(found.bytes_coming)} coming" if found.bytes_coming else ""
     held, own = found.limits, found.own_limits
     out.table(

@@ -22,6 +22,11 @@ MOST_FAILURES = 5
 INTERVAL_SECONDS = 1.0
 """Between two looks at a runner that drains."""
 
+Seen = Annotated[
+    str | None,
+    typer.Option("--if-match", help="Generation that `runner show` gave: nothing is done when it has changed since."),
+]
+
 app = group("Runners: workers that boot replicas.")
 
 
@@ -107,6 +112,7 @@ def show(
                 ("reserved", _reserved(found)),
                 ("disk left", None if found.disk_free_bytes is None else size(found.disk_free_bytes)),
                 ("jobs", f"{len(found.jobs)} of {found.slots}" if found.slots else len(found.jobs)),
+                ("generation", found.generation),
             ]
         )
         _say_drain(out, found)
@@ -157,13 +163,14 @@ def drain(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="End what it holds now: --deadline 0.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do so although it loses what is said to be lost.")] = False,
+    if_match: Seen = None,
     as_json: Json = False,
 ) -> int:
     """Have a runner take no job any more, and hand over what serves on it.
 
     Gates end by themselves. A replica that serves goes on until another runner has one that is ready and has its
     traffic, or for as long as there is none. With --deadline or --force what it still holds then is ended: what that
-    would lose now is said, and wants --yes.
+    would lose now is said, and wants --yes. What somebody else drains already wants --if-match.
 
     Exit status with --wait: 0 it holds nothing; 3 time is up, and what it still holds is said. 4: without --yes.
     """
@@ -174,7 +181,7 @@ def drain(
     with connect() as client:
         if deadline is not None and not _is_agreed(output, client.runners.get(runner), yes=yes):
             return Exit.REFUSED
-        found = client.runners.drain(runner, reason, force_in_seconds=deadline)
+        found = client.runners.drain(runner, reason, force_in_seconds=deadline, if_match=if_match)
         told: list[str] = []
         while wait and found.drain is not None and found.drain.waits_for:
             left = timeout - (time.monotonic() - started)
@@ -199,12 +206,13 @@ def drain(
 def undrain(
     runner: Annotated[str, typer.Argument(metavar="RUNNER", help="Name of the runner, or its id.")],
     reason: Annotated[str | None, typer.Option("--reason", "-r", help="Why; shown with the runner.")] = None,
+    if_match: Seen = None,
     as_json: Json = False,
 ) -> int:
     """Let a runner take jobs again, and end what was booted in place of its replicas."""
     output = Output(as_json=as_json)
     with connect() as client:
-        found = client.runners.undrain(runner, reason)
+        found = client.runners.undrain(runner, reason, if_match=if_match)
     output.result(found, lambda out: out.say(f"runner {found.name} takes jobs", "good"))
     return Exit.DONE
 

@@ -192,7 +192,10 @@ class References:
 
 
 class Aliases:
-    """Movable names of bundles. An act with `if_match`, an alias's `generation`, is done only when nothing changed."""
+    """Movable names of bundles, and patterns that protect them.
+
+    An act with `if_match`, the `generation` of the alias or pattern, is done only when nothing changed.
+    """
 
     path = "/v1/aliases"
     patterns_path = "/v1/alias-patterns"
@@ -244,19 +247,30 @@ class Aliases:
         """Return the patterns that protect aliases by their names, sorted."""
         return self._transport.get(AliasPatterns, self.patterns_path).items
 
-    def protect_pattern(self, pattern: str, movers: PatternMovers, reason: str) -> AliasPattern:
+    def protect_pattern(
+        self,
+        pattern: str,
+        movers: PatternMovers,
+        reason: str,
+        *,
+        expected: PatternMovers | None = None,
+        if_match: str | None = None,
+    ) -> AliasPattern:
         """Let only whoever has a role, or more, move the aliases whose names fit a pattern, made or not.
 
-        Raises:
-            BundleQuarantined, NotPermitted; Conflict: there are too many patterns.
-        """
-        body = AliasPatternSet(pattern=pattern, movers=movers, reason=reason)
-        return self._transport.post(AliasPattern, self.patterns_path, body)
+        A pattern that is there is changed when it is for the role `expected`, or of the generation `if_match`.
 
-    def remove_pattern(self, pattern: str, reason: str) -> AliasPattern:
-        """Let a pattern protect nothing any more. Raises NotFound, NotPermitted."""
+        Raises:
+            Conflict: it is for another role (`movers` says which), or there are too many patterns.
+            StaleEdit, BundleQuarantined, NotPermitted.
+        """
+        body = AliasPatternSet(pattern=pattern, movers=movers, expected=expected, reason=reason)
+        return self._transport.post(AliasPattern, self.patterns_path, body, if_match=if_match)
+
+    def remove_pattern(self, pattern: str, reason: str, *, if_match: str | None = None) -> AliasPattern:
+        """Let a pattern protect nothing any more. Raises NotFound, StaleEdit, NotPermitted."""
         body = AliasPatternRemove(pattern=pattern, reason=reason)
-        return self._transport.post(AliasPattern, f"{self.patterns_path}/removals", body)
+        return self._transport.post(AliasPattern, f"{self.patterns_path}/removals", body, if_match=if_match)
 
     def _act(self, method: str, where: str, body: AliasSet | AliasDelete | AliasProtect, if_match: str | None) -> Alias:
         answer = self._transport.send(method, f"{self.path}/{where}", body=body, headers=seen(if_match))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from urllib.parse import quote
 from uuid import UUID
 
-from registry.client.transport import Transport
+from registry.client.transport import Transport, seen
 from schemas.api import Complete, Progress, Reported, Run, RunnerDetail, RunnerDrain
 from schemas.runner import Claim, Renewal, Report, Runner, RunnerRegistration
 
@@ -38,27 +38,32 @@ class Runners:
         answer = self._transport.send("POST", f"/v1/runners/{runner}/heartbeats", parameters=parameters)
         return self._transport.parse(Runner, answer)
 
-    def drain(self, runner: UUID | str, reason: str, *, force_in_seconds: int | None = None) -> Runner:
+    def drain(
+        self, runner: UUID | str, reason: str, *, force_in_seconds: int | None = None, if_match: str | None = None
+    ) -> Runner:
         """Have a runner take no job any more; `drain` says what it still holds.
 
         Args:
             runner: by name or identity.
             reason: why.
             force_in_seconds: after so long what it still holds is ended; `loses` of `get` says what that loses.
+            if_match: its `generation` that was seen: nothing is done when it has changed since.
 
         Raises:
-            NotFound, NotPermitted.
+            Conflict: somebody else drains it, and `if_match` does not say that this was seen.
+            NotFound, StaleEdit, NotPermitted.
         """
         return self._transport.post(
             Runner,
             f"/v1/runners/{quote(str(runner), safe='')}/drains",
             RunnerDrain(reason=reason, force_in_seconds=force_in_seconds),
+            if_match=if_match,
         )
 
-    def undrain(self, runner: UUID | str, reason: str | None = None) -> Runner:
-        """Let a runner take jobs again; `reason` is shown with it. Raises NotFound, NotPermitted."""
+    def undrain(self, runner: UUID | str, reason: str | None = None, *, if_match: str | None = None) -> Runner:
+        """Let a runner take jobs again; `reason` is shown with it. Raises NotFound, StaleEdit, NotPermitted."""
         path = f"/v1/runners/{quote(str(runner), safe='')}/drains"
-        answer = self._transport.send("DELETE", path, parameters={"reason": reason})
+        answer = self._transport.send("DELETE", path, parameters={"reason": reason}, headers=seen(if_match))
         return self._transport.parse(Runner, answer)
 
     def claim(self, runner: UUID, *, boot_id: str | None = None) -> Claim | None:

@@ -110,10 +110,16 @@ class Transport:
         return self.parse(model, self.send("GET", path, parameters=parameters))
 
     def post(
-        self, model: type[ModelT], path: str, body: BaseModel | bytes | None = None, *, is_slow: bool = False
+        self,
+        model: type[ModelT],
+        path: str,
+        body: BaseModel | bytes | None = None,
+        *,
+        is_slow: bool = False,
+        if_match: str | None = None,
     ) -> ModelT:
         """Do one thing. Tried again only when it never reached the service."""
-        return self.parse(model, self.send("POST", path, body=body, is_slow=is_slow))
+        return self.parse(model, self.send("POST", path, body=body, headers=seen(if_match), is_slow=is_slow))
 
     def create(
         self, model: type[ModelT], path: str, body: BaseModel, key: str | None = None, *, if_match: str | None = None

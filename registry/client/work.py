@@ -317,10 +317,15 @@ class Projects:
         """Return what a project holds, and how much it may. Raises NotFound."""
         return self._transport.get(ProjectUsage, f"/v1/projects/{name}")
 
-    def set_limits(self, name: str, body: LimitsSet) -> ProjectUsage:
-        """Set the limits of a project that `body` was made with, also with None. Raises NotFound, NotPermitted."""
+    def set_limits(self, name: str, body: LimitsSet, *, if_match: str | None = None) -> ProjectUsage:
+        """Set the limits of a project that `body` was made with, also with None.
+
+        Raises:
+            StaleEdit: it is of another `generation` than `if_match`.
+            NotFound, NotPermitted.
+        """
         named = body.model_dump_json(exclude_unset=True).encode()
-        return self._transport.post(ProjectUsage, f"/v1/projects/{name}/limits", named)
+        return self._transport.post(ProjectUsage, f"/v1/projects/{name}/limits", named, if_match=if_match)
 
     def list(self) -> Iterator[Project]:
         """List the projects that the caller administers."""

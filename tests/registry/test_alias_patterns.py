@@ -7,7 +7,15 @@ from registry import alias_patterns, evidence, verification
 from registry.client import Client
 from schemas.alias import Alias, AliasPattern
 from schemas.api import TokenCreate
-from schemas.problems import BundleQuarantined, Conflict, InvalidDocument, NotFound, NotPermitted, Problem
+from schemas.problems import (
+    BundleQuarantined,
+    Conflict,
+    InvalidDocument,
+    NotFound,
+    NotPermitted,
+    Problem,
+    StaleEdit,
+)
 from tests.support.holdings import held
 from tests.support.together import together
 
@@ -68,7 +76,7 @@ def test_a_pattern_says_who_makes_moves_and_takes_away_what_it_fits_and_the_fewe
     manager.protect_pattern("*-eu", "manager", "the region's")
     assert movers(clients, "prod-eu", digest) == ["manager", "admin"]
     assert movers(clients, "prod-us", digest) == ["engineer", "manager", "admin"]
-    admin.protect_pattern("prod-*", "admin", "an audit")
+    admin.protect_pattern("prod-*", "admin", "an audit", expected="engineer")
     assert movers(clients, "prod-us", digest) == ["admin"]
     assert [(one.pattern, one.movers) for one in clients["viewer"].aliases.patterns()] == [
         ("*-eu", "manager"),
@@ -143,7 +151,7 @@ def test_a_project_has_so_many_patterns_and_no_more(api, clients, monkeypatch, s
         manager.protect_pattern(pattern, "manager", "x")
     with pytest.raises(Conflict, match="at most 2"):
         manager.protect_pattern("c*", "manager", "x")
-    assert manager.protect_pattern("a*", "engineer", "x").movers == "engineer"
+    assert manager.protect_pattern("a*", "engineer", "x", expected="manager").movers == "engineer"
 
 
 def test_what_a_pattern_fits_names_no_quarantined_bundle(api, clients, author, sound):
@@ -174,6 +182,75 @@ def test_of_a_pattern_and_an_alias_at_once_one_is_first(api, clients, author, so
             clients["ci"].aliases.delete(f"r{round_}-a", "x")
 
 
+def test_a_pattern_is_changed_only_as_it_was_seen_and_the_refusal_says_who_changed_it(api, clients, sound):
+    manager, admin = clients["manager"].aliases, clients["admin"].aliases
+    with pytest.raises(Conflict, match="is not there, and was expected to be for the role manager"):
+        manager.protect_pattern("prod-*", "engineer", "x", expected="manager")
+    first = manager.protect_pattern("prod-*", "manager", "x")
+    other = manager.protect_pattern("other-*", "manager", "x")
+    assert (first.generation, other.generation) == (1, 2)
+    for expected in (None, "admin"):
+        with pytest.raises(Conflict) as refused:
+            admin.protect_pattern("prod-*", "engineer", "x", expected=expected)
+        members = refused.value.members
+        assert (members["movers"], members["version"], members["changed_by"]) == ("manager", "1", "manager")
+        assert members["change"] == "alias_pattern_set"
+    second = admin.protect_pattern("prod-*", "engineer", "x", if_match=str(first.generation))
+    assert (second.movers, second.generation) == ("engineer", 3)
+    assert manager.protect_pattern("prod-*", "engineer", "x", if_match="1") == second
+    for act in (
+        lambda: manager.protect_pattern("prod-*", "manager", "x", if_match="1"),
+        lambda: manager.protect_pattern("prod-*", "manager", "x", if_match="1", expected="engineer"),
+        lambda: manager.remove_pattern("prod-*", "x", if_match="1"),
+    ):
+        with pytest.raises(StaleEdit, match=r"is 3 now, not .*1.*; the latest change is alias_pattern_set by admin"):
+            act()
+    with pytest.raises(Conflict):
+        manager.protect_pattern("prod-*", "manager", "x", if_match="3", expected="admin")
+    assert manager.remove_pattern("prod-*", "x", if_match="3") == second
+    with pytest.raises(StaleEdit, match=r"is 0 now.* alias_pattern_removed by manager"):
+        admin.remove_pattern("prod-*", "x", if_match="3")
+    answer = api.clients["manager"].post(
+        "/v1/alias-patterns", json={"pattern": "prod-*", "movers": "manager", "reason": "x"}
+    )
+    assert answer.headers["etag"] == f'"{answer.json()["generation"]}"' == '"5"'
+    assert manager.patterns()[0] == other
+
+
+def test_of_two_who_change_a_pattern_at_once_one_does_and_the_other_is_told_what_it_is(api, clients, sound):
+    manager, admin = clients["manager"].aliases, clients["admin"].aliases
+    for round_ in range(4):
+        pattern = f"r{round_}-*"
+        for expected in (None, "engineer"):
+            if expected is not None:
+                manager.protect_pattern(pattern, expected, "the next race", if_match="*")
+            done = together(
+                lambda p=pattern, e=expected: manager.protect_pattern(p, "manager", "x", expected=e),
+                lambda p=pattern, e=expected: admin.protect_pattern(p, "admin", "x", expected=e),
+            )
+            (won,), (lost,) = ([one for one in done if isinstance(one, kind)] for kind in (AliasPattern, Problem))
+            # An administrator's is not a manager's to change, whatever they saw.
+            assert isinstance(lost, Conflict) or (isinstance(lost, NotPermitted) and won.movers == "admin")
+            if isinstance(lost, Conflict):
+                said = lost.members
+                assert (said["movers"], said["version"], said["changed_by"]) == (
+                    won.movers,
+                    str(won.generation),
+                    won.set_by,
+                )
+            assert next(one for one in manager.patterns() if one.pattern == pattern) == won
+            if won.movers == "admin":
+                admin.protect_pattern(pattern, "manager", "back", expected="admin")
+        seen = next(one for one in manager.patterns() if one.pattern == pattern)
+        done = together(
+            lambda p=pattern, g=seen.generation: manager.remove_pattern(p, "x", if_match=str(g)),
+            lambda p=pattern, g=seen.generation: admin.protect_pattern(p, "engineer", "x", if_match=str(g)),
+        )
+        assert [type(one).__name__ for one in done] in (["AliasPattern", "StaleEdit"], ["StaleEdit", "AliasPattern"])
+        (lost,) = (one for one in done if isinstance(one, StaleEdit))
+        assert lost.members["changed_by"] == ("manager" if done[1] is lost else "admin")
+
+
 @pytest.mark.parametrize("change", ["DELETE FROM alias_patterns", "UPDATE alias_patterns SET movers = 'engineer'"])
 def test_a_pattern_that_is_not_as_its_log_says_is_a_fault(api, clients, change):
     clients["admin"].aliases.protect_pattern("prod-*", "admin", "x")
@@ -198,6 +275,14 @@ def test_the_command_sets_shows_and_removes_patterns_and_says_who_may(api, comma
     assert "managers, by the pattern prod-*" in command.ok("alias", "show", "prod-eu").out
     assert command("alias", "protect", "prod-*", "--movers", "admin", "--reason", "x").status == 4
     assert command("alias", "protect", "prod-eu", "--movers", "engineer", "--reason", "x").status == 2
+    for wrong in (("prod-eu",), ("v*", "--off")):
+        assert command("alias", "protect", *wrong, "--expect", "manager", "--reason", "x").status == 2
+    change = ("alias", "protect", "v*", "--movers", "manager", "--reason", "x")
+    stale = command(*change)
+    assert (stale.status, "was expected to be new; look again, and say" in stale.err) == (4, True)
+    assert command(*change, "--if-match", "1").status == 4
+    assert "managers" in command.ok(*change, "--expect", "engineer").out
+    assert "3" in command.ok("alias", "patterns").out.splitlines()[-1].split()
     assert command("alias", "protect", "Prod-*", "--reason", "x").status == 2
     command.be("engineer", api)
     refused = command("alias", "delete", "prod-eu", "--reason", "x")

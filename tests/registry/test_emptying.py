@@ -6,12 +6,12 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from registry import draining, emptying, evidence, failures, handover, jobs, releases, runners
+from registry import draining, emptying, evidence, failures, handover, jobs, releases, runners, verification
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow, RunnerRow, TargetRow
 from schemas.api import RunnerDrain
-from schemas.problems import NotPermitted
+from schemas.problems import Conflict, NotPermitted, StaleEdit
 from schemas.runner import ReplicaReport, Report
 from tests.registry.test_scheduling import (
     ask,
@@ -26,6 +26,7 @@ from tests.registry.test_scheduling import (
     shown,
     taken,
 )
+from tests.support.together import together
 
 WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
 
@@ -156,7 +157,7 @@ def test_a_drain_that_is_asked_for_again_says_nothing_new_and_one_that_is_over_h
         assert emptying.undrain(session, service, manager, "r1").empty_at is None
         emptying.undrain(session, service, manager, "r1")
     with service.database.transaction() as session:
-        entries = evidence.read(session, emptying.stream(runner))
+        entries = evidence.read(session, draining.stream(runner))
         assert [(one.kind, one.actor) for one in entries] == [("runner_drained", "mia"), ("runner_undrained", "mia")]
         assert draining.wire(session, runners.get(session, actor.project_id, runner)).drain is None
     drain(service, actor, None, "three")
@@ -175,8 +176,89 @@ def test_a_drain_that_is_asked_for_again_says_nothing_new_and_one_that_is_over_h
                 assert other.is_alive()
     other.join()
     with service.database.transaction() as session:
-        kinds = [one.kind for one in evidence.read(session, emptying.stream(runner))]
+        kinds = [one.kind for one in evidence.read(session, draining.stream(runner))]
         assert kinds == ["runner_drained", "runner_undrained"] * 2
     limited = Actor(actor.project_id, "default", "mia", "manager", targets=frozenset({"chat@prod"}))
     with pytest.raises(NotPermitted), service.database.transaction() as session:
         emptying.drain(session, service, limited, "r1", RunnerDrain(reason="why not", force_in_seconds=0))
+
+
+def person(actor: Actor, name: str) -> Actor:
+    return Actor(project_id=actor.project_id, project="default", name=name, role="manager")
+
+
+def test_what_somebody_else_drains_is_changed_only_as_it_was_seen(service: Service, actor: Actor) -> None:
+    runner = register(service, actor, "r1")
+    mia, noa = person(actor, "mia"), person(actor, "noa")
+
+    def say(who: Actor, seconds: int | None = None, if_match: str | None = None, *, ends: bool = False) -> int:
+        with service.database.transaction() as session:
+            if ends:
+                row = emptying.undrain(session, service, who, "r1", "done", if_match=if_match)
+            else:
+                body = RunnerDrain(reason=f"{who.name} says", force_in_seconds=seconds)
+                row = emptying.drain(session, service, who, "r1", body, if_match=if_match)
+            return draining.wire(session, row).generation
+
+    assert say(mia, if_match="0") == 1
+    assert say(mia) == say(mia, if_match="0") == 1
+    for seconds in (None, 60):
+        with pytest.raises(Conflict, match=r"is drained by mia since .*: mia says; .*--if-match 1") as refused:
+            say(noa, seconds)
+        members = refused.value.members
+        assert (members["holder"], members["version"], members["change"]) == ("mia", "1", "runner_drained")
+    for stale in (lambda: say(noa, 60, "0"), lambda: say(noa, None, "0"), lambda: say(noa, None, "0", ends=True)):
+        with pytest.raises(StaleEdit, match=r"the drain of runner r1 is 1 now, not 0; .* by mia"):
+            stale()
+    assert say(noa, None, "1") == 1
+    assert say(noa, 60, "1") == say(noa) == 2
+    # The deadline is noa's now.
+    with pytest.raises(Conflict, match=r"what it holds at .* is ended") as taken_over:
+        say(mia, 3600)
+    assert taken_over.value.members["holder"] == "noa"
+    assert say(noa, 120) == 3
+    assert say(mia, None, "3", ends=True) == say(mia, None, "3", ends=True) == 4
+    with pytest.raises(StaleEdit, match="runner_undrained by mia"):
+        say(noa, None, "3", ends=True)
+    with pytest.raises(StaleEdit):
+        say(noa, None, "3")
+    assert say(noa, ends=True) == 4
+    assert say(noa) == 5
+    with service.database.transaction() as session:
+        log = [(one.kind, one.actor) for one in evidence.read(session, draining.stream(runner))]
+        assert verification.verify(session, actor.project_id).faults == []
+    assert log == [
+        ("runner_drained", "mia"),
+        ("runner_drained", "noa"),
+        ("runner_drained", "noa"),
+        ("runner_undrained", "mia"),
+        ("runner_drained", "noa"),
+    ]
+
+
+def test_of_two_who_drain_a_runner_at_once_one_does_and_the_other_is_told_who(service: Service, actor: Actor) -> None:
+    register(service, actor, "r1")
+    people = [person(actor, name) for name in ("mia", "noa")]
+
+    def drains(who: Actor, seconds: int | None, if_match: str | None) -> tuple[str, int]:
+        with service.database.transaction() as session:
+            body = RunnerDrain(reason="at once", force_in_seconds=seconds)
+            row = emptying.drain(session, service, who, "r1", body, if_match=if_match)
+            return who.name, draining.generation(session, row)
+
+    def ends(who: Actor, if_match: str | None) -> tuple[str, int]:
+        with service.database.transaction() as session:
+            row = emptying.undrain(session, service, who, "r1", if_match=if_match)
+            return who.name, draining.generation(session, row)
+
+    for round_ in range(4):
+        seconds = (None, 600)[round_ % 2]
+        done = together(*(lambda who=who, s=seconds: drains(who, s, None) for who in people))
+        (won,), (lost,) = ([one for one in done if isinstance(one, kind)] for kind in (tuple, Conflict))
+        assert (lost.members["holder"], lost.members["version"]) == (won[0], str(won[1]))
+        seen = str(won[1])
+        # Somebody sets a deadline while the other ends the drain: both saw the same.
+        later = together(lambda s=seen: drains(people[0], 60, s), lambda s=seen: ends(people[1], s))
+        (first,), (stale,) = ([one for one in later if isinstance(one, kind)] for kind in (tuple, StaleEdit))
+        assert stale.members["changed_by"] == first[0]
+        ends(people[1], None)

@@ -7,6 +7,7 @@ from registry import auth, bootstrap, db, evidence, projects
 from registry.tables import EntryRow, ProjectRow, TokenRow
 from schemas.problems import Conflict, NotFound, NotPermitted
 from tests.support.api import ROLES, make_tokens
+from tests.support.together import together
 
 
 def count(service, table):
@@ -100,6 +101,30 @@ def test_projects_and_tokens_are_made_over_http(api):
         stream = theirs.get("/v1/evidence").json()["items"]
     assert {entry["actor"] for entry in stream} == {"admin", "bo"}
     assert {entry["stream"] for entry in stream} == {f"project/{made.json()['id']}"}
+
+
+def test_limits_are_set_only_as_they_were_seen_and_of_two_at_once_one_is(api):
+    root = api.clients["admin"]
+    seen = root.get("/v1/projects/default")
+    assert seen.headers["etag"] == f'"{seen.json()["generation"]}"'
+
+    def limit(jobs, etag):
+        return root.post("/v1/projects/default/limits", json={"jobs": jobs}, headers={"if-match": etag})
+
+    for round_ in range(4):
+        done = together(
+            lambda n=round_, etag=seen.headers["etag"]: limit(2 * n + 1, etag),
+            lambda n=round_, etag=seen.headers["etag"]: limit(2 * n + 2, etag),
+        )
+        assert sorted(one.status_code for one in done) == [200, 412]
+        won, lost = sorted(done, key=lambda one: one.status_code)
+        said = lost.json()
+        assert (said["version"], said["change"]) == (str(won.json()["generation"]), "project_set")
+        assert said["changed_by"] == "admin"
+        seen = root.get("/v1/projects/default")
+        assert (seen.json()["own_limits"], seen.headers["etag"]) == (won.json()["own_limits"], won.headers["etag"])
+    # What says nothing new is no change, and who names no generation has seen none.
+    assert root.post("/v1/projects/default/limits", json={"jobs": 3}).json()["own_limits"]["jobs"] == 3
 
 
 def test_projects_are_listed_in_pages(api):

@@ -4,6 +4,7 @@ A lost message costs a second, the time to the next sweep; a doubled one changes
 no countdowns and no results, and no message has to outlive the broker.
 """
 
+import errno
 import logging
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +46,25 @@ class Line(Connection):
         """Connect, trying again and again."""
         even = {"interval_start": RETRY_SECONDS, "interval_step": 0, "interval_max": RETRY_SECONDS}
         return super().ensure_connection(*words, **even | named)  # type: ignore[no-untyped-call] # kombu's has none
+
+    def drain_events(self, **named: Any) -> Any:
+        """Read one event. Whatever ends the connection, its channel or what is listened to, has an error's number.
+
+        A worker reads once more when it has begun to listen, and overlooks what has none. So it never knew when its
+        queue had been taken away, or its connection closed, in that moment, and waited for ever at nothing.
+
+        Raises:
+            TimeoutError: there was nothing to read.
+            OSError: it has ended.
+        """
+        try:
+            return super().drain_events(**named)  # type: ignore[no-untyped-call] # kombu's has none
+        except TimeoutError:
+            raise
+        except (*self.connection_errors, *self.channel_errors) as error:
+            if getattr(error, "errno", None) is not None:
+                raise
+            raise ConnectionResetError(errno.ECONNRESET, f"{type(error).__name__}: {error}") from error
 
 
 def configure(app: Celery, *, queue: str, authorities: Path | None = None) -> None:

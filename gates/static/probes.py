@@ -1,9 +1,13 @@
 """The conversations that a chat template is tried with, and what became of each."""
 
+import json
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, Final
 
 from gates.files.templates import Case, Rendering, render_all
@@ -102,8 +106,44 @@ class Renderings:
         return self.by_name[name].text
 
 
+MOST_KEPT: Final = 64
+"""Templates whose renderings are kept, with one set of names each: the bundles of one model share its template."""
+MOST_KEPT_CHARACTERS: Final = 1024 * 1024
+"""Of the texts of one template; what is longer is not kept."""
+_CHANCE: Final = frozenset({"template-time", "template-memory", "template-crashed", "template-too-deep"})
+"""Refusals that may come of the machine, which had no time or no memory just then: nothing with one is kept."""
+
+
+class _Kept:
+    """What became of the latest templates, by all that they were rendered with. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[bytes, tuple[Rendering, ...]] = OrderedDict()
+
+    def find(self, key: bytes) -> tuple[Rendering, ...] | None:
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+            return self._found.get(key)
+
+    def keep(self, key: bytes, found: tuple[Rendering, ...]) -> None:
+        length = sum(len(one.text or "") for one in found)
+        if length > MOST_KEPT_CHARACTERS or any(one.refused and one.refused.code in _CHANCE for one in found):
+            return
+        with self._lock:
+            self._found[key] = found
+            while len(self._found) > MOST_KEPT:
+                self._found.popitem(last=False)
+
+
+_KEPT: Final = _Kept()
+
+
 def render(source: str, file: str, variables: Mapping[str, Any], *, with_tools: bool = False) -> Renderings:
     """Render every conversation with one template, in one child process.
+
+    What a template makes of them depends on nothing else, so that the same one is not rendered twice.
 
     Args:
         source: the template.
@@ -111,6 +151,12 @@ def render(source: str, file: str, variables: Mapping[str, Any], *, with_tools: 
         variables: further names that it may use.
         with_tools: give a tool to conversations that have none, for a template that is used with tools alone.
     """
-    always = {"tools": [_FLAT]} if with_tools else {}
-    cases = [Case(**{"variables": variables, **always, **told}) for told in CASES.values()]
-    return Renderings(source, file, dict(zip(CASES, render_all(source, cases), strict=True)))
+    key = sha256(json.dumps([source, variables, with_tools]).encode()).digest()
+    found = _KEPT.find(key)
+    if found is None:
+        always = {"tools": [_FLAT]} if with_tools else {}
+        found = tuple(
+            render_all(source, [Case(**{"variables": variables, **always, **told}) for told in CASES.values()])
+        )
+        _KEPT.keep(key, found)
+    return Renderings(source, file, dict(zip(CASES, found, strict=True)))

@@ -5,6 +5,9 @@ secret each token has whose signed entry does not say so. Version 2: who asked f
 and for what; which blobs the project holds; and which keys signed before. After that nothing more is ever taken over:
 a token or a run that nobody's entry tells of stays one that `evidence verify` names, and so does a project that was
 taken over twice.
+
+Order of locks: the project, then streams and its blobs' rows, those by digest. Whoever clears up, takes a blob in or
+names a damaged one holds the blob, then its row, and never waits for a project: so neither waits for the other in turn.
 """
 
 from collections.abc import Sequence
@@ -23,7 +26,7 @@ from schemas.runner import JobKind
 
 BY = "service"
 BATCH = 200
-"""Runs recorded at a time: whoever is killed meanwhile goes on there."""
+"""Runs recorded, and blobs signed, at a time: whoever is killed meanwhile goes on there."""
 
 log = structlog.get_logger(__name__)
 
@@ -38,12 +41,15 @@ def adopt(service: Service) -> None:
         for place in range(0, len(unasked), BATCH):
             with service.database.transaction() as session:
                 _adopt_runs(session, service, project, unasked[place : place + BATCH])
+        after = ""
+        while (last := _adopt_some_blobs(service, project, after)) is not None:
+            after = last
         with service.database.transaction() as session:
             auth.hold_project(session, project)
             # Another process may have been first.
             if _is_behind(said := _said(session, project)):
                 _adopt_runs(session, service, project, _unasked(session, project))
-                _adopt_blobs(session, service, project)
+                _sign(session, project, _proofs(service, project, _unsigned(session, project)))
                 _adopt(session, service, session.get_one(ProjectRow, project), said)
 
 
@@ -90,12 +96,40 @@ def _adopt(session: Session, service: Service, project: ProjectRow, said: list[d
     log.info("project_adopted", project=project.name, tokens=len(found))
 
 
-def _adopt_blobs(session: Session, service: Service, project: UUID) -> None:
-    """Sign which blobs a project holds, all at once: from then on one without a signature is nobody's."""
-    unsigned = (ProjectBlobRow.project_id == project, ProjectBlobRow.proof.is_(None))
-    held = select(ProjectBlobRow.digest, BlobRow.size).join(BlobRow, BlobRow.digest == ProjectBlobRow.digest)
-    for digest, size in session.execute(held.where(*unsigned).order_by(ProjectBlobRow.digest)).all():
-        proof = blobs.proof(service.signer, project, digest, size)
+def _adopt_some_blobs(service: Service, project: UUID, after: str) -> str | None:
+    """Sign that a project holds the next blobs without a signature. Returns the last one's digest; None for no more."""
+    with service.database.reading() as session:
+        found = _unsigned(session, project, after=after, limit=BATCH)
+    if not found:
+        return None
+    # A key service may take half a second for each, for which nobody else shall wait.
+    proofs = _proofs(service, project, found)
+    with service.database.transaction() as session:
+        auth.hold_project(session, project)
+        if not _is_behind(_said(session, project)):
+            return None  # another process was first: what has no signature now is nobody's
+        _sign(session, project, proofs)
+    return found[-1][0]
+
+
+def _unsigned(session: Session, project: UUID, *, after: str = "", limit: int | None = None) -> list[tuple[str, int]]:
+    """Return the blobs that a project holds and nobody has signed for, by digest, each with its size."""
+    held = (
+        select(ProjectBlobRow.digest, BlobRow.size)
+        .join(BlobRow, BlobRow.digest == ProjectBlobRow.digest)
+        .where(ProjectBlobRow.project_id == project, ProjectBlobRow.proof.is_(None), ProjectBlobRow.digest > after)
+    )
+    return [(row.digest, row.size) for row in session.execute(held.order_by(ProjectBlobRow.digest).limit(limit))]
+
+
+def _proofs(service: Service, project: UUID, found: Sequence[tuple[str, int]]) -> dict[str, str]:
+    return {digest: blobs.proof(service.signer, project, digest, size) for digest, size in found}
+
+
+def _sign(session: Session, project: UUID, proofs: dict[str, str]) -> None:
+    """Keep beside blobs what was signed of them, in their order; one that is cleared up meanwhile is passed by."""
+    for digest, proof in proofs.items():
+        unsigned = (ProjectBlobRow.project_id == project, ProjectBlobRow.proof.is_(None))
         session.execute(update(ProjectBlobRow).where(*unsigned, ProjectBlobRow.digest == digest).values(proof=proof))
 
 

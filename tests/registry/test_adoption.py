@@ -1,18 +1,22 @@
 """What an older version kept without an entry: recorded once, as it is found, and held to that from then on."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import text
 from uuid6 import uuid7
 
-from registry import adoption, auth, db, evidence, jobs, projects, runs, verification
+from registry import adoption, auth, blobs, collection, db, evidence, jobs, projects, runs, verification
 from registry.auth import Actor
-from registry.tables import ProjectRow, TokenRow
+from registry.tables import ProjectBlobRow, ProjectRow, TokenRow
 from schemas.api import RunCreate
+from schemas.common import sha256_digest
 from schemas.evidence import Kind, ProjectSet, TokenCreated, TokenRevoked
+from schemas.problems import Unavailable
 from schemas.runner import JobKind
 from tests.support.factories import registered_bundle, registered_policy
+from tests.support.together import together
 
 
 @pytest.fixture
@@ -112,20 +116,24 @@ def run_log(service, run):
         return [(entry.kind, entry.actor, evidence.wire(entry).body) for entry in evidence.read(session, f"run/{run}")]
 
 
-@pytest.fixture
-def known(committed):
-    """A project as the version before left it: it has its entry, and its runs have none."""
-    with committed.database.transaction() as session:
-        project = ProjectRow(id=uuid7(), name="default", created_at=db.now(session))
+def left_by_an_older_version(service, name="default"):
+    """A project as the version before left it: it has its entry, and its runs and blobs have none."""
+    with service.database.transaction() as session:
+        project = ProjectRow(id=uuid7(), name=name, created_at=db.now(session))
         session.add(project)
         session.flush()
         body = ProjectSet(**projects.facts(project))
-        stream, about = projects.stream(project.id), {"project": evidence.name_digest("default")}
+        stream, about = projects.stream(project.id), {"project": evidence.name_digest(name)}
         signed = evidence.state(
-            committed.signer, stream, "project:1", "root", Kind.PROJECT_SET, body, subjects=about, now=db.now(session)
+            service.signer, stream, "project:1", "root", Kind.PROJECT_SET, body, subjects=about, now=db.now(session)
         )
         evidence.append(session, project.id, signed)
         return project.id
+
+
+@pytest.fixture
+def known(committed):
+    return left_by_an_older_version(committed)
 
 
 def test_runs_of_an_older_version_are_recorded_once_as_they_are_found(committed, known):
@@ -194,3 +202,69 @@ def test_a_run_says_who_asked_for_what(committed, actor):
         found = verification.verify(session, actor.project_id).faults
         assert [(fault.stream, fault.problem) for fault in found] == [(f"run/{run}", f"the job {run} is missing")]
         session.rollback()
+
+
+def unsigned_blobs(service, project, count):
+    """Blobs as an older version took them, which nobody has needed for a day."""
+    contents = [f"{project} {number}".encode() for number in range(count)]
+    for content in contents:
+        blobs.store(service, project, sha256_digest(content), [content], limit=100)
+    with service.database.transaction() as session:
+        of = {"project": project}
+        old = "proof = NULL, used_at = used_at - interval '1 day'"
+        session.execute(text(f"UPDATE project_blobs SET {old} WHERE project_id = :project"), of)
+    return contents
+
+
+def unsigned(service, project):
+    with service.database.transaction() as session:
+        return session.query(ProjectBlobRow).filter_by(project_id=project, proof=None).count()
+
+
+def test_blobs_of_an_older_version_are_signed_in_batches_and_whoever_is_killed_goes_on_there(
+    committed, known, monkeypatch
+):
+    unsigned_blobs(committed, known, 10)
+    assert len(problems(committed, known)) == 10
+    monkeypatch.setattr(adoption, "BATCH", 4)
+    proof, count = blobs.proof, iter(range(100))
+
+    def killed(*told):
+        if next(count) == 9:
+            raise Unavailable("the key service is away")
+        return proof(*told)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(blobs, "proof", killed)
+        with pytest.raises(Unavailable):
+            adoption.adopt(committed)
+    assert unsigned(committed, known) == 2
+    adoption.adopt(committed)
+    assert problems(committed, known) == set()
+    assert unsigned(committed, known) == 0
+    # What has no signature later is never taken over.
+    unsigned_blobs(committed, known, 10)
+    adoption.adopt(committed)
+    assert unsigned(committed, known) == 10
+
+
+def test_blobs_are_signed_while_others_are_cleared_up_sent_again_and_nobody_waits_in_a_ring(committed, monkeypatch):
+    service = replace(committed, settings=committed.settings.model_copy(update={"blob_grace_seconds": 3600.0}))
+    monkeypatch.setattr(adoption, "BATCH", 7)
+    sent = b"sent by both"
+    for round_ in range(8):
+        projects_ = [left_by_an_older_version(service, f"project{round_}{name}") for name in "ab"]
+        contents = {project: unsigned_blobs(service, project, 24) for project in projects_}
+        for project in projects_:
+            blobs.store(service, project, sha256_digest(sent), [sent], limit=100)
+
+        def send_again(contents=contents):
+            for project, mine in contents.items():
+                for content in mine[::-2]:
+                    blobs.store(service, project, sha256_digest(content), [content], limit=100)
+
+        acts = [lambda: adoption.adopt(service), lambda: collection.collect(service, is_dry_run=False)] * 2
+        outcomes = together(*acts, send_again)
+        assert not [one for one in outcomes if isinstance(one, BaseException)], outcomes
+        for project in projects_:
+            assert (problems(service, project), unsigned(service, project)) == (set(), 0)

@@ -42,16 +42,6 @@ def test_a_blob_that_nobody_sent_is_named(service, actor):
     assert told(service, actor.project_id) == named
 
 
-def test_blobs_that_an_older_version_took_are_signed_once(service, actor):
-    blobs.store(service, actor.project_id, DIGEST, [SECRET], limit=100)
-    with service.database.transaction() as session:
-        session.execute(text("UPDATE project_blobs SET proof = NULL"))
-    assert len(told(service, actor.project_id)) == 1
-    with service.database.transaction() as session:
-        adoption._adopt_blobs(session, service, actor.project_id)
-    assert told(service, actor.project_id) == []
-
-
 def test_a_blob_that_an_older_version_took_meanwhile_is_signed_when_it_is_sent_again(service, actor):
     blobs.store(service, actor.project_id, DIGEST, [SECRET], limit=100)
     with service.database.transaction() as session:

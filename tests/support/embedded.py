@@ -28,6 +28,7 @@ class Stack:
         module: Sequence[str] = ("workers.embedded",),
         settings: Mapping[str, str] | None = None,
         in_background: bool = False,
+        stderr: int = subprocess.PIPE,
     ) -> None:
         """Start it. `settings` are more variables of its environment; `in_background` as a script does with `&`."""
         self.data = data
@@ -38,7 +39,7 @@ class Stack:
             command,
             env={**os.environ, "PYTHONPATH": str(ROOT), **(settings or {})},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             process_group=0,
         )
@@ -74,7 +75,7 @@ class Stack:
 
     def complaint(self) -> str:
         """Return what it said, once it has ended."""
-        return "".join(self.process.communicate(timeout=60))
+        return "".join(filter(None, self.process.communicate(timeout=60)))
 
 
 def until(claim: Callable[[], bool], *, seconds: float = 20.0) -> None:

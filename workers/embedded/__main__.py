@@ -5,7 +5,6 @@ ports and tokens. Exit status: 0 stopped as asked, 2 usage, 3 a part cannot be k
 4 not possible here (in use by another process, a port is taken, a package is missing).
 """
 
-import contextlib
 import json
 import os
 import re
@@ -33,6 +32,7 @@ from workers.embedded.logs import CappedLog
 from workers.embedded.parts import Options, Stack
 from workers.embedded.ports import choose
 from workers.embedded.supervisor import Ending, Outcome, Supervisor
+from workers.embedded.terminal import Terminal
 
 EXAMPLES: Final = examples("sluicegate up", "sluicegate up --data ./sluicegate-data --port 8080")
 DAY: Final = 86_400
@@ -134,14 +134,22 @@ def run(layout: Layout, chosen: Chosen, *, began: float) -> int:
     """Run the stack of a data directory that this process holds. Returns the exit status."""
     broker = parts.foreign_broker()
     log = CappedLog(layout.logs / "supervisor.log")
-    one_at_a_time = threading.Lock()
+    one_at_a_time, terminal = threading.Lock(), Terminal(sys.stderr)
 
     def say(text: str) -> None:
         with one_at_a_time:
-            _tell(f"sluicegate: {text}")
+            terminal.tell(f"sluicegate: {text}")
             log.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n".encode())
 
     say(f"starts in {layout.root}")
+    try:
+        return _run(layout, chosen, say, terminal, broker=broker, began=began)
+    finally:
+        terminal.close()
+        log.close()
+
+
+def _run(layout: Layout, chosen: Chosen, say: Say, terminal: Terminal, *, broker: str | None, began: float) -> int:
     if broker is not None:
         say(f"uses the broker at {urlsplit(broker).hostname}, and starts none")
     processes.end_leftovers(layout.processes, say)
@@ -171,8 +179,7 @@ def run(layout: Layout, chosen: Chosen, *, began: float) -> int:
     outcome = supervisor.run(announce, wait_seconds=chosen.wait_seconds)
     _end_engines(layout, say)
     layout.clear()
-    _report(outcome, say)
-    log.close()
+    _report(outcome, say, terminal)
     if chosen.as_json and outcome.ending is not Ending.ASKED and not told.is_set():
         Output(as_json=True).refuse(InternalError(outcome.reason, log_tail=list(outcome.tail)))
     return STATUSES[outcome.ending]
@@ -230,22 +237,18 @@ def _announce(stack: Stack, *, is_json: bool, seconds: float) -> None:
             f"  export SLUICEGATE_URL={stack.url} SLUICEGATE_TOKEN={stack.admin_token}\n\n"
             "Ctrl-C stops it.\n"
         )
-    with contextlib.suppress(OSError):  # nobody reads it any more
-        print(text, flush=True)
+    answer = Terminal(sys.stdout)
+    answer.tell(text)
+    answer.close()
 
 
-def _report(outcome: Outcome, say: Say) -> None:
+def _report(outcome: Outcome, say: Say, terminal: Terminal) -> None:
     if outcome.ending is Ending.ASKED:
         say("stopped")
         return
     say(outcome.reason)
     if outcome.tail:
-        _tell("\n".join(["Its last lines:", *(f"  {line}" for line in outcome.tail)]))
-
-
-def _tell(text: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone, and the stack must still stop in order
-        print(text, file=sys.stderr, flush=True)
+        terminal.tell("\n".join(["Its last lines:", *(f"  {line}" for line in outcome.tail)]))
 
 
 if __name__ == "__main__":

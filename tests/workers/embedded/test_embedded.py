@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import signal
@@ -100,6 +101,27 @@ def test_a_stack_survives_kills_and_serves_again_on_the_same_data(tmp_path):
     until(lambda: ask(again) == chain.ANSWER, seconds=60)
     assert stack.stop(signal.SIGINT) == 0
     assert beneath(data) == []
+
+
+def test_a_stack_whose_lines_nobody_reads_starts_its_parts_again_and_stops(tmp_path):
+    """As in a terminal that was stopped, or behind a pipe whose reader stands still."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(4096))
+    os.set_blocking(writing, True)
+    stack = Stack(tmp_path / "data", "--no-runner", "--drain-seconds", "1", stderr=writing)
+    os.close(writing)
+    try:
+        stack.wait_ready()
+        control = stack.running()["control"]
+        os.kill(control, signal.SIGKILL)
+        until(lambda: stack.running().get("control", control) != control)
+    finally:
+        status = stack.stop()
+        os.close(reading)
+    assert status == 0
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def create(session: Session, service: Service, name: str, *, by: str) -> Project
     """Make a project, as a recorded act. Raises Conflict when the name is taken."""
     row, is_new = ensure(session, service, name, by=by)
     if not is_new:
-        raise Conflict(f"there is a project {name} already", name=name)
+        raise Conflict(f"the project {row.id} has the name {name} already", name=name, holder=str(row.id))
     return row
 
 

@@ -81,7 +81,8 @@ def test_projects_and_tokens_are_made_over_http(api):
     admin = api.clients["admin"]
     made = admin.post("/v1/projects", json={"name": "team-b"})
     assert made.status_code == 201
-    assert admin.post("/v1/projects", json={"name": "team-b"}).status_code == 409
+    taken = admin.post("/v1/projects", json={"name": "team-b"})
+    assert (taken.status_code, taken.json()["holder"]) == (409, made.json()["id"])
     assert [one["name"] for one in admin.get("/v1/projects").json()["items"]] == ["team-b", "default"]
     token = admin.post("/v1/tokens", json={"name": "bo", "role": "admin", "project": "team-b"}).json()
     with api.client(token["secret"]) as theirs:

@@ -21,7 +21,7 @@ from registry.client import Client
 from schemas.api import PublicKey
 from schemas.checkpoint import Checkpoint
 from schemas.common import DIGEST_PATTERN, MAX_DOCUMENT_BYTES, MAX_INTEGER
-from schemas.evidence import Agreement, Kind, Recomputation, Verification
+from schemas.evidence import Agreement, Entry, Kind, Recomputation, Verification
 from schemas.problems import Usage
 from schemas.short import many
 from schemas.stories import served_in
@@ -121,28 +121,39 @@ def follow(
     """Print the log, then each new entry as it happens, until --timeout or Ctrl-C. Survives restarts of the service.
 
     With --json it prints one object at the end: `items`, and the `cursor` to go on from. It needs --timeout then.
+    Ctrl-C says that cursor too.
     """
     output = Output(as_json=as_json)
     if as_json and timeout is None:
         raise Usage("--json prints one object at the end: say with --timeout when that is")
-    found, cursor, names = [], after, dict[str, str]()
-    with connect() as client:
-        for event in client.events(
-            after=after,
-            stream=_stream(client, stream, release),
-            target=target,
-            kinds=kind or (),
-            seconds=timeout,
-            on_away=lambda problem: output.note(f"{problem.detail}; waiting for it", "warn"),
-        ):
-            cursor = event.cursor
-            if as_json:
-                found.append(event.entry)
-            else:
-                add_names(client, names, served_in([event.entry]))
-                text, tone = line(event.entry, names)
-                output.say(f"{event.entry.recorded_at:%Y-%m-%d} {text}  [{event.entry.stream}]", tone)
-    output.result({"items": found, "cursor": cursor}, lambda _: None)
+    found, cursor, names = list[Entry](), after, dict[str, str]()
+
+    def end() -> None:
+        output.result({"items": found, "cursor": cursor}, lambda _: None)
+
+    try:
+        with connect() as client:
+            for event in client.events(
+                after=after,
+                stream=_stream(client, stream, release),
+                target=target,
+                kinds=kind or (),
+                seconds=timeout,
+                on_away=lambda problem: output.note(f"{problem.detail}; waiting for it", "warn"),
+            ):
+                if as_json:
+                    found.append(event.entry)
+                else:
+                    add_names(client, names, served_in([event.entry]))
+                    text, tone = line(event.entry, names)
+                    output.say(f"{event.entry.recorded_at:%Y-%m-%d} {text}  [{event.entry.stream}]", tone)
+                cursor = event.cursor
+    except KeyboardInterrupt:
+        end()
+        if cursor is not None:
+            output.note(f"go on from here: sluicegate evidence follow --after {cursor}", "warn")
+        raise
+    end()
     return Exit.DONE
 
 

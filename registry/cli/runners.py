@@ -11,8 +11,9 @@ from registry.cli.options import Json, Limit, Timeout, examples, group
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
 from registry.cli.replicas import failed_replica
+from registry.client import Client
 from schemas.api import RunnerDetail
-from schemas.problems import Usage
+from schemas.problems import Conflict, Usage
 from schemas.runner import ReplicaState, Runner
 from schemas.stories import job_state
 
@@ -174,27 +175,21 @@ def drain(
 
     Exit status with --wait: 0 it holds nothing; 3 time is up, and what it still holds is said. 4: without --yes.
     """
-    output, started = Output(as_json=as_json), time.monotonic()
+    output = Output(as_json=as_json)
     if force and deadline:
         raise Usage("--force is --deadline 0: name one of them")
     deadline = 0 if force else deadline
     with connect() as client:
-        if deadline is not None and not _is_agreed(output, client.runners.get(runner), yes=yes):
-            return Exit.REFUSED
+        if deadline is not None:
+            _agree(output, client.runners.get(runner), yes=yes)
         found = client.runners.drain(runner, reason, force_in_seconds=deadline, if_match=if_match)
-        told: list[str] = []
-        while wait and found.drain is not None and found.drain.waits_for:
-            left = timeout - (time.monotonic() - started)
-            if left <= 0:
-                break
-            for line in found.drain.waits_for:
-                if line not in told:
-                    told.append(line)
-                    output.note(f"waits for {line}")
-            time.sleep(min(INTERVAL_SECONDS, left))
-            found = client.runners.get(found.id)
+        if wait:
+            found = _emptied(client, output, found, timeout_seconds=timeout)
     output.result(found, lambda out: _say_drain(out, found))
-    return Exit.UNDECIDED if wait and found.drain is not None and found.drain.waits_for else Exit.DONE
+    if not wait or found.drain is None or not found.drain.waits_for:
+        return Exit.DONE
+    output.note(_goes_on(found), "warn")
+    return Exit.UNDECIDED
 
 
 @app.command(
@@ -217,13 +212,41 @@ def undrain(
     return Exit.DONE
 
 
-def _is_agreed(output: Output, runner: RunnerDetail, *, yes: bool) -> bool:
-    """Say what would be lost, and tell whether that is what was asked for."""
+def _agree(output: Output, runner: RunnerDetail, *, yes: bool) -> None:
+    """Say what would be lost. Raises Conflict where nobody said that this is meant."""
     for line in runner.loses:
         output.note(f"loses: {line}")
     if runner.loses and not yes:
-        output.note("nothing was done; say --yes to lose this, or leave --deadline and --force out and --wait")
-    return yes or not runner.loses
+        raise Conflict(
+            "nothing was done; say --yes to lose this, or leave --deadline and --force out and --wait",
+            runner=runner.name,
+            loses=runner.loses,
+        )
+
+
+def _emptied(client: Client, output: Output, runner: Runner, *, timeout_seconds: float) -> Runner:
+    """Wait until a runner that drains holds nothing, or time is up, and say for what. Returns it as it is then."""
+    found, started, told = runner, time.monotonic(), set[str]()
+    try:
+        while found.drain is not None and found.drain.waits_for:
+            left = timeout_seconds - (time.monotonic() - started)
+            if left <= 0:
+                break
+            for line in found.drain.waits_for:
+                if line not in told:
+                    told.add(line)
+                    output.note(f"waits for {line}")
+            time.sleep(min(INTERVAL_SECONDS, left))
+            found = client.runners.get(found.id)
+    except KeyboardInterrupt:
+        output.note(f"only the waiting ended; {_goes_on(found)}", "warn")
+        raise
+    return found
+
+
+def _goes_on(runner: Runner) -> str:
+    show, undrain = (f"`sluicegate runner {act} {runner.name}`" for act in ("show", "undrain"))
+    return f"it drains on: {show} says what for, {undrain} ends it"
 
 
 def _alive(runner: Runner) -> str:

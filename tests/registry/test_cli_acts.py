@@ -104,12 +104,16 @@ def test_a_runner_is_drained_waited_for_and_let_in_again(scene):
     assert ran.status == 3
     assert ran.json["drain"]["reason"] == "a new driver"
     assert [line.split(":")[0] for line in ran.json["drain"]["waits_for"]] == [f"run {job}"]
+    assert "it drains on: `sluicegate runner show runner-1` says what for" in ran.err
     assert "waits for run" in scene.command.ok("runner", "show", "runner-1").out
     assert "yes, drained" in scene.command.ok("runner", "list").out
     # A deadline says what it loses, and does nothing without a word for that.
     forced = ("runner", "drain", "runner-1", "-r", "it burns", "--force")
     ran = scene.command(*forced)
     assert (ran.status, "loses: run" in ran.err, "say --yes" in ran.err) == (4, True, True)
+    ran = scene.command(*forced, "--json")
+    lost = f"run {job} begins its gate again elsewhere; it has lost no attempt"
+    assert (ran.status, ran.json["title"], ran.json["loses"]) == (4, "Conflict", [lost])
     assert scene.runner.jobs.renew(held.job, Progress(fencing_token=held.fencing_token)).is_wanted
     assert scene.command(*forced, "--deadline", "5").status == 2
     assert scene.command.ok(*forced[:-1], "--deadline", "900", "--yes", "--json").json["drain"]["empty_at"]
@@ -118,7 +122,7 @@ def test_a_runner_is_drained_waited_for_and_let_in_again(scene):
     said = scene.command.ok("evidence", "list", "--stream", f"runner/{scene.runner_id}", "--json").json["items"]
     assert [one["kind"] for one in said] == ["runner_drained"] * 3
     assert [bool(one["body"].get("empty_at")) for one in said] == [False, True, True]
-    assert said[2]["body"]["loses"] == [f"run {job} begins its gate again elsewhere; it has lost no attempt"]
+    assert said[2]["body"]["loses"] == [lost]
     scene.command.ok("runner", "undrain", "runner-1")
     scene.command.ok("runner", "drain", "runner-1", "-r", "a new driver")
     scene.runner.runners.heartbeat(scene.runner_id, disk_free_bytes=5_000_000_000)

@@ -1,0 +1,48 @@
+"""Ctrl-C at commands that wait: what goes on without them, and how to come back to it."""
+
+import time
+from types import SimpleNamespace
+from uuid import UUID
+
+from registry.cli import runners
+from registry.cli.failures import Exit
+from registry.client import Client
+
+
+def press(*_: object) -> None:
+    """Do what Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_wait_for_a_drain_says_that_it_drains_on(scene, monkeypatch):
+    run = scene.command.ok("gate", "run", scene.bundle.digest, "-p", scene.policy.digest, "--json").json["id"]
+    assert scene.runner.runners.claim(scene.runner_id).job == UUID(run)
+    monkeypatch.setattr(runners, "time", SimpleNamespace(monotonic=time.monotonic, sleep=press))
+    ran = scene.command("runner", "drain", "runner-1", "-r", "a new driver", "--wait")
+    assert ran.status == Exit.INTERRUPTED
+    assert "only the waiting ended; it drains on: `sluicegate runner show runner-1` says what for" in ran.err
+    assert "`sluicegate runner undrain runner-1` ends it" in ran.err
+    assert scene.command.ok("runner", "show", "runner-1", "--json").json["drain"]["reason"] == "a new driver"
+
+
+def test_an_interrupted_log_says_where_to_go_on_and_gives_a_program_what_came(scene, monkeypatch):
+    events = Client.events
+
+    def cut(client, **asked):
+        log = events(client, **asked)
+        yield next(log)
+        yield next(log)
+        raise KeyboardInterrupt
+
+    entries = scene.command.ok("evidence", "list", "--json").json["items"]
+    assert len(entries) > 2
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "events", cut)
+        program = scene.command("evidence", "follow", "--timeout", "60", "--json")
+        person = scene.command("evidence", "follow")
+    assert (program.status, person.status) == (Exit.INTERRUPTED, Exit.INTERRUPTED)
+    assert [one["id"] for one in program.json["items"]] == [one["id"] for one in entries[:2]]
+    assert len(person.out.splitlines()) == 2
+    assert f"go on from here: sluicegate evidence follow --after {program.json['cursor']}" in person.err
+    rest = scene.command.ok("evidence", "follow", "--after", program.json["cursor"], "--timeout", "2", "--json").json
+    assert [one["id"] for one in rest["items"]] == [one["id"] for one in entries[2:]]

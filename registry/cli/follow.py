@@ -73,7 +73,7 @@ def follow_release(client: Client, output: Output, release: UUID, *, until: Unti
     except KeyboardInterrupt:
         output.note(f"only the watching ended; the release goes on: sluicegate release watch {release}", "warn")
         raise
-    verdict = verdict or Decided(Exit.UNDECIDED, TIME_OUT, f"it is {found.phase} after {timeout_seconds:g} s")
+    verdict = verdict or _timed_out(found.phase, found.waits, timeout_seconds)
     next_ = what_to_do(client, found)
     if next_ is not None and verdict.exit_status is Exit.DONE:
         verdict = Decided(verdict.exit_status, verdict.outcome, f"{verdict.why}; {next_}")
@@ -175,6 +175,11 @@ class _Watch:
         if not self.is_away:
             self.output.note(f"{problem.detail}; waiting for it", "warn")
         self.is_away = True
+
+
+def _timed_out(state: str, waits: str | None, timeout_seconds: float) -> Decided:
+    why = f"it is {state} after {timeout_seconds:g} s"
+    return Decided(Exit.UNDECIDED, TIME_OUT, why if waits is None else f"{why}: {waits}")
 
 
 def _has_told_waits(output: Output, waits: str | None, clock: Clock, *, has_told: bool) -> bool:
@@ -304,7 +309,7 @@ def follow_run(client: Client, output: Output, run: Run, *, timeout_seconds: flo
     except KeyboardInterrupt:
         output.note(f"only the waiting ended; the run goes on: sluicegate gate watch {run.id}", "warn")
         raise
-    verdict = verdict or Decided(Exit.UNDECIDED, TIME_OUT, f"it is {found.state} after {timeout_seconds:g} s")
+    verdict = verdict or _timed_out(found.state, found.waits, timeout_seconds)
     outcome = {**plain(found), "outcome": found.outcome or verdict.outcome, "why": verdict.why}
     output.result(outcome, lambda out: out.say(f"{verdict.outcome}: {verdict.why}", _tone(verdict)))
     _say_next(output, found, verdict)

@@ -411,7 +411,8 @@ def test_who_waits_for_a_run_is_rung_for_and_does_not_ask_again_and_again(scene)
         )
 
     run = ("gate", "run", scene.bundle.digest, "-p", scene.policy.digest, "--wait", "--json")
-    assert scene.command(*run, "--timeout", "2").json["outcome"] == "time-out"
+    ran = scene.command(*run, "--timeout", "2").json
+    assert (ran["outcome"], ran["why"]) == ("time-out", f"it is pending after 2 s: {ran['waits']}")
     assert 1 <= asked() <= 3
     scene.evaluate()
 

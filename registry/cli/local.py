@@ -39,13 +39,12 @@ def login(
         if client.is_in_clear:
             output.note(f"{profile.url} is plain HTTP: others on the way can read the token", "warn")
         identity = client.me()
-    told = {"url": profile.url, "project": identity.project, "name": identity.name, "role": identity.role}
+    told: dict[str, object] = {"url": profile.url, **identity.model_dump()}
     if url is not None:
         told["file"] = str(save(profile))
-    output.result(
-        told,
-        lambda out: out.say(f"{identity.name}, {identity.role} of project {identity.project} at {profile.url}", "good"),
-    )
+    bound = "" if identity.targets is None else f", for {' '.join(identity.targets)} alone"
+    who = f"{identity.name}, {identity.role} of project {identity.project} at {profile.url}{bound}"
+    output.result(told, lambda out: out.say(who, "good"))
     return Exit.DONE
 
 

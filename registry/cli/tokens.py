@@ -156,7 +156,8 @@ def _day(at: datetime) -> str:
 
 def _state(token: Token) -> str:
     if token.revoked_at is not None:
-        return f"revoked {_day(token.revoked_at)}"
+        return f"revoked {token.revoked_at:%Y-%m-%d %H:%M:%S}Z"
     if token.expires_at is None:
         return "valid"
-    return f"valid until {_day(token.expires_at)}" if token.is_valid else f"ended {_day(token.expires_at)}"
+    end = f"{token.expires_at:%Y-%m-%d %H:%M:%S}Z"
+    return f"valid until {end}" if token.is_valid else f"ended {end}"

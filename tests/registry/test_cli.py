@@ -361,6 +361,7 @@ def test_login_keeps_a_token_that_the_service_accepts(command, stack):
         "project": "default",
         "name": "engineer",
         "role": "engineer",
+        "targets": None,
         "file": str(command.home / "config" / "sluicegate" / "config.json"),
     }
     assert stat.S_IMODE(written.stat().st_mode) == 0o600

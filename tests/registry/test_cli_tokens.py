@@ -27,7 +27,12 @@ def test_tokens_are_made_listed_and_revoked_by_command(command, stack):
     assert "there is no target chat@prod yet" in ran.err
     listed = command.ok("token", "list", "--valid").out
     assert "chat@prod" in listed
-    assert "valid until" in listed
+    url = stack.url
+    command.use(url, told["secret"])
+    assert command.ok("login").out.strip() == f"bo, ci of project default at {url}, for chat@prod alone"
+    assert command.ok("login", "--json").json["targets"] == ["chat@prod"]
+    command.be("admin", stack)
+    assert f"valid until {told['expires_at'][:19].replace('T', ' ')}Z" in listed
     assert told["secret"] not in listed
     assert command("token", "create", "bo", "--role", "king").status == 2
     assert command("token", "create", "bo", "--role", "ci").status == 4

@@ -24,8 +24,7 @@ EXHAUSTIVE: Final = tuple(f"tests/registry/test_{part}.py" for part in ("api_fuz
 WAITING: Final = tuple(f"tests/registry/test_{part}.py" for part in ("api_processes", "uploads"))
 """What waits for processes that start, and for bytes that come slowly."""
 RUNNER: Final = (
-    *(f"tests/{part}" for part in ("bench", "cases", "engines", "gates/files", "gates/placement", "gates/sources")),
-    "tests/workers/launchers",
+    *(f"tests/{part}" for part in ("bench", "cases", "engines", "gates", "workers/launchers")),
     *(
         f"tests/workers/test_{part}.py"
         for part in ("agent", "evaluation", "holds", "launcher", "live", "pauses", "quarantines", "runner", "staging")
@@ -33,7 +32,7 @@ RUNNER: Final = (
 )
 BESIDE: Final = {
     "what is killed, and all that can be asked": (*FAULTS, *EXHAUSTIVE, *WAITING),
-    "runners, engines and files": RUNNER,
+    "runners, engines and gates": RUNNER,
 }
 """Sessions that run beside the others, by what they are about."""
 JOURNEYS: Final = ("tests/journeys",)

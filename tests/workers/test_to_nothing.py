@@ -1,7 +1,7 @@
 """Who says that a target is to serve nothing gets that at once, whatever there is to go back to."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -21,6 +21,7 @@ from tests.support.streams import StreamEngine, stream_engine
 from tests.support.world import QUICK_CANARY, World, world
 from workers.facts import gather
 from workers.restores import restore
+from workers.traffic.guard import DeadManSwitch
 
 STEP = {"weight_bp": 5000, "hold_seconds": "600", "min_requests": 29, "max_seconds": "6000"}
 SLOW = QUICK_CANARY | {"steps": [STEP, STEP | {"weight_bp": 10_000}]}
@@ -145,6 +146,22 @@ def test_an_order_to_nothing_that_comes_while_traffic_goes_back_is_carried_out_n
         passed = Traffic.model_validate([e.body for e in shown.log if e.kind is Kind.TRAFFIC_SHIFTED][-1])
         assert [arm.bundle for arm in passed.desired if arm.weight_bp] == [here.show(first).bundle]
         here.until_phase(second, Phase.ROLLED_BACK)
+        assert_nothing_serves(here, first, second)
+
+
+def test_an_order_to_nothing_is_carried_out_where_the_switch_has_gone_back_meanwhile(here: World) -> None:
+    with stream_engine("one") as one, stream_engine("two") as two:
+        first, second = two_live(here, one, two, is_warm=True)
+        roll_back(here, second, to_nothing=True)
+        # No controller lives, and the switch knows nothing of what people say.
+        switch = DeadManSwitch(here.envoy.gateway, monotonic=0.0)
+        assert switch.check(monotonic=1000.0, now=datetime.now(UTC)) is not None
+        assert set(ask_many(here.envoy.url(), 5).engines) == {"one"}
+        shown = here.until_phase(second, Phase.ROLLED_BACK)
+        passed = Traffic.model_validate([e.body for e in shown.log if e.kind is Kind.TRAFFIC_SHIFTED][-1])
+        assert passed.cause == "controller_lost"
+        assert [arm.bundle for arm in passed.desired if arm.weight_bp] == [here.show(first).bundle]
+        assert here.envoy.gateway.take_notice() is None
         assert_nothing_serves(here, first, second)
 
 

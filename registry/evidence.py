@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 from uuid import UUID
 
-from sqlalchemy import Select, Text, cast, event, func, literal, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, Text, cast, event, func, literal, or_, select, tuple_
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.orm.attributes import set_committed_value
 from uuid6 import uuid7
@@ -38,7 +38,7 @@ from schemas.problems import NotFound
 from schemas.release import Phase
 from schemas.result import GateResult, Verdict
 
-KEPT_CLAIMS = 2048
+KEPT_CLAIMS, FEW = 2048, 500
 claim_of = lru_cache(maxsize=KEPT_CLAIMS)(proof.claim_of)
 """Envelopes never change, and an act or an answer reads those of a log more than once. What it returns is shared."""
 
@@ -469,8 +469,7 @@ def browse(
     if selection.stream is not None:
         query = query.where(EntryRow.stream == selection.stream)
     if selection.target is not None:
-        of = select(literal("release/") + cast(ReleaseRow.id, Text)).where(ReleaseRow.target_id == selection.target)
-        query = query.where(or_(EntryRow.stream == f"target/{selection.target}", EntryRow.stream.in_(of)))
+        query = query.where(_is_of(session, selection.target))
     if selection.kinds:
         query = query.where(EntryRow.kind.in_(selection.kinds))
     if is_newest_first:
@@ -480,14 +479,32 @@ def browse(
     return list(session.scalars(query.limit(limit)))
 
 
+def _is_of(session: Session, target: UUID) -> ColumnElement[bool]:
+    """Return the condition on an entry of a target: of few releases their names, by which the planner counts."""
+    some = session.scalars(select(ReleaseRow.id).where(ReleaseRow.target_id == target).limit(FEW + 1)).all()
+    if len(some) <= FEW:
+        return EntryRow.stream.in_([f"target/{target}", *map(release_stream, some)])
+    of = select(literal("release/") + cast(ReleaseRow.id, Text)).where(ReleaseRow.target_id == target)
+    return or_(EntryRow.stream == f"target/{target}", EntryRow.stream.in_(of))
+
+
 def browse_stream(
-    session: Session, project: UUID, stream: str, *, after: int, limit: int, is_newest_first: bool = False
+    session: Session,
+    project: UUID,
+    stream: str,
+    *,
+    kinds: Sequence[Kind] = (),
+    after: int,
+    limit: int,
+    is_newest_first: bool = False,
 ) -> list[Logged]:
     """Return a stream's entries after a sequence, oldest first: its lock makes sequence and commit agree.
 
-    With `is_newest_first`, those before that sequence, the newest first.
+    `kinds`: of any of these only; with `is_newest_first`, those before that sequence, the newest first.
     """
     query = select(EntryRow).where(EntryRow.project_id == project, EntryRow.stream == stream)
+    if kinds:
+        query = query.where(EntryRow.kind.in_([str(one) for one in kinds]))
     if is_newest_first:
         query = query.where(EntryRow.sequence < after).order_by(EntryRow.sequence.desc())
     else:

@@ -550,6 +550,7 @@ class EntryRow(Base):
         UniqueConstraint("stream", "position"),
         UniqueConstraint("stream", "act"),
         Index(None, "project_id", "transaction_id", "sequence"),
+        Index(None, "project_id", "kind", "transaction_id", "sequence"),
         # Checkpoints count by sequence.
         Index(None, "project_id", "sequence"),
     )

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from registry import checkpoints, cursors, db, erasure, evidence, keys, recomputation, releases, verification
+from registry import checkpoints, cursors, db, erasure, evidence, keys, recomputation, releases, targets, verification
 from registry.api.deps import PerformDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Limit
 from registry.api.problems import declare
@@ -13,10 +13,10 @@ from registry.api.routes import Route
 from registry.auth import Actor
 from registry.cursors import Cursor
 from registry.evidence import Selection
-from schemas.api import Erase, Page, PublicKey, Revoke
+from schemas.api import Erase, Page, PublicKey, Revoke, TargetName
 from schemas.checkpoint import Checkpoint
 from schemas.common import MAX_INTEGER, Digest
-from schemas.evidence import Entry, Recomputation, RecomputationCreate, Verification
+from schemas.evidence import Entry, Kind, Recomputation, RecomputationCreate, Verification
 from schemas.problems import Conflict, InvalidDocument, NotFound
 
 router = APIRouter(tags=["evidence"], route_class=Route)
@@ -34,12 +34,14 @@ After = Annotated[
 ]
 
 
-@router.get("/v1/evidence", operation_id="listEvidence", responses=declare(InvalidDocument))
+@router.get("/v1/evidence", operation_id="listEvidence", responses=declare(InvalidDocument, NotFound))
 def list_evidence(
     actor: ReaderDep,
     session: SessionDep,
     *,
     stream: StreamName = None,
+    target: Annotated[TargetName | None, Query(description="Only of this target and its releases.")] = None,
+    kind: Annotated[list[Kind] | None, Query(max_length=64, description="Only of these kinds.")] = None,
     after: After = None,
     envelopes: Annotated[bool, Query(description="Whether to give the signed envelopes too.")] = False,
     newest_first: Annotated[bool, Query(description="Whether to go backwards, from the newest entry on.")] = False,
@@ -47,18 +49,21 @@ def list_evidence(
 ) -> Page[Entry]:
     """List evidence entries: of one stream by position, of all in an order that no later commit changes."""
     project = actor.project_id
+    if stream is not None and target is not None:
+        raise _wrong("target", "name a stream or a target, not both")
     if stream is not None:
         seen = MAX_INTEGER if newest_first and after is None else _sequence(after)
         rows = evidence.browse_stream(
-            session, project, stream, after=seen, limit=limit + 1, is_newest_first=newest_first
+            session, project, stream, kinds=kind or (), after=seen, limit=limit + 1, is_newest_first=newest_first
         )
     else:
+        of = targets.get(session, project, target).id if target is not None else None
         horizon = cursors.horizon(session)
         where = Cursor.ahead_of(horizon) if newest_first and after is None else cursor(after)
         rows = evidence.browse(
             session,
             project,
-            Selection(),
+            Selection(target=of, kinds=tuple(str(one) for one in kind or ())),
             after=where,
             before=horizon,
             limit=limit + 1,
@@ -78,19 +83,19 @@ def cursor(after: str | None) -> Cursor:
     try:
         return Cursor.parse(after)
     except ValueError:
-        raise _not_given_out("is not a cursor that this service gave out") from None
+        raise _wrong("after", "is not a cursor that this service gave out") from None
 
 
 def _sequence(after: str | None) -> int:
     if after is None:
         return 0
     if not after.isascii() or not after.isdecimal() or int(after) > MAX_INTEGER:
-        raise _not_given_out(f"of one stream is a sequence, 0 to {MAX_INTEGER}")
+        raise _wrong("after", f"of one stream is a sequence, 0 to {MAX_INTEGER}")
     return int(after)
 
 
-def _not_given_out(why: str) -> InvalidDocument:
-    detail = f"query parameter after: {why}"
+def _wrong(parameter: str, why: str) -> InvalidDocument:
+    detail = f"query parameter {parameter}: {why}"
     return InvalidDocument(detail, errors=[{"pointer": "", "detail": detail}])
 
 

@@ -30,6 +30,8 @@ app = group("Evidence: signed, hash-chained entries of what happened.")
 
 Stream = Annotated[str | None, typer.Option("--stream", help="Only this stream, as `evidence list` shows it.")]
 OfRelease = Annotated[str | None, typer.Option("--release", help="Only of this release.")]
+OfTarget = Annotated[str | None, typer.Option("--target", "-t", help="Only of this target and its releases.")]
+OfKind = Annotated[list[Kind] | None, typer.Option("--kind", help="Only of this kind, such as promoted; repeatable.")]
 ResultEntry = Annotated[str | None, typer.Argument(metavar="ENTRY", help="Whole digest of a gate result's entry.")]
 ResultRelease = Annotated[str | None, typer.Option("--release", help="Or the release whose result it is, and")]
 ResultGate = Annotated[str | None, typer.Option("--gate", "-g", help="the gate, whose latest result it is.")]
@@ -54,12 +56,15 @@ def _stream(client: Client, stream: str | None, release: str | None) -> str | No
     epilog=examples(
         "sluicegate evidence list --release 01a2289b-8894",
         "sluicegate evidence list --newest-first --limit 20",
+        "sluicegate evidence list --target chat@prod --kind promoted --kind rolled_back --json",
         "sluicegate evidence list --release 01a2289b-8894 --after 1200 --envelopes --json > evidence.json",
     ),
 )
 def list_(
     stream: Stream = None,
     release: OfRelease = None,
+    target: OfTarget = None,
+    kind: OfKind = None,
     after: Annotated[
         int | None,
         typer.Option(
@@ -79,7 +84,16 @@ def list_(
             raise Usage("--after needs --stream or --release: sequences of several streams are not committed in order")
         if after is not None and newest_first:
             raise Usage("--after goes on from a sequence to newer entries: leave out --newest-first")
-        entries = client.evidence.list(stream=asked, after=after, envelopes=envelopes, newest_first=newest_first)
+        if asked is not None and target is not None:
+            raise Usage("name a stream, a release or a target, not more than one")
+        entries = client.evidence.list(
+            stream=asked,
+            target=target,
+            kinds=kind or (),
+            after=after,
+            envelopes=envelopes,
+            newest_first=newest_first,
+        )
         found = output.most(entries, limit)
         names = dict[str, str]()
         add_names(client, names, () if as_json else served_in(found))
@@ -107,10 +121,8 @@ def list_(
 def follow(
     stream: Stream = None,
     release: OfRelease = None,
-    target: Annotated[str | None, typer.Option("--target", "-t", help="Only of this target and its releases.")] = None,
-    kind: Annotated[
-        list[Kind] | None, typer.Option("--kind", help="Only of this kind, such as promoted; repeatable.")
-    ] = None,
+    target: OfTarget = None,
+    kind: OfKind = None,
     after: Annotated[str | None, typer.Option("--after", help="Go on after this cursor, which --json gives.")] = None,
     timeout: Annotated[
         float | None,

@@ -45,7 +45,7 @@ from schemas.checkpoint import (
     ArchiveHead,
     Checkpoint,
 )
-from schemas.evidence import Entry, Recomputation, RecomputationCreate, Verification
+from schemas.evidence import Entry, Kind, Recomputation, RecomputationCreate, Verification
 from schemas.release import Phase, Release, ReleaseDetail, ServedAt, Target, TargetChange
 
 
@@ -191,6 +191,8 @@ class Evidence:
         self,
         *,
         stream: str | None = None,
+        target: str | None = None,
+        kinds: Sequence[Kind] = (),
         after: int | str | None = None,
         envelopes: bool = False,
         newest_first: bool = False,
@@ -199,12 +201,16 @@ class Evidence:
 
         Args:
             stream: only of this stream, such as release/<id>.
+            target: only of this target, name@environment, and its releases.
+            kinds: only of these kinds.
             after: with a stream, a sequence; of all entries, a cursor, as `Client.events` gives it.
             envelopes: whether to ask for the signed envelopes too.
             newest_first: whether to go backwards; then from the newest entry, or from before `after`.
         """
-        parameters: dict[str, str | None] = {
+        parameters: dict[str, str | list[str] | None] = {
             "stream": stream,
+            "target": target,
+            "kind": [str(one) for one in kinds] or None,
             "envelopes": "true" if envelopes else None,
             "newest_first": "true" if newest_first else None,
         }

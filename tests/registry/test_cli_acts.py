@@ -4,7 +4,10 @@ import json
 from datetime import timedelta
 from uuid import UUID
 
-from registry import db, jobs, targets
+import pytest
+
+from registry import db, evidence, jobs, targets
+from registry.client import transport
 from registry.tables import ReleaseRow
 from schemas.api import Complete, Progress
 from schemas.evidence import Kind, Note, Replaced, Restored
@@ -300,3 +303,34 @@ def test_evidence_is_listed_from_its_newest_entry_on(scene):
     (newest,) = scene.command.ok("evidence", "list", "--limit", "1", *backwards).json["items"]
     assert newest == scene.command.ok("evidence", "list", *of, *backwards).json["items"][0] == listed[-1]
     assert scene.command("evidence", "list", *of, "--after", "1", "--newest-first").status == 2
+
+
+@pytest.mark.parametrize("few", [500, 0])
+def test_evidence_is_listed_of_a_target_and_of_kinds_page_by_page(scene, monkeypatch, few):
+    monkeypatch.setattr(transport, "PAGE_SIZE", 2)
+    monkeypatch.setattr(evidence, "FEW", few)
+    scene.target()
+    scene.command.ok("target", "create", "chat@staging")
+    scene.release()
+    everything = scene.command.ok("evidence", "list", "--json").json["items"]
+    own = [one for one in everything if one["stream"].startswith(("release/", "target/")) and "staging" not in str(one)]
+    kinds = {"created", "target_created"}
+    cases = {
+        ("--target", "chat@prod"): own,
+        ("--kind", "created", "--kind", "target_created"): [one for one in everything if one["kind"] in kinds],
+        ("-t", "chat@prod", "--kind", "target_created"): [one for one in own if one["kind"] == "target_created"],
+        ("--stream", own[-1]["stream"], "--kind", "created"): [one for one in own if one["kind"] == "created"],
+        ("--kind", "promoted"): [],
+    }
+    for asked, expected in cases.items():
+        assert scene.command.ok("evidence", "list", *asked, "--json").json["items"] == expected, asked
+        backwards = scene.command.ok("evidence", "list", *asked, "--newest-first", "--json").json["items"]
+        assert backwards == expected[::-1], asked
+    assert [len(one) for one in cases.values()] == [len(own), 3, 1, 1, 0]
+    assert len(own) > 1
+    assert scene.command("evidence", "list", "--target", "nobody@prod").status == 2
+    assert scene.command("evidence", "list", "--target", "chat@prod", "--stream", own[0]["stream"]).status == 2
+    ask = scene.api.clients["viewer"].get
+    assert ask("/v1/evidence", params={"target": "chat@prod", "stream": own[0]["stream"]}).status_code == 422
+    assert ask("/v1/evidence", params={"target": "nobody@prod"}).status_code == 404
+    assert ask("/v1/evidence", params={"kind": "nothing"}).status_code == 422

@@ -2,6 +2,8 @@
 
 import mmap
 from collections.abc import Iterable, Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -70,14 +72,10 @@ class Requests:
     """
 
     def __init__(self, routes: Iterable[str], board: Board, place: int = 0) -> None:
-        known = (*sorted(set(routes)), UNMATCHED)
-        labels = [
-            (method, route, status) for method in (*sorted(METHODS), OTHER) for route in known for status in STATUSES
-        ]
+        self._numbers = _numbered(tuple(sorted(set(routes))))
         self._board, self._mine = board, board.at(place)
-        if 2 * len(labels) > len(self._mine):
-            raise ValueError(f"a board has no room for {len(labels)} counters")
-        self._numbers = {label: 2 * number for number, label in enumerate(labels)}
+        if 2 * len(self._numbers) > len(self._mine):
+            raise ValueError(f"a board has no room for {len(self._numbers)} counters")
 
     def add(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
         """Count one request. To be called in one thread."""
@@ -97,6 +95,14 @@ class Requests:
         yield from _family("sluicegate_request_seconds_total", "counter", "Seconds spent on them.")
         for label in known:
             yield f"sluicegate_request_seconds_total{_labels(label)} {self._board.total(self._numbers[label] + 1):.6f}"
+
+
+@cache
+def _numbered(routes: tuple[str, ...]) -> Mapping[tuple[str, str, str], int]:
+    """Return where on a board each counter stands, by its labels. An application that is made again has the same."""
+    known, methods = (*routes, UNMATCHED), (*sorted(METHODS), OTHER)
+    labels = [(method, route, status) for method in methods for route in known for status in STATUSES]
+    return MappingProxyType({label: 2 * number for number, label in enumerate(labels)})
 
 
 def _labels(values: tuple[str, str, str]) -> str:

@@ -34,6 +34,8 @@ from schemas.problems import Unavailable
 class Signer:
     """Signs with one local key. The key's file may be replaced at any time: the next signature is the new key's.
 
+    While the file holds no key, as when somebody copies over it, nothing is signed: that raises Unavailable.
+
     Source: DSSE protocol v1.0.2; the key id is the SHA-256 of the public key's DER, in hexadecimal.
     """
 
@@ -80,11 +82,16 @@ class Signer:
         )
 
     def _fresh(self) -> "_Loaded":
-        identity = _identity(self._path)
-        if self._path is not None and identity is not None and identity != self._seen:
-            # The key first: whoever looks meanwhile loads it once more, and nobody signs with the old one.
-            self._current = _Loaded.of(_read(self._path))
-            self._seen = identity
+        try:
+            identity = _identity(self._path)
+            if self._path is not None and identity is not None and identity != self._seen:
+                # The key first: whoever looks meanwhile loads it once more, and nobody signs with the old one.
+                self._current = _Loaded.of(_read(self._path))
+                self._seen = identity
+        except (OSError, ValueError) as error:
+            # It is being written, or is none: it may have been meant to end the key that is known here.
+            self._seen = None
+            raise Unavailable("the file of the signing key has just now no key that can be read") from error
         return self._current
 
 
@@ -102,13 +109,13 @@ class _Loaded:
         return cls(key, hashlib.sha256(der).hexdigest(), pem)
 
 
-def _identity(path: Path | None) -> tuple[int, int, int] | None:
+def _identity(path: Path | None) -> tuple[int, ...] | None:
     """What tells one file from another in the same place; None while there is none."""
     try:
         found = path.stat() if path is not None else None
     except FileNotFoundError:
         return None
-    return None if found is None else (found.st_dev, found.st_ino, found.st_mtime_ns)
+    return None if found is None else (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 def _read(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -16,6 +16,7 @@ from gates.evidence import verify_signature
 from registry import keys
 from registry.keys import Signer
 from schemas.evidence import Signature
+from schemas.problems import Unavailable
 
 PAYLOAD = b'{"_type":"https://in-toto.io/Statement/v1"}'
 
@@ -70,6 +71,18 @@ def test_a_file_without_such_a_key_is_refused(tmp_path, content):
     (tmp_path / "signing.pem").write_bytes(content)
     with pytest.raises((ValueError, TypeError)):
         Signer.load(tmp_path / "signing.pem")
+
+
+def test_while_the_file_holds_no_key_nothing_is_signed_and_then_the_next_one_signs(tmp_path):
+    """As while somebody copies a backup over it."""
+    path = tmp_path / "signing.pem"
+    signer, following = Signer.load(path), pem(ec.generate_private_key(ec.SECP256R1()))
+    for content in (b"", following[:100]):
+        path.write_bytes(content)
+        with pytest.raises(Unavailable, match="no key that can be read"):
+            signer.sign(PAYLOAD)
+    path.write_bytes(following)
+    assert signer.sign(PAYLOAD).signatures[0].keyid == Signer.load(path).key_id
 
 
 def test_a_signature_verifies_under_its_own_key_only(signer, tmp_path):

@@ -4,6 +4,18 @@ Exit status: 0 done or passed; 1 the candidate failed, was rejected or rolled ba
 3 undecided (inconclusive, errored, time-out); 4 not reachable or not allowed.
 """
 
-from registry.cli.program import main
+import signal
+from collections.abc import Sequence
 
 __all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status. Never raises, never shows a traceback."""
+    try:
+        # Here, since loading it takes most of a plain command's time: Ctrl-C meanwhile is no defect.
+        from registry.cli.program import main as run
+
+        return run(argv)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT

@@ -1,6 +1,6 @@
 """`python -m registry.cli`: the same as `sluicegate`."""
 
-from registry.cli.program import main
+from registry.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

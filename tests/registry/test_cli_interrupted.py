@@ -1,6 +1,9 @@
 """Ctrl-C at commands that wait: what goes on without them, and how to come back to it."""
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
 
@@ -8,10 +11,27 @@ from registry.cli import runners
 from registry.cli.failures import Exit
 from registry.client import Client
 
+ROOT = Path(__file__).parents[2]
+
 
 def press(*_: object) -> None:
     """Do what Ctrl-C does."""
     raise KeyboardInterrupt
+
+
+def test_a_command_that_is_interrupted_while_it_starts_ends_without_a_traceback():
+    code = """
+import runpy, sys
+class Press:
+    def find_spec(self, name, *_):
+        if name == "registry.cli.program":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Press())
+sys.argv = ["sluicegate", "bundle", "list"]
+runpy.run_module("registry.cli", run_name="__main__")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (Exit.INTERRUPTED, "", "")
 
 
 def test_an_interrupted_wait_for_a_drain_says_that_it_drains_on(scene, monkeypatch):

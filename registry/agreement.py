@@ -197,8 +197,9 @@ def _differing(said: Mapping[str, Any], revoked: Mapping[str, Any] | None, row: 
         "expires_at": row.expires_at,
         "created_at": row.created_at,
         "bound": auth.bound(row),
+        "made_by": None if row.made_by is None else str(row.made_by),
     }
-    names = {"bound": "secret"}
+    names = {"bound": "secret", "made_by": "maker"}
     yield from (names.get(name, name) for name, value in kept.items() if said.get(name) != _written(value))
     ended = said.get("revoked_at") or (revoked and revoked.get("revoked_at", revoked["stated_at"]))
     if ended != _written(row.revoked_at):

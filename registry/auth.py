@@ -254,11 +254,12 @@ def create_token(
     expires_at: datetime | None = None,
     secret: str | None = None,
     targets: Sequence[str] | None = None,
+    made_by: UUID | None = None,
 ) -> TokenCreated:
     """Make a token and record the act. The secret is in the answer and nowhere else.
 
-    `by` is who makes it; `secret` one chosen by the operator, by default a new one; `targets` those that it may act
-    on, by default all.
+    `by` is who makes it, and `made_by` with which token; `secret` one chosen by the operator, by default a new one;
+    `targets` those that it may act on, by default all.
 
     Raises:
         Conflict: a token with this secret exists, or a valid one of this name in the project.
@@ -292,6 +293,7 @@ def create_token(
         created_at=now,
         expires_at=expires_at,
         revoked_at=None,
+        made_by=made_by,
     )
     session.add(row)
     session.flush()
@@ -303,6 +305,7 @@ def create_token(
         targets=row.targets,
         created_at=now,
         bound=bound(row),
+        made_by=made_by,
     )
     record_token(session, service, row, f"token:{row.id}", by, Kind.TOKEN_CREATED, body)
     return TokenCreated(id=row.id, name=name, role=role, secret=secret, expires_at=expires_at, targets=row.targets)

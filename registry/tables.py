@@ -130,6 +130,8 @@ class TokenRow(Base):
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+    made_by: Mapped[UUID | None] = mapped_column(index=True)
+    """Token that made it, of whichever project; null where none did, or that was not kept."""
     __table_args__ = (CheckConstraint(_one_of("role", ROLES), "role"), Index(None, "project_id", "id"))
 
 

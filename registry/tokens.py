@@ -51,6 +51,15 @@ def revoke(session: Session, service: Service, actor: Actor, token_id: UUID, bod
     return row
 
 
+def made_by(session: Session, actor: Actor, token: UUID) -> list[TokenRow]:
+    """Return the tokens that count and were made with one, oldest first, in the projects that somebody administers."""
+    query = select(TokenRow).where(TokenRow.made_by == token, TokenRow.revoked_at.is_(None))
+    if actor.project != ADMIN_PROJECT:
+        query = query.where(TokenRow.project_id == actor.project_id)
+    now = db.now(session)
+    return [row for row in session.scalars(query.order_by(TokenRow.id)) if auth.is_valid(row, now)]
+
+
 def wire(session: Session, row: TokenRow) -> Token:
     """Return a token as the service gives it out: never the secret."""
     return Token(
@@ -62,5 +71,6 @@ def wire(session: Session, row: TokenRow) -> Token:
         created_at=row.created_at,
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,
+        made_by=row.made_by,
         is_valid=auth.is_valid(row, db.now(session)),
     )

@@ -124,7 +124,16 @@ class Token(Wire):
     created_at: Instant = Field(description="When it was made.")
     expires_at: Instant | None = Field(description="When it ends.")
     revoked_at: Instant | None = Field(description="When it was revoked.")
+    made_by: UUID | None = Field(
+        description="The token that made it; null for one of the operator, or made when that was not kept."
+    )
     is_valid: bool = Field(description="Whether it counts now.")
+
+
+class EndedToken(Token):
+    """A token that was revoked, and what it leaves."""
+
+    made: list[Token] = Field(description="Tokens that it made and that count on, as far as the caller administers.")
 
 
 class Identity(Wire):

@@ -47,6 +47,9 @@ class TokenCreated(Closed):
         None,
         description="Digest over its identity and what the service stores of its secret; absent in older entries.",
     )
+    made_by: UUID | None = Field(
+        None, description="Identity of the token that made it; absent where none did, and in older entries."
+    )
 
 
 class TokenFound(Closed):

@@ -11,7 +11,18 @@ from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.api.routes import Route
 from registry.auth import Actor
-from schemas.api import Act, LimitsSet, Page, Project, ProjectCreate, ProjectUsage, Token, TokenCreate, TokenCreated
+from schemas.api import (
+    Act,
+    EndedToken,
+    LimitsSet,
+    Page,
+    Project,
+    ProjectCreate,
+    ProjectUsage,
+    Token,
+    TokenCreate,
+    TokenCreated,
+)
 from schemas.common import Name
 from schemas.problems import Conflict, InvalidDocument, KeyReused, NotFound, StaleEdit
 
@@ -98,6 +109,7 @@ def create_token(
             now=db.now(session),
             expires_at=body.expires_at,
             targets=body.targets,
+            made_by=actor.token,
         )
 
     return once(body, TokenCreated, make)
@@ -122,6 +134,11 @@ def list_tokens(
     operation_id="revokeToken",
     responses=declare(InvalidDocument, NotFound, Conflict),
 )
-def revoke_token(token: UUID, body: Act, actor: AdminDep, session: SessionDep, service: ServiceDep) -> Token:
-    """End a token now, as a recorded act. Doing it twice changes nothing; the last administrator's stays."""
-    return tokens.wire(session, tokens.revoke(session, service, actor, token, body))
+def revoke_token(token: UUID, body: Act, actor: AdminDep, session: SessionDep, service: ServiceDep) -> EndedToken:
+    """End a token now, as a recorded act. Doing it twice changes nothing; the last administrator's stays.
+
+    `made` says which tokens it made that count on.
+    """
+    row = tokens.revoke(session, service, actor, token, body)
+    made = [tokens.wire(session, one) for one in tokens.made_by(session, actor, row.id)]
+    return EndedToken(**tokens.wire(session, row).model_dump(), made=made)

@@ -90,12 +90,20 @@ def list_(
 
     def human(out: Output) -> None:
         out.table(
-            ["TOKEN", "NAME", "ROLE", "TARGETS", "CREATED", "STATE"],
+            ["TOKEN", "NAME", "ROLE", "TARGETS", "CREATED", "MADE BY", "STATE"],
             (
-                [one.id, one.name, one.role, ", ".join(one.targets or ["all"]), _day(one.created_at), _state(one)]
+                [
+                    one.id,
+                    one.name,
+                    one.role,
+                    ", ".join(one.targets or ["all"]),
+                    _day(one.created_at),
+                    one.made_by,
+                    _state(one),
+                ]
                 for one in found
             ),
-            spare=("CREATED",),
+            spare=("CREATED", "MADE BY"),
         )
 
     output.result({"items": found}, human)
@@ -120,7 +128,7 @@ def revoke(
     project: Project = None,
     as_json: Json = False,
 ) -> int:
-    """End a token now. What it did stays in evidence."""
+    """End a token now. What it did stays in evidence, and the tokens that it made count on: they are said."""
     output = Output(as_json=as_json)
     with connect() as client:
         try:
@@ -128,6 +136,8 @@ def revoke(
         except ValidationError as error:
             raise invalid_act(error) from None
     output.result(ended, lambda out: out.say(f"the token {ended.id} of {ended.name} counts no more"))
+    for one in ended.made:
+        output.note(f"it made {one.id} of {_told(one)}, which counts on: `sluicegate token revoke {one.id}`", "warn")
     return Exit.DONE
 
 

@@ -14,6 +14,7 @@ from registry.client.transport import Transport, seen
 from schemas.api import (
     Act,
     Approve,
+    EndedToken,
     Erase,
     Identity,
     LimitsSet,
@@ -352,6 +353,10 @@ class Tokens:
         """List tokens, newest first, without their secrets, of the caller's own project or of another one."""
         return self._transport.pages(Token, "/v1/tokens", {"project": project})
 
-    def revoke(self, token: UUID, reason: str) -> Token:
-        """End a token now. Raises NotFound, NotPermitted; Conflict for the last administrator's."""
-        return self._transport.post(Token, f"/v1/tokens/{token}/revocations", Act(reason=reason))
+    def revoke(self, token: UUID, reason: str) -> EndedToken:
+        """End a token now; `made` says which ones it made that count on.
+
+        Raises:
+            NotFound, NotPermitted; Conflict for the last administrator's.
+        """
+        return self._transport.post(EndedToken, f"/v1/tokens/{token}/revocations", Act(reason=reason))

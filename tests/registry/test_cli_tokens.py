@@ -19,6 +19,35 @@ def test_tokens_are_listed_without_secrets_and_revoked_over_http(api):
         assert api.clients[role].get("/v1/tokens").status_code == 403
 
 
+def test_a_token_says_which_one_made_it_and_its_end_names_those_that_it_made(command, stack):
+    command.be("admin", stack)
+    everyone = command.ok("token", "list", "--json").json["items"]
+    # The operator made these.
+    assert {one["made_by"] for one in everyone} == {None}
+    root = next(one["id"] for one in everyone if one["name"] == "admin")
+    second = command.ok("token", "create", "lee", "--role", "admin", "--json").json
+    command.ok("project", "create", "team-b")
+    command.use(stack.url, second["secret"])
+    heir = command.ok("token", "create", "bo", "--role", "ci", "--json").json["id"]
+    elsewhere = command.ok("token", "create", "bo", "--role", "ci", "--project", "team-b", "--json").json["id"]
+    gone = command.ok("token", "create", "gone", "--role", "ci", "--json").json["id"]
+    command.ok("token", "revoke", gone, "--reason", "not needed")
+    makers = {one["id"]: one["made_by"] for one in command.ok("token", "list", "--json").json["items"]}
+    assert (makers[second["id"]], makers[heir], makers[gone]) == (root, second["id"], second["id"])
+    # A token may end itself.
+    ran = command.ok("token", "revoke", second["id"], "--reason", "was in a log")
+    for one in (heir, elsewhere):
+        assert f"it made {one} of bo, ci" in ran.err
+        assert f"`sluicegate token revoke {one}`" in ran.err
+    assert gone not in ran.err
+    command.be("admin", stack)
+    again = command.ok("token", "revoke", second["id"], "--reason", "again", "--json").json
+    assert [one["id"] for one in again["made"]] == [heir, elsewhere]
+    log = command.ok("evidence", "list", "--kind", "token_created", "--json").json["items"]
+    assert [one["body"].get("made_by") for one in log if one["body"]["token"] in (root, heir)] == [None, second["id"]]
+    assert command.ok("evidence", "verify", "--json").json["faults"] == []
+
+
 def test_tokens_are_made_listed_and_revoked_by_command(command, stack):
     command.be("admin", stack)
     ran = command.ok("token", "create", "bo", "--role", "ci", "--target", "chat@prod", "--days", "1", "--json")

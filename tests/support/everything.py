@@ -71,9 +71,9 @@ def _people(session: Session, service: Service, root: Actor) -> None:
     project = session.get_one(ProjectRow, root.project_id)
     projects.set_limits(session, service, root, root.project, LimitsSet(bytes=10**9, jobs=4))
     now = db.now(session)
-    auth.create_token(session, service, project, "root", "admin", by="bootstrap", now=now)
+    first = auth.create_token(session, service, project, "root", "admin", by="bootstrap", now=now)
     ends: dict[str, Any] = {"expires_at": now + timedelta(days=1), "targets": ["chat@prod"]}
-    auth.create_token(session, service, project, "pipeline", "ci", by="root", now=now, **ends)
+    auth.create_token(session, service, project, "pipeline", "ci", by="root", now=now, made_by=first.id, **ends)
     lost = auth.create_token(session, service, project, "nora", "manager", by="root", now=now)
     tokens.revoke(session, service, root, lost.id, WHY)
 

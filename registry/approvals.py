@@ -6,7 +6,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from gates.policy import Outcome
-from registry import acts, documents, evidence, quarantine, releases
+from registry import acts, documents, evidence, holding, quarantine, releases
 from registry.advice import Deed
 from registry.auth import Actor
 from registry.logged import Logged
@@ -108,6 +108,7 @@ def approve(
     if release.phase == Phase.GATED:
         release, found = _accept(session, service, actor, release, policy, body, entries)
     if not is_granted:
+        holding.require_room(release, holding.MOST_TO_REPEAT)
         before = sum(entry.kind == Kind.APPROVAL_GRANTED and entry.actor == actor.name for entry in entries)
         name = _numbered(f"approval:{actor.name}", before)
         release = act(session, service, release, name, actor.name, Kind.APPROVAL_GRANTED, Note(reason=body.reason))

@@ -8,8 +8,12 @@ from sqlalchemy.orm import Session
 from registry import acts, auth, evidence
 from registry.auth import Actor
 from registry.tables import ReleaseRow, TargetRow, TokenRow
-from schemas.problems import NotFound
+from schemas.problems import NotFound, TransitionRefused
 
+MOST_TO_REPEAT = 1000
+"""Entries of a release below which it may be paused or approved: what is paused always has room to be resumed."""
+MOST_TO_RESUME = 2000
+"""And resumed, before it is live."""
 _TARGET = "target_of_the_act"
 
 
@@ -32,6 +36,20 @@ def take(session: Session, actor: Actor, release: UUID) -> ReleaseRow:
     session.info[_TARGET] = found[1]
     auth.confirm(session, actor)
     return evidence.hold(session, release)
+
+
+def require_room(release: ReleaseRow, most: int) -> None:
+    """Return when a release's log has room for what may be done any number of times. Raises TransitionRefused.
+
+    Who shows a release and who acts on it reads the log whole. What ends a release is never refused for that.
+    """
+    if release.entries >= most:
+        raise TransitionRefused(
+            f"the log of release {release.id} has {release.entries} entries, and this may be done below {most}: "
+            "reject the release, or take its traffic back, and make a new one of the bundle",
+            phase=release.phase,
+            limit=most,
+        )
 
 
 def _at_once(session: Session, actor: Actor, token: UUID, release: UUID) -> ReleaseRow | None:

@@ -348,11 +348,16 @@ def reject(
 def pause(
     session: Session, service: Service, actor: Actor, release_id: UUID, body: Act, *, if_match: str | None = None
 ) -> ReleaseRow:
-    """Stop a release from moving on. Stop conditions stay armed. Raises TransitionRefused when it is live or over."""
+    """Stop a release from moving on. Stop conditions stay armed.
+
+    Raises:
+        TransitionRefused: it is live or over, or was paused very often.
+    """
     release = hold(session, actor, release_id, if_match)
     require_place(session, release, Deed.PAUSE)
     if release.is_paused:
         return release
+    holding.require_room(release, holding.MOST_TO_REPEAT)
     return act(session, service, release, _once("pause", session), actor.name, Kind.PAUSED, Note(reason=body.reason))
 
 
@@ -362,10 +367,12 @@ def resume(
     """Let a paused release go on, or a held one try again.
 
     Raises:
-        TransitionRefused: it is neither paused nor held.
+        TransitionRefused: it is neither paused nor held, or was so very often.
     """
     release = hold(session, actor, release_id, if_match)
     require_place(session, release, Deed.RESUME)
+    if release.phase != Phase.PROMOTED:
+        holding.require_room(release, holding.MOST_TO_RESUME)
     return act(session, service, release, _once("resume", session), actor.name, Kind.RESUMED, Note(reason=body.reason))
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text
 
-from registry import acts, approvals, blobs, releases, targets, verification
+from registry import acts, approvals, blobs, holding, releases, targets, verification
 from registry.auth import Actor
 from registry.keys import Signer
-from schemas.api import Act, Revoke
+from schemas.api import Act, Revoke, Withdraw
 from schemas.common import sha256_digest
 from schemas.evidence import Kind
 from schemas.problems import TransitionRefused, Unavailable
@@ -169,3 +169,41 @@ def test_nobody_waits_for_a_blob_of_which_a_signature_is_still_to_come(service, 
     remote.signer.meanwhile = look
     blobs.store(remote, actor.project_id, digest, [raw], limit=100)
     assert held == [True]
+
+
+def test_what_may_be_done_over_and_over_ends_before_a_log_is_too_long_to_be_read(service, actor, sound, monkeypatch):
+    monkeypatch.setattr(holding, "MOST_TO_REPEAT", 12)
+    monkeypatch.setattr(holding, "MOST_TO_RESUME", 14)
+    waiting, moving = gated(service, actor, approval={"required": 1}), in_canary(service, actor, "other@prod")
+    kim = person(actor, "kim")
+
+    def approve_over_and_over():
+        no = Withdraw(reason="no")
+        for _ in range(12):
+            act(service, kim, waiting, approvals.approve)
+            acts.perform(service, lambda session: approvals.withdraw(session, service, kim, waiting, no))
+
+    def pause_over_and_over():
+        for _ in range(12):
+            act(service, kim, moving, releases.pause)
+            act(service, kim, moving, releases.resume)
+
+    ends = (waiting, approve_over_and_over, releases.reject), (moving, pause_over_and_over, releases.rollback)
+    for release, repeat, end in ends:
+        with pytest.raises(TransitionRefused, match=str(release)) as refused:
+            repeat()
+        assert refused.value.members["limit"] == 12
+        # It was refused before it began: nothing is left half done, and what ends the release has room.
+        assert 12 <= len(kinds(service, release)) <= 13
+        act(service, kim, release, end)
+    assert kinds(service, waiting)[-1] == Kind.REFUSED
+    assert kinds(service, moving)[-1] == Kind.ROLLBACK_REQUESTED
+
+
+def test_a_release_that_holds_again_and_again_is_resumed_until_its_log_is_long(service, actor, sound, monkeypatch):
+    monkeypatch.setattr(holding, "MOST_TO_RESUME", 3)
+    release = in_canary(service, actor)
+    act(service, actor, release, releases.pause)
+    with pytest.raises(TransitionRefused, match="take its traffic back"):
+        act(service, actor, release, releases.resume)
+    act(service, actor, release, releases.rollback)

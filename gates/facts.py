@@ -13,7 +13,7 @@ from gates.files.strict_json import read_json, read_object
 from gates.files.weights import read as read_weights
 from schemas.bundle import Role
 
-VERSION = 4
+VERSION = 5
 """Changes whenever a reader tells more or other things, so that nothing remembered is taken for it."""
 MAX_TEXT_BYTES = 8 * 1024 * 1024
 
@@ -97,6 +97,7 @@ def _gguf(file: BinaryIO, size: int) -> Facts:
             "quantization": gguf_quantization(header),
             "parameters": header.parameters,
             "has_template": bool(texts.get("tokenizer.chat_template")),
+            "is_pooled": True if is_pooled(header) else None,
             "special_tokens": special,
             "sampling": sampling,
             "shard": _shard(whole, len(header.tensors)) if count > 1 else None,
@@ -128,6 +129,11 @@ def _shard(whole: dict[str, int], tensors: int) -> list[int]:
 
 def _gguf_special() -> list[tuple[str, str]]:
     return [(name, "unknown" if name == "unk" else "padding" if name == "pad" else name) for name in _SPECIAL]
+
+
+def is_pooled(header: Header) -> bool:
+    """Tell whether a GGUF header is that of a model whose output is pooled: it gives embeddings, and no text."""
+    return any(key.endswith(".pooling_type") for key in header.metadata)
 
 
 def gguf_quantization(header: Header) -> Facts | None:

@@ -19,6 +19,10 @@ from schemas.short import many
 DEFAULT_CONTEXT_TOKENS = 4096
 """Context per request when neither the files nor the launch arguments ask for less or more."""
 DEFAULT_SEQUENCES = 4
+FEATURES = ("chat", "completions", "logprobs", "streaming")
+"""What a bundle serves that nobody said anything else of."""
+POOLED_FEATURES = ("embeddings",)
+"""The same, of a model whose output is pooled."""
 UNKNOWN_LICENCE = "NOASSERTION"
 """SPDX's word for terms that nobody stated."""
 
@@ -126,7 +130,7 @@ def bundle_document(contents: Contents, *, name: str | None, engine: EngineChoic
         "runtime": runtime,
         "serving": {
             "served_name": family,
-            "features": ["chat", "completions", "logprobs", "streaming"],
+            "features": list(POOLED_FEATURES if told.first("is_pooled") else FEATURES),
             "usage": "all_tokens",
             "cancellation": "on_disconnect",
         },

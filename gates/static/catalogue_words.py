@@ -57,8 +57,8 @@ WORDS: Final[Mapping[str, Code]] = {
     **codes(
         "template",
         template_missing=(
-            (BLOCK, WARN),
-            "Chat is declared, without a template. Warns if no features are named, and llama.cpp would use ChatML.",
+            (BLOCK,),
+            "Chat is served, as by every bundle that names no other features, and there is no template.",
             "Add chat_template.jinja, or declare features without chat.",
         ),
         template_fails=(

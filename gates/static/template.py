@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
+from gates.facts import is_pooled
 from gates.files.templates import TemplateRefused
 from gates.static import parsers, stops, turns
 from gates.static.composition import MOST_TEMPLATES, TOOL_TEMPLATE, Composition
@@ -125,8 +126,11 @@ def _advice(file: str, refused: TemplateRefused) -> str | None:
 
 
 def _absent(c: Composition) -> Iterator[Flaw]:
-    # Whoever creates a bundle without saying what it serves is given chat, so llama.cpp's silence is told before.
-    is_undeclared = c.declared.features is None and c.engine == "llamacpp"
+    # Whoever creates a bundle without saying what it serves is given chat, and nobody chats with what is pooled.
+    # Weights alone, without words, are looked at before they are a bundle: of these nothing is supposed.
+    # Nor is it supposed of what is translated or heard: encoders with a decoder.
+    has_words = c.model.tokenizer is not None and not c.model.config.get("is_encoder_decoder")
+    is_undeclared = c.declared.features is None and c.engine is not None and has_words and not c.pools
     if not c.declared.has(Feature.CHAT) and not is_undeclared:
         return
     if c.declared.arguments.has("--chat-template"):
@@ -143,11 +147,9 @@ def _absent(c: Composition) -> Iterator[Flaw]:
     reason = f"the templates are called {names}, and none default" if names else "no file holds a chat template"
     instead = c.rules.get("default_template")
     silent = f"; {c.engine} would serve it with {instead}, and not say so" if isinstance(instead, str) else ""
-    lead = "Chat is served unless other features are declared" if is_undeclared else "The bundle declares chat"
     yield flaw(
         "template-missing",
-        f"{lead}, and {reason}{silent}.",
-        severity=Severity.WARN if is_undeclared else Severity.BLOCK,
+        f"The bundle serves chat, as one does unless it names other features, and {reason}{silent}.",
         pointer="/serving/features",
         found=sorted(c.others),
         expected="tokenizer.chat_template in the GGUF, or chat_template.jinja"
@@ -158,8 +160,7 @@ def _absent(c: Composition) -> Iterator[Flaw]:
 
 def _embeds(c: Composition) -> bool:
     """Say whether a GGUF header is that of a model whose output is pooled: nobody chats with it."""
-    header = {} if c.model.gguf is None else c.model.gguf.metadata
-    return any(key.endswith(".pooling_type") for key in header)
+    return c.model.gguf is not None and is_pooled(c.model.gguf)
 
 
 def _sources(c: Composition) -> Iterator[Flaw]:

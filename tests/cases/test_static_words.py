@@ -396,10 +396,10 @@ def test_a_gguf_file_without_a_template_blocks_where_chat_is_declared(tmp_path, 
     assert "template-missing" not in codes(validate(tmp_path, {"engine": engine, "serving": {"features": ["chat"]}}))
 
 
-def test_a_gguf_file_without_a_template_warns_where_nobody_said_what_is_served(tmp_path):
+def test_a_gguf_file_without_a_template_blocks_where_nobody_said_what_is_served(tmp_path):
     chain.write_chain(tmp_path / "model.gguf", template=None)
     for declared in ({}, {"engine": LLAMACPP}):
-        assert "template-missing" in codes(validate(tmp_path, declared), "warn")
+        assert "template-missing" in codes(validate(tmp_path, declared), "block")
     (tmp_path / "model.gguf").write_bytes((tmp_path / "model.gguf").read_bytes()[:-64])
     assert codes(validate(tmp_path, {"engine": LLAMACPP})) == {"header-invalid"}  # what it holds is not known
     chain.write_chain(tmp_path / "model.gguf")

@@ -294,11 +294,12 @@ def test_one_file_is_a_source_and_a_shard_brings_its_fellows(tmp_path):
 
 
 def test_of_two_formats_the_engine_s_is_checked_and_the_other_left_out_unopened(tmp_path):
-    root = speak(micro(tmp_path / "m"), template=None)
+    root = speak(micro(tmp_path / "m"))
     (root / "m.gguf").write_bytes(b"GGUF broken")
     found = validate(root, {"engine": VLLM})
     assert (alarms(found), found.inferred["format"]) == (set(), "safetensors")
     assert found.inferred["left_out"] == ["m.gguf"]
+    root = speak(micro(tmp_path / "n"), template=None)
     tiny_gguf(root / "m.gguf", CHAT)
     found = validate(root, {"engine": "llamacpp"})
     assert (alarms(found), found.inferred["format"]) == (set(), "gguf")

@@ -436,6 +436,7 @@ class Selection:
     """The target's own stream and those of its releases."""
     kinds: tuple[str, ...] = ()
     """Of any of these kinds; of all when empty."""
+    actor: str | None = None
 
 
 def browse(
@@ -447,6 +448,7 @@ def browse(
     before: int,
     limit: int,
     is_newest_first: bool = False,
+    down_to: Cursor = cursors.START,
 ) -> list[Logged]:
     """Return entries of a project in the order of cursors; none that is committed later comes before them.
 
@@ -458,13 +460,15 @@ def browse(
         before: what `cursors.horizon` gave, in a statement before this one.
         limit: most entries.
         is_newest_first: whether to go backwards from `after`, which is not included.
+        down_to: the lowest one that is looked at; all are when absent.
     """
-    place = tuple_(EntryRow.transaction_id, EntryRow.sequence)
-    seen = tuple_(cursors.number(after.transaction), after.sequence)
+    order = (EntryRow.transaction_id, EntryRow.sequence)
+    place, seen = tuple_(*order), tuple_(cursors.number(after.transaction), after.sequence)
     query = select(EntryRow).where(
         EntryRow.project_id == project,
         place < seen if is_newest_first else place > seen,
         EntryRow.transaction_id < cursors.number(before),
+        place >= tuple_(cursors.number(down_to.transaction), down_to.sequence),
     )
     if selection.stream is not None:
         query = query.where(EntryRow.stream == selection.stream)
@@ -472,11 +476,10 @@ def browse(
         query = query.where(_is_of(session, selection.target))
     if selection.kinds:
         query = query.where(EntryRow.kind.in_(selection.kinds))
-    if is_newest_first:
-        query = query.order_by(EntryRow.transaction_id.desc(), EntryRow.sequence.desc())
-    else:
-        query = query.order_by(EntryRow.transaction_id, EntryRow.sequence)
-    return list(session.scalars(query.limit(limit)))
+    if selection.actor is not None:
+        query = query.where(EntryRow.actor == selection.actor)
+    ordered = query.order_by(*(one.desc() for one in order) if is_newest_first else order)
+    return list(session.scalars(ordered.limit(limit)))
 
 
 def _is_of(session: Session, target: UUID) -> ColumnElement[bool]:

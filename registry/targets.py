@@ -294,6 +294,17 @@ def _last_set(session: Session, target: TargetRow, suite: str) -> Logged | None:
     return next((one for one in said if evidence.claim_of(one.envelope)["body"]["suite"] == suite), None)
 
 
+def bearing(session: Session, project: UUID, suite: str, reference: str, *, limit: int) -> list[str]:
+    """Return the names of the targets on which a reference is in force for its suite, at most so many."""
+    query = (
+        select(TargetRow.name)
+        .join(TargetReferenceRow, TargetReferenceRow.target_id == TargetRow.id)
+        .where(TargetRow.project_id == project)
+        .where(TargetReferenceRow.suite == suite, TargetReferenceRow.reference == reference)
+    )
+    return list(session.scalars(query.order_by(TargetRow.name).limit(limit)))
+
+
 def set_reference(
     session: Session,
     service: Service,

@@ -2,7 +2,18 @@
 
 from fastapi import APIRouter
 
-from registry.web import aliases, comparison, inventory, policies, releases, results, suites, visitors
+from registry.web import (
+    aliases,
+    comparison,
+    inventory,
+    journal,
+    policies,
+    references,
+    releases,
+    results,
+    suites,
+    visitors,
+)
 from registry.web.rendering import static
 
 __all__ = ["router", "static"]
@@ -16,6 +27,8 @@ for part in (
     inventory.router,
     policies.router,
     suites.router,
+    references.router,
+    journal.router,
     aliases.router,
 ):
     router.include_router(part)

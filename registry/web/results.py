@@ -16,7 +16,7 @@ from registry import db, documents, evidence, jobs, releases
 from registry.api.deps import ServiceDep, SessionDep
 from registry.logged import Logged
 from registry.service import Service
-from registry.tables import EntryRow
+from registry.tables import EntryRow, JobRow, ReleaseRow
 from registry.web.curves import Curve, curves
 from registry.web.rendering import PageRoute, render
 from registry.web.visitors import VisitorDep
@@ -57,7 +57,8 @@ def result_page(
     claim = evidence.claim_of(row.envelope)
     result = GateResult.model_validate(claim["body"])
     release = UUID(row.stream.removeprefix("release/")) if row.stream.startswith("release/") else None
-    policy = _policy(session, actor.project_id, row.stream)
+    measured = _measured(session, actor.project_id, row.stream)
+    policy = None if measured is None else measured.policy
     suite = next((one.suite for one in _rules(session, policy) if one.gate == result.gate), None)
     return render(
         "result.html",
@@ -68,6 +69,7 @@ def result_page(
         release=release,
         policy=policy,
         suite=suite,
+        reference=measured.references.get(suite) if measured is not None and suite is not None else None,
         names=documents.names(session, actor.project_id, [one for one in (policy, suite) if one]),
         sample=_sample,
         numbers=[(one, _number(one.value, one.unit), _number(one.limit, one.unit)) for one in result.measurements],
@@ -85,12 +87,12 @@ def _entry(session: Session, project: UUID, digest: str) -> Logged:
     return row
 
 
-def _policy(session: Session, project: UUID, stream: str) -> str | None:
-    """Return the policy of the release or run in whose log a result stands."""
+def _measured(session: Session, project: UUID, stream: str) -> ReleaseRow | JobRow | None:
+    """Return the release or run in whose log a result stands."""
     kind, _, identity = stream.partition("/")
     if kind == "release":
-        return releases.get(session, project, UUID(identity)).policy
-    return jobs.get(session, project, UUID(identity)).policy if kind == "run" else None
+        return releases.get(session, project, UUID(identity))
+    return jobs.get(session, project, UUID(identity)) if kind == "run" else None
 
 
 def _rules(session: Session, policy: str | None) -> list[SuiteRule]:

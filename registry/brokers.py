@@ -14,6 +14,13 @@ SILENCE_SECONDS: Final = 5
 """Longest wait for an answer of RabbitMQ: one that stands still, as when its disk is full, holds nobody up."""
 LOOK_SECONDS: Final = 2
 """Longest wait of a look whether a broker can be had, in seconds."""
+HURRIED: Final = {
+    "read_timeout": LOOK_SECONDS,
+    "write_timeout": LOOK_SECONDS,
+    "socket_connect_timeout": LOOK_SECONDS,
+    "socket_timeout": LOOK_SECONDS,
+}
+"""What a client library is told for such a look."""
 KNOWN_SECONDS: Final = 10.0
 """How long such a look is believed: RabbitMQ writes three lines for each."""
 
@@ -70,17 +77,11 @@ class Look:
             return self._known
 
     def _look(self) -> bool:
-        options = {
-            "read_timeout": LOOK_SECONDS,
-            "write_timeout": LOOK_SECONDS,
-            "socket_connect_timeout": LOOK_SECONDS,
-            "socket_timeout": LOOK_SECONDS,
-        }
         made = Connection(  # type: ignore[no-untyped-call] # kombu's
             self._url,
             ssl=tls_options(self._url, self._authorities),
             connect_timeout=LOOK_SECONDS,
-            transport_options=options,
+            transport_options=HURRIED,
         )
         with made as connection:
             try:

@@ -132,6 +132,12 @@ class Settings(BaseSettings):
         "its own was killed. A policy's `dead_man_seconds` must be more.",
         gt=0,
     )
+    control_silence_seconds: float = Field(
+        30.0,
+        description="How long messages may wait for a control worker that takes none before it ends, so that whoever "
+        "keeps it up starts it anew.",
+        ge=10,
+    )
     idempotency_seconds: float = Field(
         86400.0, description="How long an answer is kept for a request that is sent again under its key.", gt=0
     )

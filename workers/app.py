@@ -16,7 +16,8 @@ from workers.hearing import Hearing
 settings = Settings()  # the process is this application; nothing imports it for anything else
 app = Celery("sluicegate", broker=settings.broker_url.get_secret_value(), include=["workers.tasks"])
 configure(app, queue=CONTROL_QUEUE, authorities=settings.broker_ca)
-app.steps["consumer"].add(Hearing)
+Hearing.silence_seconds = settings.control_silence_seconds
+app.steps["worker"].add(Hearing)
 
 _control: Control | None = None
 _building = threading.Lock()

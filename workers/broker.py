@@ -126,6 +126,17 @@ def waiting(app: Celery, queue: str) -> int:
                 is_old = False  # the broker may have been started again since
 
 
+def has_waiting(app: Celery, queue: str) -> bool:
+    """Tell whether a broker that can be had keeps messages that nobody has taken. It is asked over a new connection."""
+    told = {"connect_timeout": brokers.LOOK_SECONDS, "transport_options": brokers.HURRIED}
+    connection = app.connection_for_read(**told)
+    try:
+        with connection:
+            return int(connection.default_channel.queue_declare(queue, passive=True).message_count) > 0
+    except brokers.errors_of(connection):
+        return False
+
+
 def ring(app: Celery, task: str, *, queue: str) -> bool:
     """Say that there is work, unless enough messages say so already. A broker that is away loses it.
 

@@ -11,7 +11,7 @@ from registry.brokers import Look
 from tests.support.broker import broker
 from tests.support.certificates import certify
 from tests.support.secured import secured
-from workers.broker import CONTROL_QUEUE, MOST_WAITING, configure, ring, waiting
+from workers.broker import CONTROL_QUEUE, MOST_WAITING, configure, has_waiting, ring, waiting
 from workers.clock import SCHEDULE, Scheduler
 
 
@@ -46,6 +46,19 @@ def test_a_runner_is_rung_through_an_empty_queue(app):
     assert waiting(app, CONTROL_QUEUE) == 1
     assert take(app).headers["expires"] is None
     assert ring(app, "workers.runner.ring", queue=CONTROL_QUEUE)
+
+
+def test_what_waits_is_seen_by_whoever_looks_and_not_at_a_broker_that_is_away(app):
+    assert has_waiting(app, CONTROL_QUEUE) is False
+    assert ring(app, "workers.runner.ring", queue=CONTROL_QUEUE)
+    assert has_waiting(app, CONTROL_QUEUE)
+    take(app)
+    assert has_waiting(app, CONTROL_QUEUE) is False
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        with Celery("a-look", broker=f"redis://127.0.0.1:{probe.getsockname()[1]}/0") as lost:
+            configure(lost, queue=CONTROL_QUEUE)
+            assert has_waiting(lost, CONTROL_QUEUE) is False
 
 
 def test_while_nobody_takes_them_a_few_messages_wait_and_no_more(app):

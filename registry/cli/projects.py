@@ -130,7 +130,7 @@ def _seconds(hours: str) -> int | None:
 
 
 def _show(out: Output, name: str, found: ProjectUsage) -> None:
-    out.say(f"project {name}, generation {found.generation}")
+    out.say(f"project {name}")
     coming = f" and {size(found.bytes_coming)} coming" if found.bytes_coming else ""
     held, own = found.limits, found.own_limits
     out.table(
@@ -148,6 +148,7 @@ def _show(out: Output, name: str, found: ProjectUsage) -> None:
             ],
         ],
     )
+    out.say(f"generation {found.generation}")
 
 
 def _most(limit: int | None) -> str:

@@ -458,10 +458,14 @@ def test_an_administrator_sets_a_projects_limits_and_everybody_sees_them(api, co
     out = command.ok("project", "show").out
     assert out.startswith("project default\n")
     assert "2.0 kB" in out
+    assert f"generation {shown['generation']}" in out
     assert command("project", "show", "team-b").status == 2
     assert command("project", "limit", "default", "--bytes", "0").status == 4
     command.be("admin", api)
     assert {one["name"] for one in command.ok("project", "list", "--json").json["items"]} == {"default", "team-b"}
+    stale = command("project", "limit", "default", "--jobs", "5", "--if-match", str(shown["generation"] - 1))
+    assert (stale.status, "the latest change is project_set by" in stale.err) == (4, True)
+    command.ok("project", "limit", "default", "--jobs", "5", "--if-match", str(shown["generation"]))
     assert command.ok("project", "create", "team-c", "--json").json["name"] == "team-c"
     assert command.ok("project", "show", "team-c", "--json").json["bytes"] == 0
     for wrong in (("--bytes", "lots"), ("--uploads", "3GB"), ("--runner-hours", "-1"), ("--jobs", "1.5"), ()):

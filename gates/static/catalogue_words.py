@@ -58,7 +58,7 @@ WORDS: Final[Mapping[str, Code]] = {
         "template",
         template_missing=(
             (BLOCK,),
-            "Chat is served, as by every bundle that names no other features, and there is no template.",
+            "Chat is served, without a template; of files for llama.cpp also where no features are named.",
             "Add chat_template.jinja, or declare features without chat.",
         ),
         template_fails=(

@@ -126,11 +126,9 @@ def _advice(file: str, refused: TemplateRefused) -> str | None:
 
 
 def _absent(c: Composition) -> Iterator[Flaw]:
-    # Whoever creates a bundle without saying what it serves is given chat, and nobody chats with what is pooled.
-    # Weights alone, without words, are looked at before they are a bundle: of these nothing is supposed.
-    # Nor is it supposed of what is translated or heard: encoders with a decoder.
-    has_words = c.model.tokenizer is not None and not c.model.config.get("is_encoder_decoder")
-    is_undeclared = c.declared.features is None and c.engine is not None and has_words and not c.pools
+    # Who says nothing of what a bundle serves is given chat, and llama.cpp makes up a template in silence.
+    # Of loose files for other engines nothing is supposed, nor of what is pooled: nobody chats with that.
+    is_undeclared = c.declared.features is None and c.engine == "llamacpp" and not c.pools
     if not c.declared.has(Feature.CHAT) and not is_undeclared:
         return
     if c.declared.arguments.has("--chat-template"):

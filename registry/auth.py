@@ -92,6 +92,11 @@ class Actor:
     """Targets that the token may act on, as name@environment; None for all."""
 
 
+def may(actor: Actor, action: str) -> bool:
+    """Tell whether the actor's role may do this."""
+    return actor.role in PERMISSIONS.get(action, frozenset())
+
+
 def require(actor: Actor, action: str) -> None:
     """Return when the actor may do this.
 
@@ -99,7 +104,7 @@ def require(actor: Actor, action: str) -> None:
         NotPermitted: the actor's role may not; the problem names the roles that may.
     """
     roles = PERMISSIONS.get(action, frozenset())
-    if actor.role not in roles:
+    if not may(actor, action):
         allowed = ", ".join(sorted(roles)) or "nobody"
         raise NotPermitted(
             f"{actor.name} has the role {actor.role}; {action} is for {allowed}",

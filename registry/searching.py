@@ -13,6 +13,8 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from registry import auth
+from registry.auth import Actor
 from registry.documents import LEAST_PREFIX
 from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, RunnerRow, TargetRow, TokenRow
 from schemas.evidence import Kind
@@ -39,13 +41,15 @@ class Hit:
     address: str
 
 
-def search(session: Session, project: UUID, text: str) -> list[Hit]:
-    """Return what a text names in a project: at most `MOST_HITS` of each sort."""
-    named = text.strip()[:LONGEST].strip()
+def search(session: Session, actor: Actor, text: str) -> list[Hit]:
+    """Return what a text names in the actor's project, of what they may list: at most `MOST_HITS` of each sort."""
+    named, project = text.strip()[:LONGEST].strip(), actor.project_id
     if not named:
         return []
     found = [*_by_digest(session, project, named.lower()), *_by_id(session, project, named.lower())]
-    return [*found, *_by_name(session, project, named.removeprefix("@") or named)]
+    name = named.removeprefix("@") or named
+    tokens = _tokens(session, project, name) if auth.may(actor, "list_tokens") else ()
+    return [*found, *_by_name(session, project, name), *tokens]
 
 
 def _by_digest(session: Session, project: UUID, named: str) -> Iterator[Hit]:
@@ -110,6 +114,9 @@ def _by_name(session: Session, project: UUID, named: str) -> Iterator[Hit]:
     runners = select(RunnerRow).where(RunnerRow.project_id == project, *_begins(RunnerRow.name, named))
     for runner in session.scalars(runners.order_by(RunnerRow.name).limit(MOST_HITS)):
         yield _runner(runner)
+
+
+def _tokens(session: Session, project: UUID, named: str) -> Iterator[Hit]:
     newest = (
         select(TokenRow.name, TokenRow.role, TokenRow.id)
         .where(TokenRow.project_id == project)

@@ -106,4 +106,5 @@ def _advice(problem: Problem, arguments: Sequence[str]) -> str | None:
         return None
     # The refusal does not say what to do about what is not there.
     listed = "list" in getattr(command_line().commands.get(absent[1]), "commands", {})
-    return f"`{PROGRAM} {absent[1]} list` shows all of them" if listed else None
+    whom = ", to administrators" if absent[1] == "project" else ""
+    return f"`{PROGRAM} {absent[1]} list` shows all of them{whom}" if listed else None

@@ -68,7 +68,7 @@ def search_page(
     actor: VisitorDep, session: SessionDep, q: Annotated[str, Query(max_length=searching.LONGEST)] = ""
 ) -> Response:
     """Go to what is named, or list all that may be meant."""
-    hits = searching.search(session, actor.project_id, q)
+    hits = searching.search(session, actor, q)
     if len(hits) == 1:
         return RedirectResponse(hits[0].address, status_code=303, headers=HEADERS)
     return render("search.html", actor=actor, asked=q.strip(), hits=hits, most=searching.MOST_HITS)

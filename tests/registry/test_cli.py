@@ -192,6 +192,7 @@ def test_who_cannot_get_in_is_told_what_to_look_at(command, stack):
         ("there is no runner nope", "`sluicegate runner list` shows all of them"),
         ("there is no runner nope; `sluicegate up` starts one", None),
         ("there is no bundle deadbeef", "`sluicegate bundle list` shows all of them"),
+        ("there is no project team-z", "`sluicegate project list` shows all of them, to administrators"),
         ("there is no page deadbeef", None),
     ],
 )

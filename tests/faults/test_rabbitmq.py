@@ -18,7 +18,7 @@ from celery.worker import loops
 from sqlalchemy import select
 from structlog.testing import capture_logs
 
-from registry import brokers
+from registry import brokers, logs
 from registry.brokers import Look
 from registry.service import Service
 from registry.tables import JobRow
@@ -161,8 +161,9 @@ def test_a_broker_with_tls_is_believed_by_its_certificate_and_its_name_alone(ser
     assert waiting(app, RUNNERS) == 1
 
 
-def test_a_worker_fetches_from_a_classic_queue(app: Celery) -> None:
+def test_a_worker_fetches_from_a_classic_queue(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is done with quorum queues, below."""
+    monkeypatch.setattr(logs, "configure", lambda: None)  # the logs of this process are the tests'
     rung = threading.Event()
     app.task(name=RING)(rung.set)
     with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):

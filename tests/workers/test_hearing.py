@@ -6,6 +6,7 @@ import time
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
+from registry import logs
 from tests.support.broker import broker
 from workers import hearing
 from workers.broker import CONTROL_QUEUE, configure, has_waiting, ring
@@ -14,6 +15,7 @@ from workers.hearing import Hearing
 
 def test_a_worker_ends_when_it_takes_nothing_of_what_waits_and_not_before(tmp_path, monkeypatch):
     ended, blocked, goes_on = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(logs, "configure", lambda: None)  # the logs of this process are the tests'
     monkeypatch.setattr(hearing, "_end", lambda queue, _seconds: queue == CONTROL_QUEUE and ended.set())
     monkeypatch.setattr(Hearing, "silence_seconds", 1.2)
     with broker(tmp_path) as url, Celery("a-control", broker=url) as app:

@@ -56,7 +56,7 @@ def _stream(client: Client, stream: str | None, release: str | None) -> str | No
     epilog=examples(
         "sluicegate evidence list --release 01a2289b-8894",
         "sluicegate evidence list --newest-first --limit 20",
-        "sluicegate evidence list --target chat@prod --kind promoted --kind rolled_back --json",
+        "sluicegate evidence list --target chat@prod --kind promoted --kind traffic_restored --json",
         "sluicegate evidence list --release 01a2289b-8894 --after 1200 --envelopes --json > evidence.json",
     ),
 )

@@ -34,6 +34,7 @@ WALL_CLOCK = {
     "registry/cli/memory.py": "when a remembered hash was last of use",
     "workers/embedded/gateway.py": "what the dead-man switch writes into its notice; it counts on the monotonic clock",
     "workers/embedded/__main__.py": "the supervisor's log",
+    "workers/hearing.py": "the log of a control worker that ends",
     "workers/launchers/kube_state.py": "how long a cluster says that it does not find a place for a pod, by its clock",
     "workers/launchers/logs.py": "how old a piece of an engine's log is, by the file system that wrote it",
     "workers/traffic/envoy.py": "a name for a rotated log",

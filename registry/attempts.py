@@ -9,6 +9,7 @@ from registry.service import Service
 from registry.tables import JobRow, ReleaseRow, RunnerRow
 from schemas.api import Complete
 from schemas.evidence import Attempt, Kind
+from schemas.problems import LeaseLost
 from schemas.release import TERMINAL, Phase
 from schemas.runner import JobState
 
@@ -78,3 +79,9 @@ def errored(
         evidence.record(session, signed)
     else:
         evidence.append(session, row.project_id, signed)
+
+
+def require_wanted(row: JobRow) -> None:
+    """Let nothing count that a run measured after it was cancelled. Raises LeaseLost."""
+    if row.release_id is None and not row.is_wanted:
+        raise LeaseLost(f"run {row.id} was cancelled")

@@ -47,6 +47,7 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     "register_suite": _PROPOSERS,
     "create_release": _PROPOSERS,
     "create_run": _PROPOSERS,
+    "cancel_run": _PROPOSERS,
     "set_alias": _PROPOSERS,
     # Whoever may read the log may have it sealed: it changes nothing, and is for the reader's own protection.
     "checkpoint": _READERS,

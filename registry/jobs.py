@@ -278,6 +278,7 @@ def report(session: Session, service: Service, project: UUID, job: UUID, said: R
 
 def _check_result(session: Session, row: JobRow, act: str, result: GateResult) -> None:
     """Take no result of a gate that was not asked for or has failed, and no pass whose numbers cannot all be true."""
+    attempts.require_wanted(row)
     if result.gate not in row.gates:
         raise InvalidDocument(f"job {row.id} does not run the gate {result.gate}", errors=[])
     if result.records is not None and session.get(RecordRow, (row.project_id, result.records)) is None:
@@ -380,10 +381,10 @@ def _next_try(session: Session, row: JobRow, said: Complete, *, at: datetime) ->
     """Say what follows on a failed attempt."""
     if row.kind == JobKind.RECORD and targets.outdated(session, row) is not None:
         return failures.Next(None, said.cause)
-    if row.kind != JobKind.SERVE:
-        return failures.after(row.attempt, said.cause)
     if not row.is_wanted:
         return failures.Next(None, said.cause)
+    if row.kind != JobKind.SERVE:
+        return failures.after(row.attempt, said.cause)
     release = session.get(ReleaseRow, row.release_id) if row.release_id else None
     other = session.get(JobRow, row.replaces) if row.replaces is not None else None
     if other is not None and other.is_wanted and other.state in OPEN:
@@ -409,20 +410,19 @@ def _is_unfinished(session: Session, row: JobRow) -> bool:
 
 
 def _finish(session: Session, service: Service, row: JobRow, *, problem: str | None, at: datetime) -> None:
-    row.state = JobState.DONE if row.is_wanted or row.kind != JobKind.SERVE else JobState.CANCELLED
     is_run = row.release_id is None and row.kind != JobKind.SERVE
+    row.state = JobState.DONE if row.is_wanted or not (is_run or row.kind == JobKind.SERVE) else JobState.CANCELLED
     if problem is None and is_run and (row.problem == QUARANTINED or not _may_run(session, row)):
         problem = QUARANTINED if _outcome_of_run(session, row) == "undecided" else None
     row.finished_at = at
-    row.lease_until = None
-    row.progress = None
-    row.problem = problem
+    row.lease_until = row.progress = None
+    row.problem = row.problem if is_run and not row.is_wanted else problem  # who cancelled it, and why
     _settle_replica(row, at=at)
     if row.release_id:
         release = session.get(ReleaseRow, row.release_id)
         if release is not None:
             release.due_at = at
-    elif row.kind != JobKind.SERVE:
+    elif is_run and row.is_wanted:
         _run_ended(session, service, row, at=at)
     _wake_target(session, row)
     session.flush()
@@ -519,7 +519,8 @@ def outcome(session: Session, job: JobRow) -> Literal["passed", "failed", "undec
     verdicts = {result.gate: result.verdict for result in results(session, job)}
     if Verdict.FAILED in verdicts.values():
         return "failed"
-    passed = bool(job.gates) and all(verdicts.get(gate) is Verdict.PASSED for gate in job.gates)
+    wanted = job.gates if job.state == JobState.DONE else []
+    passed = bool(wanted) and all(verdicts.get(gate) is Verdict.PASSED for gate in wanted)
     return "passed" if passed else "undecided"
 
 

@@ -5,7 +5,19 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from registry import auth, conditions, db, documents, evidence, jobs, quarantine, releases, scheduling, targets
+from registry import (
+    attempts,
+    auth,
+    conditions,
+    db,
+    documents,
+    evidence,
+    jobs,
+    quarantine,
+    releases,
+    scheduling,
+    targets,
+)
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow
@@ -169,6 +181,7 @@ def store_reference(
         Conflict: another reference was put in force since the recording was asked for.
     """
     row = jobs.held(session, project, job, fencing_token)
+    attempts.require_wanted(row)
     quarantine.require_free(session, project, row.bundle)
     author = Actor(project_id=project, project="", name=row.created_by, role="manager")
     registered, _ = documents.register(session, service, author, "reference", raw)

@@ -47,6 +47,7 @@ class Work:
     """Job that recorded a reference → what it must have then, by column."""
     _policies: dict[str, list[tuple[str, str | None]]] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
+    _cancelled: set[str] = field(default_factory=set)
     _asked: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Run that belongs to no release → what was asked for."""
 
@@ -54,6 +55,8 @@ class Work:
         """Take the next entry, with name → digest of what its statement is about."""
         if record.kind == Kind.RUN_ENDED:
             self._ended.add(record.stream.removeprefix("run/"))
+        if record.kind == Kind.RUN_CANCELLED:
+            self._cancelled.add(record.stream.removeprefix("run/"))
         if record.kind == Kind.RUN_ASKED and claim is not None:
             self._asked[record.stream.removeprefix("run/")] = claim["body"]
         identity = record.act.removeprefix("job:").partition(":")[0] if record.act.startswith("job:") else None
@@ -98,7 +101,7 @@ class Work:
             session.expunge(job)
         for identity, told in sorted(self._jobs.items()):
             yield Fault(stream=told.stream, position=0, problem=f"the job {identity} is missing")
-        for identity in sorted(self._set.keys() | (self._ended | self._asked.keys()) - seen):
+        for identity in sorted(self._set.keys() | (self._ended | self._cancelled | self._asked.keys()) - seen):
             yield Fault(stream=f"run/{identity}", position=0, problem=f"the job {identity} is missing")
 
     def _problems(
@@ -120,6 +123,8 @@ class Work:
         is_run = job.release_id is None and job.kind != JobKind.SERVE
         if (is_run and job.state == JobState.DONE) != (str(job.id) in self._ended):
             yield "has ended otherwise than its log says"
+        if is_run and not _is_cancelled_as_told(job, is_told=str(job.id) in self._cancelled):
+            yield "is cancelled, or is not, otherwise than its log says"
         if _is_another_replica(job.replica, told):
             yield "has another replica than its log says"
 
@@ -169,6 +174,13 @@ class Work:
             else:
                 meant["suites"] = []
         return meant | self._set.pop(str(job.id), {})
+
+
+def _is_cancelled_as_told(job: JobRow, *, is_told: bool) -> bool:
+    """Tell whether a run is wanted, and ended, as the log says: what is cancelled is not wanted, and never done."""
+    if not is_told:
+        return job.is_wanted and job.state != JobState.CANCELLED
+    return not job.is_wanted and job.state in (JobState.CLAIMED, JobState.CANCELLED)
 
 
 def _is_another_replica(kept: Any, told: _Job | None) -> bool:

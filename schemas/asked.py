@@ -26,3 +26,10 @@ class RunAsked(Closed):
     was_found: Literal[True] | None = Field(
         None, description="It had no entry of this kind: the service found it so, and holds it to that from now on."
     )
+
+
+class RunCancelled(Closed):
+    """Somebody cancelled a run that belongs to no release: nothing that it measures counts from here on."""
+
+    run: UUID = Field(description="Its identity.")
+    reason: Text = Field(description="Why.")

@@ -15,6 +15,7 @@ from uuid import UUID
 from pydantic import Field
 
 from schemas.asked import RunAsked as RunAsked  # noqa: PLC0414 - a part of what this module offers
+from schemas.asked import RunCancelled as RunCancelled  # noqa: PLC0414 - likewise
 from schemas.common import (
     BasisPoints,
     Closed,
@@ -70,6 +71,7 @@ class Kind(StrEnum):
     ATTEMPT_ERRORED = "attempt_errored"
     RUN_ASKED = "run_asked"
     RUN_ENDED = "run_ended"
+    RUN_CANCELLED = "run_cancelled"
     PROMOTION_REQUESTED = "promotion_requested"
     ROLLBACK_REQUESTED = "rollback_requested"
     RESTORE_OBSERVED = "restore_observed"
@@ -441,6 +443,7 @@ BODIES: dict[Kind, type[Closed]] = {
     Kind.ATTEMPT_ERRORED: Attempt,
     Kind.RUN_ASKED: RunAsked,
     Kind.RUN_ENDED: RunEnded,
+    Kind.RUN_CANCELLED: RunCancelled,
     Kind.PROMOTION_REQUESTED: Note,
     Kind.ROLLBACK_REQUESTED: RollbackRequested,
     Kind.RESTORE_OBSERVED: Restored,

@@ -109,6 +109,7 @@ STORIES: dict[Kind, tuple[str, Callable[[Body], str]]] = {
     Kind.HELD: ("warn", _reasons),
     Kind.ATTEMPT_ERRORED: ("warn", lambda b: f"{b['problem']}: {b['detail']}"),
     Kind.RUN_ASKED: ("plain", _asked),
+    Kind.RUN_CANCELLED: ("warn", lambda b: b["reason"]),
     Kind.RUN_ENDED: ("plain", lambda b: b["outcome"] + (f": {b['problem']}" if b.get("problem") else "")),
     Kind.PROMOTION_REQUESTED: ("plain", lambda b: b["reason"]),
     Kind.ROLLBACK_REQUESTED: ("warn", lambda b: b["reason"]),

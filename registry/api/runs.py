@@ -5,13 +5,13 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
 
-from registry import jobs, releases, runs
-from registry.api.deps import IfMatch, OnceDep, ServiceDep, SessionDep, allow
+from registry import cancelling, jobs, releases, runs
+from registry.api.deps import IfMatch, OnceDep, PerformDep, ServiceDep, SessionDep, allow
 from registry.api.pages import Cursor, Limit, page
 from registry.api.problems import declare
 from registry.api.routes import Route
 from registry.auth import Actor
-from schemas.api import Page, RecordCreate, Run, RunCreate
+from schemas.api import Act, Page, RecordCreate, Run, RunCreate
 from schemas.problems import (
     BundleQuarantined,
     Conflict,
@@ -21,6 +21,7 @@ from schemas.problems import (
     NotFound,
     ReferenceMissing,
     StaleEdit,
+    TransitionRefused,
 )
 
 router = APIRouter(prefix="/v1", tags=["runs"], route_class=Route)
@@ -90,3 +91,15 @@ def list_runs(
 def get_run(run: UUID, actor: Annotated[Actor, allow("read")], session: SessionDep) -> Run:
     """Show a run with its progress and gate results."""
     return jobs.wire(session, jobs.get(session, actor.project_id, run))
+
+
+@router.post(
+    "/runs/{run}/cancellations",
+    responses=declare(NotFound, InvalidDocument, TransitionRefused),
+    operation_id="cancelRun",
+)
+def cancel_run(
+    run: UUID, body: Act, actor: Annotated[Actor, allow("cancel_run")], service: ServiceDep, perform: PerformDep
+) -> Run:
+    """Cancel a run that belongs to no release. A runner that holds it stops; nothing it measures counts any more."""
+    return perform(lambda session: jobs.wire(session, cancelling.cancel(session, service, actor, run, body)))

@@ -307,13 +307,19 @@ def follow_run(client: Client, output: Output, run: Run, *, timeout_seconds: flo
                 if verdict is not None:
                     break
     except KeyboardInterrupt:
-        output.note(f"only the waiting ended; the run goes on: sluicegate gate watch {run.id}", "warn")
+        _say_it_goes_on(output, run)
         raise
     verdict = verdict or _timed_out(found.state, found.waits, timeout_seconds)
     outcome = {**plain(found), "outcome": found.outcome or verdict.outcome, "why": verdict.why}
     output.result(outcome, lambda out: out.say(f"{verdict.outcome}: {verdict.why}", _tone(verdict)))
     _say_next(output, found, verdict)
     return verdict.exit_status
+
+
+def _say_it_goes_on(output: Output, run: Run) -> None:
+    output.note(f"only the waiting ended; the run goes on: sluicegate gate watch {run.id}", "warn")
+    if run.release is None:
+        output.note(f"end it: sluicegate gate cancel {run.id} --reason …")
 
 
 def _say_next(output: Output, run: Run, verdict: Decided) -> None:

@@ -7,7 +7,7 @@ import typer
 from registry.cli.documents import read_bundle, read_policy, resolve, resolve_id, resolve_release
 from registry.cli.failures import Exit, made
 from registry.cli.follow import follow_run, run_result
-from registry.cli.options import BundleName, Json, Key, Limit, Timeout, Wait, examples, group
+from registry.cli.options import BundleName, Json, Key, Limit, Reason, Timeout, Wait, examples, group
 from registry.cli.output import Output, none
 from registry.cli.profile import connect
 from registry.cli.targets import only_class
@@ -86,6 +86,24 @@ def watch(
     with connect() as client:
         found = client.runs.get(resolve_id(run, "run", ((one.id, _told(one)) for one in client.runs.list())))
         return follow_run(client, output, found, timeout_seconds=timeout)
+
+
+@app.command(epilog=examples('sluicegate gate cancel 01a2289b-8894 --reason "no runner is of that class"'))
+def cancel(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Id of the run, or its beginning, as far as no other has it.")
+    ],
+    reason: Reason,
+    as_json: Json = False,
+) -> int:
+    """Cancel a run that belongs to no release, also a recording. A runner that holds it stops."""
+    output = Output(as_json=as_json)
+    with connect() as client:
+        identity = resolve_id(run, "run", ((one.id, _told(one)) for one in client.runs.list()))
+        found = client.runs.cancel(identity, reason)
+    said = "cancelled" if found.state == "cancelled" else "its runner is told to stop; no later gate counts"
+    output.result(found, lambda out: out.say(f"run {found.id}: {said}", "warn"))
+    return Exit.DONE
 
 
 def _told(one: Run) -> str:

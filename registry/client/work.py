@@ -177,6 +177,10 @@ class Runs:
         """Return a run. Raises NotFound."""
         return self._transport.get(Run, f"/v1/runs/{run}")
 
+    def cancel(self, run: UUID, reason: str) -> Run:
+        """Cancel a run that belongs to no release. Raises NotFound, TransitionRefused, NotPermitted."""
+        return self._transport.post(Run, f"/v1/runs/{run}/cancellations", Act(reason=reason))
+
     def list(self, *, release: UUID | None = None) -> Iterator[Run]:
         """List runs, newest first, of one release when it is named."""
         return self._transport.pages(Run, "/v1/runs", {"release": str(release) if release else None})

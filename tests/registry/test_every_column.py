@@ -49,7 +49,7 @@ QUEUED = "a queue: who does it, where, and when; what it is about, and what come
 REASONS |= {
     f"jobs.{name}": QUEUED
     for name in (
-        "needs", "queue", "devices", "claimed_at", "replaces", "preempted_for", "runner_id", "is_wanted", "attempt",
+        "needs", "queue", "devices", "claimed_at", "replaces", "preempted_for", "runner_id", "attempt",
         "due_at", "fencing_token", "lease_until", "progress", "problem", "avoids", "finished_at", "spent_ms",
     )
 }  # fmt: skip
@@ -71,6 +71,7 @@ OTHER_VALUES = {
 
 ROWS = {
     "jobs.created_at": ("release_id IS NULL", "of a release, it is when the service got to it"),
+    "jobs.is_wanted": ("release_id IS NULL AND kind <> 'serve'", "of a release, its jobs follow from its log"),
     "jobs.reason": ("release_id IS NULL", "of a release, nobody gives one"),
     "jobs.state": ("release_id IS NULL", "of a release, what is not measured has not passed, whatever its job is"),
     "project_documents.created_at": ("kind <> 'reference'", "what put a reference in force says when"),

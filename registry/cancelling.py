@@ -4,7 +4,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from registry import auth, db, evidence, jobs
+from registry import auth, db, evidence, jobs, quotas
 from registry.auth import Actor
 from registry.service import Service
 from registry.tables import JobRow, TargetRow
@@ -12,7 +12,7 @@ from schemas.api import Act
 from schemas.asked import RunCancelled
 from schemas.evidence import Kind
 from schemas.problems import TransitionRefused
-from schemas.runner import JobKind
+from schemas.runner import JobKind, JobState
 
 CANCELLED = "cancelled"
 """Name of the act in the stream of a run."""
@@ -21,7 +21,8 @@ CANCELLED = "cancelled"
 def cancel(session: Session, service: Service, actor: Actor, run: UUID, body: Act) -> JobRow:
     """Let a run that belongs to no release go no further, as a recorded act. Asking twice changes nothing.
 
-    One that nobody holds ends at once. A runner that holds it is told with its next renewal, and stops.
+    One that nobody holds, or whose holder was lost, ends at once. A runner that holds it is told with its next renewal,
+    and stops.
 
     Raises:
         NotFound.
@@ -38,8 +39,17 @@ def cancel(session: Session, service: Service, actor: Actor, run: UUID, body: Ac
     if row.release_id is not None or row.kind == JobKind.SERVE:
         ends = f"sluicegate release reject {row.release_id} --reason …"
         raise TransitionRefused(f"run {row.id} is of release {row.release_id} and ends with it: {ends}")
-    if not row.is_wanted:
-        return row
+    if row.is_wanted:
+        _record(session, service, actor, row, body.reason)
+    at = db.now(session)
+    if row.state == JobState.CLAIMED and (row.lease_until is None or row.lease_until <= at):
+        # Its runner is gone, and the next one that would find it may never come.
+        quotas.spend(row, row.lease_until or at)
+        jobs.finish(session, service, row, problem=None, at=at)
+    return row
+
+
+def _record(session: Session, service: Service, actor: Actor, row: JobRow, reason: str) -> None:
     if row.state not in jobs.OPEN:
         came = jobs.wire(session, row).outcome or ("recorded" if row.reference is not None else "undecided")
         raise TransitionRefused(f"run {row.id} is over, and was not cancelled: {came}")
@@ -50,11 +60,10 @@ def cancel(session: Session, service: Service, actor: Actor, run: UUID, body: Ac
         CANCELLED,
         actor.name,
         Kind.RUN_CANCELLED,
-        RunCancelled(run=row.id, reason=body.reason),
+        RunCancelled(run=row.id, reason=reason),
         subjects={"bundle": row.bundle},
         now=at,
     )
     evidence.append(session, row.project_id, signed)
-    row.problem = f"cancelled by {actor.name}: {body.reason}"[:2000]
+    row.problem = f"cancelled by {actor.name}: {reason}"[:2000]
     jobs.unwant(session, row, now=at)
-    return row

@@ -125,16 +125,16 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
         return None
     job, devices = found
     if not job.is_wanted and not _may_have_engine(job):
-        _finish(session, service, job, problem=None, at=at)
+        finish(session, service, job, problem=None, at=at)
         return None
     if job.kind == JobKind.RECORD and (why := targets.outdated(session, job)) is not None:
-        _finish(session, service, job, problem=why, at=at)
+        finish(session, service, job, problem=why, at=at)
         return None
     if not _may_run(session, job):
         if job.release_id is None or not job.is_wanted:
             # Nobody waits for it. Should an engine of it have outlived its runner, the next process there asks for its
             # lease, is refused, and ends the engine.
-            _finish(session, service, job, problem=QUARANTINED, at=at)
+            finish(session, service, job, problem=QUARANTINED, at=at)
         else:
             # What becomes of it, its release says; others do not wait for that.
             job.state, job.lease_until = JobState.PENDING, None
@@ -144,7 +144,7 @@ def claim(session: Session, service: Service, runner: RunnerRow) -> Claim | None
     if job.kind != JobKind.SERVE and job.state == JobState.CLAIMED:
         attempts.tell_lost(session, service, job, at=at)
     if job.kind != JobKind.SERVE and job.attempt >= failures.MAX_ATTEMPTS:
-        _finish(session, service, job, problem="attempts-exhausted", at=at)
+        finish(session, service, job, problem="attempts-exhausted", at=at)
         return None
     if job.state == JobState.CLAIMED:
         quotas.spend(job, job.lease_until or at)  # its holder was heard of until then
@@ -356,7 +356,7 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
         attempts.begin_anew(session, service, row, attempts.STOPPED, said.detail or "it was stopped", at=at)
         return
     if said.problem is None:
-        _finish(session, service, row, problem=None, at=at)
+        finish(session, service, row, problem=None, at=at)
         return
     follows = _next_try(session, row, said, at=at)
     said = said.model_copy(update={"detail": failures.told(said.detail or "", follows.cause, said.cause) or None})
@@ -365,7 +365,7 @@ def complete(session: Session, service: Service, project: UUID, job: UUID, said:
     attempts.errored(session, service, row, said, at=at, retry_in=follows.wait_seconds, act=act)
     problem = f"{said.problem}: {said.detail or ''}"[:2000]
     if follows.wait_seconds is None:
-        _finish(session, service, row, problem=problem, at=at)
+        finish(session, service, row, problem=problem, at=at)
         return
     row.state = JobState.PENDING
     row.due_at = at + timedelta(seconds=follows.wait_seconds)
@@ -409,7 +409,8 @@ def _is_unfinished(session: Session, row: JobRow) -> bool:
     return Verdict.FAILED not in verdicts.values() and any(gate not in verdicts for gate in row.gates)
 
 
-def _finish(session: Session, service: Service, row: JobRow, *, problem: str | None, at: datetime) -> None:
+def finish(session: Session, service: Service, row: JobRow, *, problem: str | None, at: datetime) -> None:
+    """End a job, held by nobody any more; a run also in its log. `problem` says what came between."""
     is_run = row.release_id is None and row.kind != JobKind.SERVE
     row.state = JobState.DONE if row.is_wanted or not (is_run or row.kind == JobKind.SERVE) else JobState.CANCELLED
     if problem is None and is_run and (row.problem == QUARANTINED or not _may_run(session, row)):
@@ -418,10 +419,8 @@ def _finish(session: Session, service: Service, row: JobRow, *, problem: str | N
     row.lease_until = row.progress = None
     row.problem = row.problem if is_run and not row.is_wanted else problem  # who cancelled it, and why
     _settle_replica(row, at=at)
-    if row.release_id:
-        release = session.get(ReleaseRow, row.release_id)
-        if release is not None:
-            release.due_at = at
+    if row.release_id and (release := session.get(ReleaseRow, row.release_id)) is not None:
+        release.due_at = at
     elif is_run and row.is_wanted:
         _run_ended(session, service, row, at=at)
     _wake_target(session, row)

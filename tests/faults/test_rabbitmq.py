@@ -1,9 +1,6 @@
 """RabbitMQ as the broker: what rings, what must not pile up, and what its failures change, which is nothing."""
 
 import json
-import os
-import signal
-import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -206,40 +203,6 @@ def release(bench: Bench) -> UUID:
     bench.client("manager").targets.create(TargetCreate(name="chat@prod", runner_class=CLASS, gateway="local"))
     body = ReleaseCreate(target="chat@prod", bundle=bench.bundle().digest, policy=policy.digest)
     return bench.client().releases.create(body).id
-
-
-@pytest.mark.timeout(240)
-def test_a_control_worker_that_stands_still_ends_and_the_next_goes_on_but_not_while_the_broker_is_away(
-    server: Rabbit, app: Celery, bench: Bench
-) -> None:
-    service = programs.service_environment(bench.service, server.url)
-    service["SLUICEGATE_CONTROL_SILENCE_SECONDS"] = "10"
-    words, log = [*programs.control_words(), "-I", "tests.support.standstill"], bench.folder / "control.log"
-    with (
-        programs.program(programs.beat_words(), service, bench.folder / "beat.log"),
-        programs.program(words, service, log) as control,
-    ):
-        until(lambda: b" ready." in log.read_bytes(), seconds=60, what="a control worker that listens")
-        server.kill()
-        with pytest.raises(subprocess.TimeoutExpired):
-            control.wait(15)
-        server.start()
-        until(lambda: log.read_bytes().count(b'"Connected to') == 2, what="a control worker that is connected again")
-        # A message that the broker confirms has been kept, and then taken: of a queue that it cannot ask it says 0 too.
-        until(lambda: ring(app, "workers.tasks.sweep", queue=CONTROL_QUEUE), what="a broker that keeps messages again")
-        until(lambda: waiting(app, CONTROL_QUEUE) == 0, what="a control worker that listens again")
-        control.send_signal(signal.SIGRTMIN)
-        made = release(bench)
-        assert control.wait(60) == os.EX_TEMPFAIL
-        (told,) = [json.loads(line) for line in log.read_text("utf-8").splitlines() if '"not_heard"' in line]
-        assert (told["queue"], told["seconds"]) == (CONTROL_QUEUE, 10)
-        assert any("standstill.py" in place for place in told["threads"]["MainThread"])
-        with bench.service.database.transaction() as session:
-            assert session.scalar(select(JobRow.id)) is None
-        with programs.program(words, service, log), bench.service.database.transaction() as session:
-            until(
-                lambda: session.scalar(select(JobRow.id).where(JobRow.release_id == made)), what="a job of the release"
-            )
 
 
 @pytest.fixture(name="bench")

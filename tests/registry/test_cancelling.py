@@ -1,18 +1,27 @@
 """A run that belongs to no release is cancelled, as a recorded act; what it measures afterwards counts no more."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
 from sqlalchemy import text
 
-from registry import attempts, cancelling, db, jobs, verification
-from registry.tables import JobRow, ReleaseRow
+from registry import cancelling, db, jobs, runs, verification
+from registry.tables import ReleaseRow
 from schemas.api import Act, Complete, Progress
-from schemas.problems import LeaseLost, TransitionRefused
-from schemas.runner import JobKind, JobState
-from tests.registry.test_jobs import claim
-from tests.support.factories import registered_bundle, registered_policy, started_release
+from schemas.common import canonical_json
+from schemas.problems import LeaseLost, NotPermitted, TransitionRefused
+from schemas.runner import JobKind, JobState, Report
+from tests.registry.test_jobs import claim, expire
+from tests.support.factories import (
+    created_target,
+    reference_body,
+    registered_bundle,
+    registered_golden,
+    registered_policy,
+    started_release,
+)
 
 WHY = {"reason": "no runner is of that class"}
 
@@ -59,13 +68,59 @@ def test_a_run_that_is_held_takes_no_gate_any_more_and_ends_cancelled(api):
     with api.service.database.transaction() as session:
         said = Progress(fencing_token=held.fencing_token)
         assert not jobs.renew(session, api.service, actor.project_id, held.job, said).is_wanted
-    with api.service.database.transaction() as session, pytest.raises(LeaseLost, match="was cancelled"):
-        attempts.require_wanted(session.get_one(JobRow, held.job))
+    body = {"gate": "integrity", "definition": "sha256:" + "d" * 64, "verdict": "passed", "summary": "fine"}
+    body |= {"measurements": [], "findings": [], "duration_ms": 1, "source": "run"}
+    late = Report(fencing_token=held.fencing_token, act="gate:integrity", kind="gate_recorded", body=body)
+    with pytest.raises(LeaseLost, match="was cancelled"), api.service.database.transaction() as session:
+        jobs.report(session, api.service, actor.project_id, held.job, late)
     complete(api, held)
     found = api.clients["engineer"].get(f"/v1/runs/{run}").json()
     assert (found["state"], found["outcome"]) == ("cancelled", "undecided")
     assert WHY["reason"] in found["problem"]
     assert kinds(api, run) == ["run_asked", "run_cancelled"]
+
+
+def test_a_run_whose_runner_is_lost_ends_at_once_also_when_it_is_lost_after_the_cancellation(api):
+    first, second = asked(api), asked(api)
+    actor = api.actor("manager")
+    assert {str(claim(api.service, actor, name).job) for name in ("r1", "r2")} == {first, second}
+    expire(api.service, UUID(first))
+    assert cancelled(api, first).json()["state"] == "cancelled"
+    assert cancelled(api, second).json()["state"] == "claimed"
+    expire(api.service, UUID(second))
+    assert cancelled(api, second).json()["state"] == "cancelled"
+    assert kinds(api, first) == kinds(api, second) == ["run_asked", "run_cancelled"]
+    with api.service.database.transaction() as session:
+        assert verification.verify(session, actor.project_id).faults == []
+
+
+def test_a_recording_that_is_cancelled_sets_no_reference(api):
+    actor = api.actor("manager")
+    created_target(api.service, actor, "chat@prod")
+    suite, bundle = registered_golden(api.service, actor), registered_bundle(api.service, actor)
+    body = {"suite": suite.digest, "bundle": bundle.digest, "target": "chat@prod", "reason": "the first"}
+    run = api.clients["manager"].post("/v1/recordings", json=body).json()["id"]
+    held = claim(api.service, actor)
+    assert cancelled(api, run).status_code == 200
+    raw = canonical_json(reference_body(suite, bundle.digest))
+    with pytest.raises(LeaseLost, match="was cancelled"), api.service.database.transaction() as session:
+        runs.store_reference(session, api.service, actor.project_id, held.job, held.fencing_token, raw)
+    complete(api, held)
+    assert api.clients["viewer"].get("/v1/targets/chat@prod").json()["references"] == {}
+    with api.service.database.transaction() as session:
+        assert verification.verify(session, actor.project_id).faults == []
+
+
+def test_a_token_for_other_targets_cancels_no_run_of_this_one(api):
+    actor = api.actor("manager")
+    created_target(api.service, actor, "chat@prod")
+    body = {"bundle": registered_bundle(api.service, actor).digest, "runner_class": "cpu", "target": "chat@prod"}
+    body |= {"policy": registered_policy(api.service, actor).digest, "gates": ["integrity"]}
+    run = api.clients["engineer"].post("/v1/runs", json=body).json()["id"]
+    limited = replace(api.actor("ci"), targets=frozenset({"chat@staging"}))
+    with pytest.raises(NotPermitted, match="chat@staging"), api.service.database.transaction() as session:
+        cancelling.cancel(session, api.service, limited, UUID(run), Act(reason="not mine"))
+    assert api.clients["viewer"].get(f"/v1/runs/{run}").json()["state"] == "pending"
 
 
 def test_a_run_that_is_over_is_refused_with_what_came_of_it(api):

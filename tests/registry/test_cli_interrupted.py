@@ -14,7 +14,7 @@ from registry.client import Client
 ROOT = Path(__file__).parents[2]
 
 
-def press(*_: object) -> None:
+def press(*_: object, **__: object) -> None:
     """Do what Ctrl-C does."""
     raise KeyboardInterrupt
 
@@ -66,3 +66,22 @@ def test_an_interrupted_log_says_where_to_go_on_and_gives_a_program_what_came(sc
     assert f"go on from here: sluicegate evidence follow --after {program.json['cursor']}" in person.err
     rest = scene.command.ok("evidence", "follow", "--after", program.json["cursor"], "--timeout", "2", "--json").json
     assert [one["id"] for one in rest["items"]] == [one["id"] for one in entries[2:]]
+
+
+def test_an_interrupted_wait_for_a_run_says_how_to_come_back_and_how_to_end_it(scene, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "events", press)
+        waited = scene.command("gate", "run", scene.bundle.digest, "-p", scene.policy.digest, "--wait")
+    assert waited.status == Exit.INTERRUPTED
+    identity = waited.err.partition("sluicegate gate watch ")[2].split()[0]
+    assert f"end it: sluicegate gate cancel {identity} --reason …" in waited.err
+    missing = scene.command("gate", "cancel", identity)
+    assert (missing.status, "--reason" in missing.err) == (Exit.INVALID, True)
+    ended = scene.command.ok("gate", "cancel", identity[:18], "-r", "a typing error", "--json").json
+    assert (ended["state"], ended["outcome"]) == ("cancelled", "undecided")
+    assert f"run {identity}: cancelled" in scene.command.ok("gate", "cancel", identity, "-r", "again").out
+    watched = scene.command("gate", "watch", identity)
+    assert watched.status == Exit.UNDECIDED
+    assert "a typing error" in watched.out + watched.err
+    over = scene.command("gate", "watch", identity, "--json")
+    assert (over.status, "a typing error" in over.json["problem"]) == (Exit.UNDECIDED, True)

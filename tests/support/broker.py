@@ -18,10 +18,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def broker(folder: Path) -> Iterator[str]:
-    """Run a broker while the context lasts; yields its URL."""
+def broker(folder: Path, *, port: int | None = None) -> Iterator[str]:
+    """Run a broker while the context lasts, on a free port or on this one; yields its URL."""
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port = port or free_port()
     command = [valkey.binary(), "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
     with (folder / "valkey.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:

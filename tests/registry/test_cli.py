@@ -52,7 +52,7 @@ COMMANDS = {
         "promote",
         "rollback",
     },
-    "gate": {"run", "watch", "list"},
+    "gate": {"run", "watch", "cancel", "list"},
     "evidence": {"list", "follow", "verify", "checkpoint", "export", "keys", "revoke", "erase"},
     "runner": {"drain", "list", "show", "undrain"},
     "token": {"create", "list", "revoke"},

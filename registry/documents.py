@@ -2,8 +2,6 @@
 
 import json
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +15,7 @@ from uuid6 import uuid7
 
 from gates.files.document import refuse_document
 from gates.policy import plan_problems
+from gates.recent import Recent
 from registry import auth, blobs, db, evidence, quotas, statements
 from registry.auth import Actor
 from registry.posted import ADAPTERS, AnyDocument, posted
@@ -61,27 +60,8 @@ LEAST_PREFIX = 8
 _DIGITS = re.compile(rf"[0-9a-f]{{{LEAST_PREFIX},64}}")
 
 
-class _Recent:
-    """The documents parsed last, by digest. They never change, so any process may keep any of them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[str, AnyDocument] = OrderedDict()
-
-    def get(self, digest: str) -> AnyDocument | None:
-        with self._lock:
-            if digest in self._kept:
-                self._kept.move_to_end(digest)
-            return self._kept.get(digest)
-
-    def put(self, digest: str, document: AnyDocument) -> None:
-        with self._lock:
-            self._kept[digest] = document
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-
-
-_recent = _Recent()
+_recent: Recent[str, AnyDocument] = Recent(KEPT)
+"""The documents parsed last, by digest. They never change, so any process may keep any of them."""
 
 
 class Found(NamedTuple):
@@ -433,14 +413,12 @@ def resolve(session: Session, project: UUID, kind: str, named: str) -> str:
         raise NotFound(f"there is no {kind} {named}; a digest is named by {LEAST_PREFIX} of its digits or more")
     if len(digits) == 64:
         return f"sha256:{digits}"
-    # `g` follows every hexadecimal digit.
     found = session.scalars(
         select(ProjectDocumentRow.digest)
         .where(
             ProjectDocumentRow.project_id == project,
             ProjectDocumentRow.kind == kind,
-            ProjectDocumentRow.digest >= f"sha256:{digits}",
-            ProjectDocumentRow.digest < f"sha256:{digits}g",
+            *begins(ProjectDocumentRow.digest, digits),
             ProjectDocumentRow.deleted_at.is_(None),
         )
         .order_by(ProjectDocumentRow.digest)
@@ -593,3 +571,9 @@ def load_suite(session: Session, project: UUID, digest: str) -> AnySuite:
 def load_reference(session: Session, project: UUID, digest: str) -> Reference:
     """Return a reference of a project. Raises NotFound."""
     return _load(session, project, "reference", digest, Reference)
+
+
+def begins(column: Any, digits: str) -> tuple[Any, Any]:
+    """Return the conditions of a digest that begins with some hexadecimal digits, as an index answers them."""
+    # `g` follows every hexadecimal digit.
+    return column >= f"sha256:{digits}", column < f"sha256:{digits}g"

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from registry import auth
 from registry.auth import Actor
-from registry.documents import LEAST_PREFIX
+from registry.documents import LEAST_PREFIX, begins
 from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, RunnerRow, TargetRow, TokenRow
 from schemas.evidence import Kind
 
@@ -56,14 +56,13 @@ def _by_digest(session: Session, project: UUID, named: str) -> Iterator[Hit]:
     match = _DIGEST.fullmatch(named)
     if match is None:
         return
-    low, high = f"sha256:{match[1]}", f"sha256:{match[1]}g"  # `g` follows every hexadecimal digit
     documents = select(ProjectDocumentRow).where(
-        ProjectDocumentRow.project_id == project, ProjectDocumentRow.digest >= low, ProjectDocumentRow.digest < high
+        ProjectDocumentRow.project_id == project, *begins(ProjectDocumentRow.digest, match[1])
     )
     for row in session.scalars(documents.order_by(ProjectDocumentRow.digest).limit(MOST_HITS)):
         yield _document(row)
     entries = select(EntryRow.entry_digest, EntryRow.kind, EntryRow.stream, EntryRow.actor).where(
-        EntryRow.entry_digest >= low, EntryRow.entry_digest < high, EntryRow.project_id == project
+        *begins(EntryRow.entry_digest, match[1]), EntryRow.project_id == project
     )
     for digest, kind, stream, actor in session.execute(entries.order_by(EntryRow.entry_digest).limit(MOST_HITS)):
         address = f"/results/{digest}" if kind == Kind.GATE_RECORDED else _stream(stream)

@@ -2,8 +2,6 @@
 
 import json
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +9,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from gates.files.templates import Case, Rendering, render_all
+from gates.recent import Recent
 
 QUESTION: Final = "ping"
 ANSWER: Final = "Sluicegate answers"
@@ -114,30 +113,14 @@ _CHANCE: Final = frozenset({"template-time", "template-memory", "template-crashe
 """Refusals that may come of the machine, which had no time or no memory just then: nothing with one is kept."""
 
 
-class _Kept:
-    """What became of the latest templates, by all that they were rendered with. Threads may share it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: OrderedDict[bytes, tuple[Rendering, ...]] = OrderedDict()
-
-    def find(self, key: bytes) -> tuple[Rendering, ...] | None:
-        with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-            return self._found.get(key)
-
-    def keep(self, key: bytes, found: tuple[Rendering, ...]) -> None:
-        length = sum(len(one.text or "") for one in found)
-        if length > MOST_KEPT_CHARACTERS or any(one.refused and one.refused.code in _CHANCE for one in found):
-            return
-        with self._lock:
-            self._found[key] = found
-            while len(self._found) > MOST_KEPT:
-                self._found.popitem(last=False)
+_KEPT: Final[Recent[bytes, tuple[Rendering, ...]]] = Recent(MOST_KEPT)
+"""What became of the latest templates, by all that they were rendered with."""
 
 
-_KEPT: Final = _Kept()
+def _may_be_kept(found: tuple[Rendering, ...]) -> bool:
+    if any(one.refused and one.refused.code in _CHANCE for one in found):
+        return False
+    return sum(len(one.text or "") for one in found) <= MOST_KEPT_CHARACTERS
 
 
 def render(source: str, file: str, variables: Mapping[str, Any], *, with_tools: bool = False) -> Renderings:
@@ -152,11 +135,12 @@ def render(source: str, file: str, variables: Mapping[str, Any], *, with_tools: 
         with_tools: give a tool to conversations that have none, for a template that is used with tools alone.
     """
     key = sha256(json.dumps([source, variables, with_tools]).encode()).digest()
-    found = _KEPT.find(key)
+    found = _KEPT.get(key)
     if found is None:
         always = {"tools": [_FLAT]} if with_tools else {}
         found = tuple(
             render_all(source, [Case(**{"variables": variables, **always, **told}) for told in CASES.values()])
         )
-        _KEPT.keep(key, found)
+        if _may_be_kept(found):
+            _KEPT.put(key, found)
     return Renderings(source, file, dict(zip(CASES, found, strict=True)))

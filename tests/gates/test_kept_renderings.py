@@ -3,6 +3,7 @@
 import pytest
 
 from gates.files import templates
+from gates.recent import Recent
 from gates.static import probes
 
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}{{ bos_token }}{% if tools %}tools{% endif %}"
@@ -18,7 +19,7 @@ def children(monkeypatch):
         return templates.render_all(source, cases, **limits)
 
     monkeypatch.setattr(probes, "render_all", counted)
-    monkeypatch.setattr(probes, "_KEPT", probes._Kept())
+    monkeypatch.setattr(probes, "_KEPT", Recent(probes.MOST_KEPT))
     return started
 
 
@@ -66,7 +67,7 @@ def test_what_may_have_come_of_the_machine_is_tried_again(children, monkeypatch,
 
 
 def test_only_the_latest_are_kept_and_nothing_long(children, monkeypatch):
-    monkeypatch.setattr(probes, "MOST_KEPT", 2)
+    monkeypatch.setattr(probes, "_KEPT", Recent(2))
     for number in (1, 2, 1, 3, 1, 2):  # the third puts the second out, which was used the longest ago
         probes.render(f"{number}", "f", {})
     assert children == ["1", "2", "3", "2"]

@@ -4,6 +4,7 @@ import threading
 import pytest
 from sqlalchemy import func, select
 
+from gates.recent import Recent
 from registry import documents, evidence, projects
 from registry.auth import Actor
 from registry.tables import DocumentRow, EntryRow, ProjectDocumentRow
@@ -353,7 +354,7 @@ def test_a_document_is_loaded_as_what_it_is(service, actor):
             assert documents.load_bundle(session, project, bundle.digest) == bundle
             assert documents.load_policy(session, project, policy.digest) == policy
             assert documents.load_suite(session, project, suite.digest) == suite
-            documents._recent = documents._Recent()
+            documents._recent = Recent(documents.KEPT)
         with pytest.raises(NotFound):
             documents.load_policy(session, project, bundle.digest)
         assert isinstance(documents.load_policy(session, project, policy.digest), Policy)
@@ -361,7 +362,7 @@ def test_a_document_is_loaded_as_what_it_is(service, actor):
 
 
 def test_only_the_documents_used_last_are_kept_in_memory():
-    recent = documents._Recent()
+    recent = Recent(documents.KEPT)
     suite = GoldenSuite.model_validate(golden_body())
     for number in range(documents.KEPT):
         recent.put(str(number), suite)

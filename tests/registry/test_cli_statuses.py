@@ -42,6 +42,7 @@ ASKS: dict[str, tuple[str, ...]] = {
     "evidence list": (),
     "evidence revoke": (DIGEST, *WHY),
     "evidence verify": (),
+    "gate cancel": (ID, *WHY),
     "gate list": (),
     "login": (),
     "gate run": (DIGEST, *POLICY, "--runner-class", "cpu"),

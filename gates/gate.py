@@ -80,10 +80,16 @@ class Manner:
     """Which findings a result has when there are more than it may have."""
     counts_none: bool = False
     """Whether golden also counts answers that part where the reference was undecided when there are none."""
+    says_all: bool = False
+    """Whether integrity says `All 1 files` of a bundle of one."""
 
 
 NOW = Manner()
-EARLIER = (Manner(counts_none=True), Manner(first_of, counts_none=True))
+EARLIER = (
+    Manner(says_all=True),
+    Manner(counts_none=True, says_all=True),
+    Manner(first_of, counts_none=True, says_all=True),
+)
 """How earlier versions told it, the newest first: results of theirs are recomputed so."""
 
 

@@ -211,7 +211,10 @@ def judge(given: JudgeInput) -> Judged:
         summary = "All files were right before boot; they have not been hashed again after the last gate."
         return Judged(Verdict.INCONCLUSIVE, summary, measurements)
     size = sum(file.size for file in given.bundle.files)
-    summary = f"All {len(given.bundle.files)} files ({size:,} bytes) were right before boot and after the last gate."
+    count = len(given.bundle.files)
+    is_one = count == 1 and not given.manner.says_all
+    what = f"The one file ({size:,} bytes) was" if is_one else f"All {count} files ({size:,} bytes) were"
+    summary = f"{what} right before boot and after the last gate."
     return Judged(Verdict.PASSED, summary, measurements)
 
 

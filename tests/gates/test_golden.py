@@ -184,7 +184,11 @@ def test_a_pass_counts_what_is_accepted_and_nothing_that_is_not_there(compared, 
 def test_a_pass_of_an_earlier_version_is_recomputed_in_its_words(good, reference):
     result, raw = catalog.run("golden", served.with_suite(good, SUITE, reference=reference))
     assert result.summary == "All 3 prompts are read as the same tokens and answered with the same ones."
-    (older,) = {catalog.recompute(raw, SUITE, reference, good.bundle, manner).summary for manner in EARLIER}
+    (older,) = {
+        catalog.recompute(raw, SUITE, reference, good.bundle, manner).summary
+        for manner in EARLIER
+        if manner.counts_none
+    }
     assert older == (
         "All 3 prompts are read as the same tokens, and 3 answers are the same token by token; "
         "0 part where the reference was undecided to within 0.05 nat."

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gates import catalog, integrity
-from gates.gate import GateContext, JudgeInput
+from gates.gate import EARLIER, GateContext, JudgeInput
 from schemas.policy import IntegrityRule
 from schemas.result import Verdict
 from tests.support import chain
@@ -41,6 +41,25 @@ def test_the_right_files_pass_when_hashed_before_boot_and_at_the_end(root, bundl
     assert result.verdict is Verdict.PASSED, result
     assert result.measurements[0].value == 4
     assert catalog.recompute(raw, None, None, bundle) == result
+
+
+def test_one_file_is_no_plural_and_what_earlier_versions_said_is_recomputed_so(root, bundle):
+    before = integrity.observe(bundle, root)
+    context = GateContext(bundle=bundle, root=root, rule=RULE, before_boot=before)
+    result, raw = catalog.run("integrity", context)
+    assert result.summary.startswith(f"All {len(bundle.files)} files (")
+    assert all(catalog.recompute(raw, None, None, bundle, manner) == result for manner in EARLIER)
+    (kept,) = (file for file in bundle.files if file.path == "model.gguf")
+    for file in bundle.files:
+        if file is not kept:
+            (root / file.path).unlink()
+    single = bundle.model_copy(update={"files": [kept]})
+    context = GateContext(bundle=single, root=root, rule=RULE, before_boot=integrity.observe(single, root))
+    result, raw = catalog.run("integrity", context)
+    said = f"The one file ({kept.size:,} bytes) was right before boot and after the last gate."
+    assert (result.verdict, result.summary) == (Verdict.PASSED, said)
+    older = {catalog.recompute(raw, None, None, single, manner).summary for manner in EARLIER}
+    assert older == {f"All 1 files ({kept.size:,} bytes) were right before boot and after the last gate."}
 
 
 def test_hard_links_pass(root, bundle, tmp_path):

@@ -179,13 +179,15 @@ class _Readings:
         if self.progress is not None and known:
             self.progress(known, self.total)
         pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="hash")
+        read: dict[str, Found | None] = {}
         try:
-            read = dict(zip((one.entry.path for one in todo), pool.map(self._read, todo), strict=True))
+            for one, told in zip(todo, pool.map(self._read, todo), strict=True):
+                # Now, and not at the end, which whoever presses Ctrl-C does not wait for.
+                self._remember(one, told)
+                read[one.entry.path] = told
         finally:
             self.stop.set()
             pool.shutdown(cancel_futures=True)
-        for one in todo:
-            self._remember(one, read[one.entry.path])
         found = [remembered[one.entry.path] or read[one.entry.path] for one in files]
         return [one for one in found if one is not None]
 

@@ -91,6 +91,8 @@ class Actor:
     """Identity of the token; None for one that speaks for itself, such as the bootstrap."""
     targets: frozenset[str] | None = None
     """Targets that the token may act on, as name@environment; None for all."""
+    expires_at: datetime | None = None
+    """When the token ends; None for one that does not."""
 
 
 def may(actor: Actor, action: str) -> bool:
@@ -226,7 +228,15 @@ def authenticate(session: Session | Connection, secret: str, now: datetime | Non
         raise Unauthenticated("the token is not known, or no longer valid")
     require_counting(found.revoked_at, found.expires_at, now or found.now)
     targets = None if found.targets is None else frozenset(found.targets)
-    return Actor(found.project_id, found.project, found.name, found.role, token=found.id, targets=targets)
+    return Actor(
+        found.project_id,
+        found.project,
+        found.name,
+        found.role,
+        token=found.id,
+        targets=targets,
+        expires_at=found.expires_at,
+    )
 
 
 _HOLDER = db.Sql(

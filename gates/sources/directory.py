@@ -28,10 +28,14 @@ class DirectorySource:
     def resolve(self) -> Resolved:
         """Resolve the directory: it has no revision until its files were read. Raises SourceRefused."""
         if not self.root.is_dir():
-            said = f"there is no directory {shown(str(self.root))}"
-            raise SourceRefused(
-                "directory-missing", said, file="", advice="name a directory, or hf:…, s3://… or https://…"
+            said, advice = (
+                f"there is no directory {shown(str(self.root))}",
+                "name a directory, or hf:…, s3://… or https://…",
             )
+            if self.root.is_file():
+                said = f"{shown(str(self.root))} is a file, and what is taken is a directory"
+                advice = "put it into a directory of its own, and name that"
+            raise SourceRefused("directory-missing", said, file="", advice=advice)
         return resolved_now("directory", self.root.resolve().name, location=None, revision=None)
 
     def list(self, resolved: Resolved) -> list[Item]:

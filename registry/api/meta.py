@@ -68,7 +68,9 @@ def _has_blobs(service: Service) -> bool:
 def get_identity(actor: ActorDep) -> Identity:
     """Name the holder of the token."""
     targets = None if actor.targets is None else sorted(actor.targets)
-    return Identity(project=actor.project, name=actor.name, role=actor.role, targets=targets)
+    return Identity(
+        project=actor.project, name=actor.name, role=actor.role, targets=targets, expires_at=actor.expires_at
+    )
 
 
 @router.get(

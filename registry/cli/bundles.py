@@ -1,6 +1,7 @@
 """`sluicegate bundle`: make one from its sources, check one, look at one, list them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,6 +83,7 @@ _DISTRIBUTIONS = {"llamacpp": "xllamacpp"}
 _ELSEWHERE = "external"
 """An engine that nothing here starts, and so nothing here can name."""
 _LISTED = 20
+_AGAIN = "nothing was registered; the same command goes on from here: files that were hashed or sent are not again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,8 @@ def create(
     if label:
         overlay = merge(overlay, {"labels": _labels(label)})
     asked = _Asked(given, name, _told(choice, overlay), overlay, roles, left_out, weights)
-    gathered = _read(asked, output)
+    with _interrupted(output, _AGAIN):
+        gathered = _read(asked, output)
     contents = gathered.contents
     bundle = _describe(asked, gathered)
     inferred, findings = _inferred(asked, bundle, contents)
@@ -160,7 +163,8 @@ def create(
     # A document whose sources a person wrote says itself where its files come from.
     locks = None if "sources" in overlay else gathered.locks()
     with connect() as client:
-        sent = _send(client, contents, output)
+        with _interrupted(output, _AGAIN):
+            sent = _send(client, contents, output)
         try:
             registered, is_new = client.bundles.register(bundle, locks)
         except BlobsMissing:
@@ -171,6 +175,16 @@ def create(
     told = _created(registered, contents, is_new=is_new, sent=sent) | {"inferred": inferred, "findings": findings}
     output.result(told, lambda out: _say_created(out, registered, told))
     return Exit.DONE
+
+
+@contextmanager
+def _interrupted(output: Output, said: str) -> Iterator[None]:
+    """Say what stands and what does not, when Ctrl-C comes."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        output.note(said, "warn")
+        raise
 
 
 def _created(registered: Registered, contents: Contents, *, is_new: bool, sent: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -15,7 +16,7 @@ from registry.cli.failures import invalid
 from registry.cli.files import STANDARD_INPUT, open_regular
 from registry.cli.yaml_files import read_yaml
 from registry.client import Client
-from registry.client.documents import Bundles
+from registry.client.documents import Bundles, Documents
 from schemas.api import Registered
 from schemas.bundle import Bundle
 from schemas.common import MAX_DOCUMENT_BYTES, NAME_PATTERN, Document, canonical_json, strict_json
@@ -140,8 +141,21 @@ def resolve(text: str, registry: Registry, read: Callable[[Path], Document], wha
             raise ambiguous(text, what, [(digest, _told(registry.get(digest))) for digest in digests]) from None
     if Path(text).is_file():
         return _registered(text, read(Path(text)).digest, registry, what)
-    named = ", nor @ and an alias" if isinstance(registry, Bundles) else ""
-    raise Usage(f"{what} {text!r} is neither a digest, nor 8 or more of its hexadecimal digits{named}, nor a file")
+    raise _unnamed(text, registry, what)
+
+
+def _unnamed(text: str, registry: Registry, what: str) -> Usage:
+    """Return the refusal of words that are no digest, which says the digests of those that have them for a name."""
+    alias = ", nor @ and an alias" if isinstance(registry, Bundles) else ""
+    said = f"{what} {text!r} is neither a digest, nor 8 or more of its hexadecimal digits{alias}, nor a file"
+    if not isinstance(registry, Documents):
+        return Usage(said)
+    is_name = re.fullmatch(NAME_PATTERN, text) is not None
+    found = list(islice(registry.list(name=text), MOST_SHOWN)) if is_name else []
+    if not found:
+        return Usage(f"{said}; `sluicegate {registry.noun} list` shows all of them")
+    candidates = [{"name": one.digest, "is": _told(one)} for one in found]
+    return Usage(f"{said}; it is a name, and a digest says which of those that have it is meant", candidates=candidates)
 
 
 def _told(found: Registered) -> str:

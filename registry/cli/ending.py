@@ -6,14 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 import typer
-from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from registry.cli.failures import Exit
 from registry.cli.options import name_values
 from registry.cli.output import Output
-from schemas.faults import near
 from schemas.problems import Defect, InternalError, Problem, Usage
 
 Advise = Callable[[Problem, Sequence[str]], str | None]
@@ -58,10 +56,6 @@ def ended(
         return status
     except TyperException as error:
         return _misused(error, output)
-    except ValidationError as error:
-        # What a person wrote was refused where it was read; this is an answer's document.
-        what = f"the service holds a {error.title} that this version of the command does not know; --json shows it"
-        return output.refuse(InternalError(what))
     except (Abort, KeyboardInterrupt):
         output.note("interrupted", "warn")
         return Exit.INTERRUPTED
@@ -70,6 +64,8 @@ def ended(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     except Exception as error:  # edge: a person gets one line; a traceback is for whoever asks for it
+        if (unknown := _unknown(error)) is not None:
+            return output.refuse(unknown)
         if os.environ.get("SLUICEGATE_TRACEBACK"):
             raise
         said = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -78,12 +74,25 @@ def ended(
     return status if isinstance(status, int) else Exit.DONE
 
 
+def _unknown(error: Exception) -> InternalError | None:
+    """Return what the refusal of an answer's document means. What a person wrote was refused where it was read."""
+    from pydantic import ValidationError  # only where it is asked for: it takes a moment
+
+    if not isinstance(error, ValidationError):
+        return None
+    return InternalError(
+        f"the service holds a {error.title} that this version of the command does not know; --json shows it"
+    )
+
+
 def _misused(error: TyperException, output: Output) -> Exit:
     said = error.format_message()
     context = getattr(error, "ctx", None)
     if said.startswith("Usage: "):  # a group without a command: what is said is its help
         sys.stderr.write(said + "\n")
         return Exit.INVALID
+    from schemas.faults import near  # as above
+
     said = said.replace("Value error, ", "")
     if possible := getattr(error, "possibilities", None):
         said = f"{said.partition(' (Possible')[0]}; {near(str(getattr(error, 'option_name', '')), possible)}"

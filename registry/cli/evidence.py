@@ -358,6 +358,9 @@ def export(
         part.replace(file)
     except OSError as error:
         raise Usage(f"{file} cannot be written: {error.strerror}") from None
+    except KeyboardInterrupt:
+        output.note(f"{file} was not written", "warn")
+        raise
     finally:
         part.unlink(missing_ok=True)
     Seen(folder("config"), output).keep(url, whose, digest=made.checkpoint, number=made.checkpoints)

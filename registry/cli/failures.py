@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
-
-from schemas.api import Approve
-from schemas.faults import Shape, faults_of
 from schemas.problems import Defect, InvalidDocument, Problem
-from schemas.short import many
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
+if TYPE_CHECKING:  # what says the version or help needs none of it, and it takes long to load
+    from pydantic import BaseModel, ValidationError
+
+    from schemas.faults import Shape
+
+ModelT = TypeVar("ModelT", bound="BaseModel")
 
 
 class Exit(IntEnum):
@@ -68,7 +68,7 @@ def places(problem: Problem) -> list[tuple[str, str]]:
     ]
 
 
-def invalid(what: str, error: ValidationError, document: Any, shape: Shape) -> InvalidDocument:
+def invalid(what: str, error: "ValidationError", document: Any, shape: "Shape") -> InvalidDocument:
     """Return what a model's refusal means for the person who wrote the document.
 
     Args:
@@ -77,19 +77,26 @@ def invalid(what: str, error: ValidationError, document: Any, shape: Shape) -> I
         document: as it was written.
         shape: the model.
     """
+    from schemas.faults import faults_of  # only where it is asked for: it takes a moment
+    from schemas.short import many  # as above
+
     count = error.error_count()
     said = f"{many(count, 'place')} {'is' if count == 1 else 'are'} wrong"
     return InvalidDocument(f"{what}: {said}", errors=faults_of(error, document, shape))
 
 
-def invalid_act(error: ValidationError) -> InvalidDocument:
+def invalid_act(error: "ValidationError") -> InvalidDocument:
     """Return what the refusal of an act means, whose reason or codes a person wrote."""
+    from schemas.api import Approve  # as above
+
     written = {str(one["loc"][0]): one["input"] for one in error.errors(include_url=False) if one["loc"]}
     return invalid("the act", error, written, Approve)
 
 
 def made(model: type[ModelT], what: str, **written: Any) -> ModelT:
     """Return a message of what a person wrote on the command line. Raises InvalidDocument, naming each argument."""
+    from pydantic import ValidationError  # as above
+
     try:
         return model.model_validate(written)
     except ValidationError as error:

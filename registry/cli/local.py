@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from registry.cli.failures import Exit
-from registry.cli.options import Json, examples
+from registry.cli.options import Json, examples, group
 from registry.cli.output import Output
 from registry.cli.profile import TOKEN_VARIABLE, Profile, client_for, load, save
 from schemas.problems import Usage
@@ -22,6 +22,10 @@ LOGIN_EXAMPLES = examples(
 )
 
 
+app = group("Commands that stand by themselves.")
+
+
+@app.command(epilog=LOGIN_EXAMPLES)
 def login(
     url: Annotated[
         str | None, typer.Argument(metavar="URL", help="Address of the service. Only asks who you are when absent.")
@@ -43,7 +47,8 @@ def login(
     if url is not None:
         told["file"] = str(save(profile))
     bound = "" if identity.targets is None else f", for {' '.join(identity.targets)} alone"
-    who = f"{identity.name}, {identity.role} of project {identity.project} at {profile.url}{bound}"
+    ends = "" if identity.expires_at is None else f", until {identity.expires_at:%Y-%m-%d %H:%M:%S}Z"
+    who = f"{identity.name}, {identity.role} of project {identity.project} at {profile.url}{ends}{bound}"
     output.result(told, lambda out: out.say(who, "good"))
     return Exit.DONE
 
@@ -59,11 +64,13 @@ def _secret(token: str | None) -> str:
     return found
 
 
+@app.command(context_settings=PASSED_ON)
 def up(context: typer.Context) -> int:
     """Start everything on this machine from one directory, watch over it, and stop it on Ctrl-C."""
     return _start("workers.embedded", context.args)
 
 
+@app.command(context_settings=PASSED_ON)
 def demo(context: typer.Context) -> int:
     """Release a real model four times on a stack of its own: promoted, replaced, rejected, taken back."""
     return _start("workers.demo", context.args)

@@ -106,7 +106,7 @@ def _value(option: TyperOption) -> str:
     return "N" if int in kinds else "FILE" if Path in kinds else name
 
 
-class _Whole(TyperGroup):
+class WholeGroup(TyperGroup):
     """A group whose help has the first sentence of each command whole, over several lines where it takes them."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -116,8 +116,12 @@ class _Whole(TyperGroup):
             formatter.write_dl([(name, one.get_short_help_str(_LONGEST_SENTENCE)) for name, one in commands if one])
 
 
-def group(help_text: str, *, completes: bool = False) -> typer.Typer:
-    """Return an empty group of commands; with `completes`, one that offers completion to shells."""
+def group(help_text: str, *, cls: type[TyperGroup] = WholeGroup) -> typer.Typer:
+    """Return an empty group of commands. The whole program's, of a class of its own, offers completion to shells."""
     return typer.Typer(
-        cls=_Whole, help=help_text, no_args_is_help=True, rich_markup_mode=None, add_completion=completes
+        cls=cls,
+        help=help_text,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        add_completion=cls is not WholeGroup,
     )

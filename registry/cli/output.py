@@ -6,19 +6,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice
 from textwrap import wrap
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from registry.cli.failures import Exit, exit_of, places
-from registry.cli.tables import fitted, shortened, widths
 from schemas.problems import Problem
+
+if TYPE_CHECKING:  # loaded where something is drawn: what says the version or help needs none of it
+    from rich.console import Console
 
 ItemT = TypeVar("ItemT")
 
@@ -35,8 +32,14 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self._out = _console(stderr=False)
-        self._err = _console(stderr=True)
+
+    @cached_property
+    def _out(self) -> "Console":
+        return _console(stderr=False)
+
+    @cached_property
+    def _err(self) -> "Console":
+        return _console(stderr=True)
 
     def result(self, value: Any, human: Callable[["Output"], None]) -> None:
         """Say what the command found: as one JSON object, or as `human` says it."""
@@ -47,11 +50,11 @@ class Output:
 
     def say(self, text: str, tone: str = "plain") -> None:
         """Print a line for a person."""
-        self._out.print(Text(clean(text), style=_TONES[tone]), soft_wrap=True)
+        _line(self._out, text, tone)
 
     def note(self, text: str, tone: str = "plain") -> None:
         """Print a line about the way there, on standard error."""
-        self._err.print(Text(clean(text), style=_TONES[tone]), soft_wrap=True)
+        _line(self._err, text, tone)
 
     def follow(self, text: str, tone: str = "plain") -> None:
         """Print a line of something that happens now; on standard error when a program reads the result."""
@@ -77,12 +80,14 @@ class Output:
         """
         cells = [[_text(value) for value in row] for row in rows]
         if not cells:
-            self._out.print(Text(empty))
+            self.say(empty)
             return
         if not self._out.is_terminal:
             # Whoever reads a pipe gets everything whole.
             self._print(columns, cells, None)
             return
+        from registry.cli.tables import fitted, shortened, widths  # only where something is drawn
+
         told, was_cut = shortened(columns, cells, brief)
         shown, narrow, gone = fitted(columns, told, self._out.width, spare)
         room = widths(shown, narrow, self._out.width)
@@ -97,6 +102,9 @@ class Output:
 
     def _print(self, columns: Sequence[str], rows: Sequence[Sequence[str]], room: Sequence[int] | None) -> None:
         """Print rows side by side; `room` is the width of each column, or None for what its cells take."""
+        from rich.table import Table  # as above
+        from rich.text import Text  # as above
+
         table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
         for place, column in enumerate(columns):
             is_word = all(" " not in row[place] and len(row[place]) <= LONGEST_WORD for row in rows)
@@ -114,6 +122,8 @@ class Output:
 
     def fields(self, pairs: Iterable[tuple[str, object]]) -> None:
         """Print names and values; those without a value are left out."""
+        from rich.text import Text  # as above
+
         shown = [(name, _text(value)) for name, value in pairs if value is not None and value not in ("", [])]
         wide = max((len(name) for name, _ in shown), default=0)
         for name, value in shown:
@@ -148,14 +158,16 @@ class Output:
         if not self._err.is_terminal:
             yield _unseen
             return
+        from rich import progress as bars  # as above
+
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.DownloadColumn(),
+            bars.TransferSpeedColumn(),
+            bars.TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self._err, transient=True) as progress:
+        with bars.Progress(*columns, console=self._err, transient=True) as progress:
             task = progress.add_task(clean(what), total=total_bytes)
 
             def step(moved: int, total: int | None = None) -> None:
@@ -170,7 +182,15 @@ def _unseen(_moved: int, _total: int | None) -> None:
     """Show nothing: nobody looks."""
 
 
-def _console(*, stderr: bool) -> Console:
+def _line(console: "Console", text: str, tone: str) -> None:
+    from rich.text import Text  # as above
+
+    console.print(Text(clean(text), style=_TONES[tone]), soft_wrap=True)
+
+
+def _console(*, stderr: bool) -> "Console":
+    from rich.console import Console  # as above
+
     console = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = _WIDE
@@ -196,6 +216,8 @@ def _json(value: Any) -> str:
 
 def plain(value: Any) -> Any:
     """Return what JSON can hold."""
+    from pydantic import BaseModel  # as above
+
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True)
     if isinstance(value, dict):

@@ -20,7 +20,7 @@ from registry.cli.failures import Exit
 from registry.cli.options import Json, examples
 from registry.cli.output import Output, size
 from registry.cli.profile import connect
-from registry.cli.sources import AllowHost, CacheFolder, From, WeightsPattern, given, not_a_bundle
+from registry.cli.sources import AllowHost, CacheFolder, From, WeightsPattern, absent, given, not_a_bundle
 from registry.cli.validation import DeclaredFile, declared_in, is_weights
 from registry.client import Client
 from schemas.bundle import Bundle
@@ -189,7 +189,7 @@ def _composition(asked: _Asked, output: Output) -> "Iterator[tuple[Composition, 
             yield found, None
         return
     if asked.what.startswith((".", "/", "~")) and not Path(asked.what).exists():
-        raise Usage(f"there is no directory or file of weights {asked.what}")
+        raise absent(asked.what)
     if asked.file is not None or asked.parts or asked.weights:
         raise Usage("-f, --from and --weights go with a directory or another source: a bundle says everything itself")
     # Only where it is asked for, as above.

@@ -182,7 +182,9 @@ def drain(
     with connect() as client:
         if deadline is not None:
             _agree(output, client.runners.get(runner), yes=yes)
-        found = client.runners.drain(runner, reason, force_in_seconds=deadline, if_match=if_match)
+        drained = client.runners.drain(runner, reason, force_in_seconds=deadline, if_match=if_match)
+        # Read as `runner show` reads it, so that a program is told the same fields with --wait and without.
+        found = client.runners.get(drained.id)
         if wait:
             found = _emptied(client, output, found, timeout_seconds=timeout)
     output.result(found, lambda out: _say_drain(out, found))
@@ -207,7 +209,8 @@ def undrain(
     """Let a runner take jobs again, and end what was booted in place of its replicas."""
     output = Output(as_json=as_json)
     with connect() as client:
-        found = client.runners.undrain(runner, reason, if_match=if_match)
+        # As after `drain`: the same fields as those of `runner show`.
+        found = client.runners.get(client.runners.undrain(runner, reason, if_match=if_match).id)
     output.result(found, lambda out: out.say(f"runner {found.name} takes jobs", "good"))
     return Exit.DONE
 
@@ -224,7 +227,7 @@ def _agree(output: Output, runner: RunnerDetail, *, yes: bool) -> None:
         )
 
 
-def _emptied(client: Client, output: Output, runner: Runner, *, timeout_seconds: float) -> Runner:
+def _emptied(client: Client, output: Output, runner: RunnerDetail, *, timeout_seconds: float) -> RunnerDetail:
     """Wait until a runner that drains holds nothing, or time is up, and say for what. Returns it as it is then."""
     found, started, told = runner, time.monotonic(), set[str]()
     try:

@@ -140,8 +140,11 @@ def given(
         environment: HF_ENDPOINT, HF_TOKEN, SLUICEGATE_ALLOW_HOSTS and AWS_ENDPOINT_URL_S3.
 
     Raises:
-        Usage, InvalidDocument: for what the file says.
+        Usage: also where the base is a directory that is not there.
+        InvalidDocument: for what the file says.
     """
+    if is_directory(source) and not os.path.lexists(source):
+        raise absent(source)
     sources = {BASE: source, **_in_file(in_file)}
     for word in parts or ():
         part, equals, asked = word.partition("=")
@@ -160,6 +163,12 @@ def given(
         s3_endpoint=next((environment[name] for name in S3_VARIABLES if environment.get(name)), None),
     )
     return Given(sources, access, (cache or folder("cache", environment) / "fetched").absolute())
+
+
+def absent(source: str) -> Usage:
+    """Return the refusal of a directory, or file of weights, that is not there."""
+    said = f"there is no directory or file of weights {shown(source, 256)}"
+    return Usage(f"{said}; name one, or hf:…, s3://… or https://…")
 
 
 def _in_file(value: object) -> dict[str, str]:

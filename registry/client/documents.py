@@ -25,10 +25,10 @@ from schemas.lock import Lock
 from schemas.problems import NotFound
 
 
-class _Documents:
+class Documents:
     """Documents of one kind, named by digest."""
 
-    path = ""
+    path, noun = "", ""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -63,10 +63,10 @@ class _Documents:
         return self._transport.pages(Registered, self.path, {"name": name})
 
 
-class Bundles(_Documents):
+class Bundles(Documents):
     """Bundles."""
 
-    path = "/v1/bundles"
+    path, noun = "/v1/bundles", "bundle"
 
     def register(self, document: Document | bytes, locks: Sequence[Lock] | None = None) -> tuple[Registered, bool]:
         """Register a bundle, and tell whether it is new. Registering it twice changes nothing.
@@ -168,16 +168,16 @@ class Bundles(_Documents):
         return self._transport.get(BundleImpact, f"{self.path}/{first}/impact/{second}", {"policy": policy})
 
 
-class Policies(_Documents):
+class Policies(Documents):
     """Policies."""
 
-    path = "/v1/policies"
+    path, noun = "/v1/policies", "policy"
 
 
-class Suites(_Documents):
+class Suites(Documents):
     """Golden and load suites."""
 
-    path = "/v1/suites"
+    path, noun = "/v1/suites", "suite"
 
 
 class References:

@@ -372,7 +372,8 @@ def kinds_of(problem):
 
 
 def test_every_problem_that_anybody_is_told_of_has_a_page():
-    assert callable(program.main)  # the command line and all that it reads is loaded, as the service is
+    # Looking each up loads the command line and all that it reads, as the service is loaded.
+    assert len(list(program.command_line().commands.values())) == len(program.COMMANDS)
     assert {"usage", "defect", "conflict"} <= set(kinds_of(Problem)) == set(PROBLEMS)
 
 

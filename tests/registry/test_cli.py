@@ -363,6 +363,7 @@ def test_login_keeps_a_token_that_the_service_accepts(command, stack):
         "name": "engineer",
         "role": "engineer",
         "targets": None,
+        "expires_at": None,
         "file": str(command.home / "config" / "sluicegate" / "config.json"),
     }
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
@@ -541,12 +542,43 @@ def test_following_waits_out_a_service_that_is_away(monkeypatch):
 
 def test_the_command_line_loads_nothing_of_the_service():
     code = (
-        "import sys, registry.cli\n"
+        "import sys, registry.cli.program as program\n"
+        "assert len(list(program.command_line().commands.values())) > 10\n"  # each loads what it needs
         "heavy = {'sqlalchemy', 'celery', 'fastapi', 'starlette', 'psycopg', 'redis', 'scipy', 'numpy', 'workers'}\n"
         "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+LIGHT = ("--version", "--help", "", "relese list")
+
+
+@pytest.mark.parametrize("words", LIGHT, ids=lambda words: words or "alone")
+def test_what_a_command_needs_is_loaded_by_that_command_alone(words):
+    code = (
+        "import atexit, sys, registry.cli\n"
+        f"status = registry.cli.main({words.split()!r})\n"
+        "held = {name for name in sys.modules if name.startswith(('registry.', 'gates.', 'schemas.'))}\n"
+        "heavy = {'httpx', 'ssl', 'pydantic', 'rich', 'yaml', 'sqlite3'} & sys.modules.keys()\n"
+        "print(sorted(held), sorted(heavy), status, file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    told = ran.stderr.splitlines()[-1]
+    if words != "relese list":  # what is wrong with a command line is told in colours
+        ours = ["registry.cli", "registry.cli.ending", "registry.cli.failures", "registry.cli.options"]
+        ours += ["registry.cli.output", "registry.cli.program", "schemas.problems"]
+        assert told.startswith(f"{ours} [] "), told
+    for module in ("registry.client", "registry.cli.bundles", "registry.cli.local", "gates.directory", "'httpx'"):
+        assert module not in told
+
+
+def test_a_command_loads_nothing_of_the_others():
+    code = "import sys, registry.cli; registry.cli.main(['blob', 'gc', '--help']); print(*sys.modules, file=sys.stderr)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    held = set(ran.stderr.split())
+    assert "registry.cli.blobs" in held
+    assert not held & {f"registry.cli.{name}" for name in ("bundles", "releases", "evidence", "runs", "local")}
 
 
 def test_a_person_of_the_tests_is_alone(command: Command):

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import pkgutil
 import shutil
 from pathlib import Path
 
@@ -75,6 +76,52 @@ def test_what_was_inferred_is_said_with_its_origin_as_validate_says_it(engineer,
     said = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--name", "other", "--dry-run").out
     for row in (("bundle name", "other", "--name"), ("architecture", "llama", "model.gguf general.architecture")):
         assert any(all(cell in line for cell in row) for line in said.splitlines())
+
+
+def test_a_folder_that_is_not_there_is_told_alike_by_all_that_read_one(engineer, tmp_path):
+    place = tmp_path / "nodir"
+    told = {engineer("bundle", act, place).err for act in ("create", "validate", "plan")}
+    (said,) = told
+    assert f"error: Usage: there is no directory or file of weights {place}; name one, or hf:…" in said
+    (tmp_path / "linked").symlink_to(place)
+    assert {engineer("bundle", act, place).status for act in ("create", "validate", "plan")} == {2}
+
+
+def test_a_name_where_a_digest_belongs_is_answered_with_the_digests_that_have_it(engineer, directory):
+    made = engineer.ok("bundle", "create", directory, *IDENTIFIED, "--name", "named-one", "--json").json
+    ran = engineer("alias", "set", "champion", "named-one", "-r", "the first")
+    assert ran.status == 2
+    assert "bundle 'named-one' is neither a digest" in ran.err
+    assert "it is a name, and a digest says which of those that have it is meant" in ran.err
+    assert f"  {made['digest']}: named-one, created " in ran.err
+    for command in (["bundle", "show"], ["alias", "set", "champion", "-r", "x"]):
+        assert "`sluicegate bundle list` shows all of them" in engineer(*command, "nobody-is-called-so").err
+    assert "`sluicegate policy list` shows all of them" in engineer("policy", "show", "nobody").err
+
+
+@pytest.mark.parametrize("place", ["gates.directory._Readings._remember", "registry.client.uploads.Uploader.upload"])
+def test_an_interrupted_bundle_says_what_stands(engineer, directory, monkeypatch, place):
+    asked = ("bundle", "create", directory, *IDENTIFIED, "--name", f"cut-{place.rpartition('.')[2].strip('_')}")
+    done, real = [], pkgutil.resolve_name(place)
+
+    def cut(*arguments):
+        if done:
+            raise KeyboardInterrupt  # at the second file
+        done.append(real(*arguments))
+        return done[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, cut)
+        ran = engineer(*asked)
+    assert ran.status == 130
+    assert "nothing was registered; the same command goes on from here" in ran.err
+    again = engineer.ok(*asked, "--json").json
+    sizes = sum(path.stat().st_size for path in directory.iterdir())
+    assert again["is_new"]
+    if place.endswith("_remember"):
+        assert 0 < again["bytes_read"] < sizes
+    else:
+        assert (again["bytes_read"], again["bytes_sent"] < sizes) == (0, True)
 
 
 def test_the_same_directory_twice_is_one_bundle_and_no_byte_is_read_or_sent_again(engineer, directory, tmp_path):
@@ -236,7 +283,6 @@ def test_bad_input_is_named_and_nothing_is_stored(engineer, directory, tmp_path,
     (directory / "what.tar").unlink()
     (tmp_path / "another name").unlink()
 
-    assert "there is no directory" in refused(engineer, "bundle", "create", tmp_path / "missing")["."]
     assert "No such file" in refused(engineer, *create, "-f", tmp_path / "missing.json")[""]
     file = tmp_path / "bundle.json"
     for text, pointer, said in (

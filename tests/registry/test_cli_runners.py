@@ -38,3 +38,12 @@ def test_a_runner_is_shown_by_its_name_or_its_id_with_what_it_does(scene):
     ran = scene.command("runner", "show", "nobody")
     assert ran.status == 2
     assert "there is no runner nobody" in ran.err
+
+
+def test_a_program_reads_the_same_of_a_runner_however_it_drains_it(scene):
+    shown = scene.command.ok("runner", "show", "runner-1", "--json").json
+    drain = ["runner", "drain", "runner-1", "-r", "a new driver", "--json"]
+    at_once, waited = scene.command.ok(*drain).json, scene.command.ok(*drain, "--wait").json
+    again = scene.command.ok("runner", "undrain", "runner-1", "-r", "it is in", "--json").json
+    assert list(at_once) == list(waited) == list(again) == list(shown)
+    assert (at_once["drain"]["reason"], waited["drain"]["waits_for"], again["drain"]) == ("a new driver", [], None)

@@ -248,6 +248,17 @@ def test_a_part_that_is_not_there_is_named_and_so_is_its_place(command, tmp_path
     assert error["detail"].startswith("there is no directory /nope")
 
 
+def test_a_part_that_is_a_file_is_asked_for_as_a_directory(command, tmp_path):
+    speak(micro(tmp_path / "m"))
+    (tmp_path / "loud.gguf").write_bytes(b"GGUF")
+    ran = command("bundle", "create", tmp_path / "m", "--from", f"adapter:loud={tmp_path / 'loud.gguf'}", "--json")
+    (error,) = ran.json["errors"]
+    assert (ran.status, error["pointer"]) == (2, "adapter:loud")
+    assert error["detail"].startswith(
+        f"{tmp_path / 'loud.gguf'} is a file, and what is taken is a directory; put it into"
+    )
+
+
 def test_a_repository_is_planned_by_its_headers_and_its_weights_are_not_fetched(command, hub, tmp_path):
     root, body = micro(tmp_path / "micro"), bytes(32 << 20)
     names = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight")

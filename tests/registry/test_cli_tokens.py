@@ -48,6 +48,18 @@ def test_a_token_says_which_one_made_it_and_its_end_names_those_that_it_made(com
     assert command.ok("evidence", "verify", "--json").json["faults"] == []
 
 
+def test_login_says_when_the_token_ends(command, stack):
+    command.be("admin", stack)
+    told = command.ok("token", "create", "bo", "--role", "ci", "--days", "1", "--json").json
+    ran = command.ok("login", stack.url, "--token", told["secret"], "--json").json
+    assert ran["expires_at"] == told["expires_at"] is not None
+    command.use(stack.url, told["secret"])
+    assert command.ok("login").out.rstrip().endswith(f", until {told['expires_at'][:19].replace('T', ' ')}Z")
+    command.be("admin", stack)
+    assert (command.ok("login", "--json").json["expires_at"], "until" in command.ok("login").out) == (None, False)
+    command.ok("token", "revoke", told["id"], "--reason", "done")
+
+
 def test_tokens_are_made_listed_and_revoked_by_command(command, stack):
     command.be("admin", stack)
     ran = command.ok("token", "create", "bo", "--role", "ci", "--target", "chat@prod", "--days", "1", "--json")
@@ -58,7 +70,9 @@ def test_tokens_are_made_listed_and_revoked_by_command(command, stack):
     assert "chat@prod" in listed
     url = stack.url
     command.use(url, told["secret"])
-    assert command.ok("login").out.strip() == f"bo, ci of project default at {url}, for chat@prod alone"
+    ends = told["expires_at"][:19].replace("T", " ")
+    said = f"bo, ci of project default at {url}, until {ends}Z, for chat@prod alone"
+    assert command.ok("login").out.strip() == said
     assert command.ok("login", "--json").json["targets"] == ["chat@prod"]
     command.be("admin", stack)
     assert f"valid until {told['expires_at'][:19].replace('T', ' ')}Z" in listed

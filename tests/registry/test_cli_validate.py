@@ -97,7 +97,8 @@ def test_a_truncated_file_is_a_finding_whatever_was_asked_for(capsys, tmp_path):
         assert "header-invalid" in {one["code"] for one in told["findings"]}
     status, said = run(capsys, tmp_path / "m", "--weights", "q2_k")
     assert (status, "q2_k" in said.err) == (2, True)
-    status, said = run(capsys, tmp_path / "m" / "nothing.gguf")
+    (tmp_path / "m" / "nothing.txt").touch()
+    status, said = run(capsys, tmp_path / "m" / "nothing.txt")
     assert (status, "neither a directory nor a file" in said.err) == (2, True)
 
 

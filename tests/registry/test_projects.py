@@ -91,6 +91,7 @@ def test_projects_and_tokens_are_made_over_http(api):
             "name": "bo",
             "role": "admin",
             "targets": None,
+            "expires_at": None,
         }
         # Who administers one project neither sees another, nor makes one, nor makes tokens for it.
         assert [one["name"] for one in theirs.get("/v1/projects").json()["items"]] == ["team-b"]

@@ -64,7 +64,8 @@ def test_a_stack_survives_kills_and_serves_again_on_the_same_data(tmp_path):
     first = stack.wait_ready()
     assert set(stack.running()) == PARTS
     assert stack.get("/readyz").status_code == 200
-    assert stack.get("/v1/me").json() == {"project": "default", "name": "admin", "role": "admin", "targets": None}
+    me = {"project": "default", "name": "admin", "role": "admin", "targets": None, "expires_at": None}
+    assert stack.get("/v1/me").json() == me
     assert ask(first) == 404  # of Envoy, which knows no target yet
     assert json.loads((data / "config.json").read_text()) == {"url": first["url"], "token": first["token"]}
     assert stat.S_IMODE((data / "config.json").stat().st_mode) == 0o600

@@ -284,7 +284,7 @@ def _check_result(session: Session, row: JobRow, act: str, result: GateResult) -
     if result.records is not None and session.get(RecordRow, (row.project_id, result.records)) is None:
         detail = f"the records {result.records} have not been sent: they come before the result that names them"
         raise InvalidDocument(detail, errors=[{"pointer": "/body/records", "detail": detail}])
-    for entry in _recorded(session, row):
+    for entry in recorded(session, row):
         before = GateResult.model_validate(evidence.claim_of(entry.envelope)["body"])
         if before.gate == result.gate and before.verdict is Verdict.FAILED and entry.act != f"job:{row.id}:{act}":
             raise InvalidDocument(
@@ -493,11 +493,11 @@ def serving(session: Session, target: UUID) -> list[JobRow]:
 
 def results(session: Session, job: JobRow) -> list[GateResult]:
     """Return the gate results that a job recorded, oldest first."""
-    entries = _recorded(session, job)
+    entries = recorded(session, job)
     return [GateResult.model_validate(evidence.claim_of(row.envelope)["body"]) for row in entries]
 
 
-def _recorded(session: Session, job: JobRow) -> list[Logged]:
+def recorded(session: Session, job: JobRow) -> list[Logged]:
     """Return the entries with the gate results that a job recorded, oldest first."""
     stream = evidence.release_stream(job.release_id) if job.release_id else f"run/{job.id}"
     prefix = f"job:{job.id}:"
@@ -572,7 +572,7 @@ def measured(session: Session, project: UUID, bundle: str, *, limit: int) -> lis
         .order_by(JobRow.id.desc())
         .limit(limit)
     )
-    found = [(row, entry) for row in evaluations for entry in reversed(_recorded(session, row))]
+    found = [(row, entry) for row in evaluations for entry in reversed(recorded(session, row))]
     return [(row, entry, GateResult.model_validate(evidence.claim_of(entry.envelope)["body"])) for row, entry in found]
 
 

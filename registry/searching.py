@@ -16,8 +16,9 @@ from sqlalchemy.orm import Session
 from registry import auth
 from registry.auth import Actor
 from registry.documents import LEAST_PREFIX, begins
-from registry.tables import EntryRow, ProjectDocumentRow, ReleaseRow, RunnerRow, TargetRow, TokenRow
+from registry.tables import EntryRow, JobRow, ProjectDocumentRow, ReleaseRow, RunnerRow, TargetRow, TokenRow
 from schemas.evidence import Kind
+from schemas.stories import job_state
 
 MOST_HITS = 20
 """Hits of each sort that are shown."""
@@ -72,7 +73,7 @@ def _by_digest(session: Session, project: UUID, named: str) -> Iterator[Hit]:
 def _stream(stream: str) -> str | None:
     """Return the page of what a stream tells of, where its name is enough for that."""
     kind, _, identity = stream.partition("/")
-    return f"/releases/{identity}" if kind == "release" else None
+    return f"/{kind}s/{identity}" if kind in {"release", "run"} else None
 
 
 def _by_id(session: Session, project: UUID, named: str) -> Iterator[Hit]:
@@ -91,6 +92,10 @@ def _by_id(session: Session, project: UUID, named: str) -> Iterator[Hit]:
         yield Hit(
             "release", str(release.id), f"{release.phase.replace('_', ' ')} on {target}", f"/releases/{release.id}"
         )
+    # What a release had measured is found by the release.
+    runs = select(JobRow).where(JobRow.project_id == project, JobRow.id.between(low, high), JobRow.release_id.is_(None))
+    for run in session.scalars(runs.order_by(JobRow.id.desc()).limit(MOST_HITS)):
+        yield Hit("run", str(run.id), f"{run.kind}, {job_state(run.kind, run.state)}", f"/runs/{run.id}")
     runners = select(RunnerRow).where(RunnerRow.project_id == project, RunnerRow.id.between(low, high))
     for runner in session.scalars(runners.limit(MOST_HITS)):
         yield _runner(runner)

@@ -11,6 +11,7 @@ from registry.web import (
     references,
     releases,
     results,
+    runs,
     suites,
     visitors,
 )
@@ -23,6 +24,7 @@ for part in (
     visitors.router,
     releases.router,
     results.router,
+    runs.router,
     comparison.router,
     inventory.router,
     policies.router,

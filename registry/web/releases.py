@@ -90,6 +90,7 @@ def events(
     request: Request,
     actor: VisitorDep,
     release: UUID | None = None,
+    run: UUID | None = None,
     target: UUID | None = None,
     after: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:
@@ -99,7 +100,8 @@ def events(
         at = LogCursor.parse(told)
     except ValueError as error:
         raise InvalidDocument(f"after: {error}") from None
-    selection = Selection(stream=evidence.release_stream(release) if release else None, target=target)
+    stream = evidence.release_stream(release) if release else f"run/{run}" if run else None
+    selection = Selection(stream=stream, target=target)
     return EventStream(request.app, actor.project_id, request.cookies.get(COOKIE, ""), selection, at)
 
 

@@ -57,6 +57,7 @@ def result_page(
     claim = evidence.claim_of(row.envelope)
     result = GateResult.model_validate(claim["body"])
     release = UUID(row.stream.removeprefix("release/")) if row.stream.startswith("release/") else None
+    run = UUID(row.stream.removeprefix("run/")) if row.stream.startswith("run/") else None
     measured = _measured(session, actor.project_id, row.stream)
     policy = None if measured is None else measured.policy
     suite = next((one.suite for one in _rules(session, policy) if one.gate == result.gate), None)
@@ -67,6 +68,7 @@ def result_page(
         result=result,
         entry=evidence.wire(row),
         release=release,
+        run=run,
         policy=policy,
         suite=suite,
         reference=measured.references.get(suite) if measured is not None and suite is not None else None,

@@ -155,7 +155,7 @@ def test_every_page_fits_reads_and_has_names_on_a_desk_and_on_a_phone(committed,
         # What is not there is a page as well; the browser notes the status of its answer.
         browser.open(f"{api.url}/runners/00000000-0000-7000-8000-000000000000")
         assert browser.run("document.querySelector('h1').textContent") == "Not found"
-        assert browser.run("document.querySelectorAll('nav a').length") == 7
+        assert browser.run("document.querySelectorAll('nav a').length") == 8
 
 
 def test_a_name_is_never_broken_within_a_word_and_the_state_stands_where_it_stood(committed, release, browser):

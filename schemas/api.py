@@ -143,7 +143,7 @@ class Identity(Wire):
     name: str = Field(description="Actor name.")
     role: RoleName = Field(description="Role.")
     targets: list[str] | None = Field(description="Targets that it may act on; null for all.")
-    expires_at: Instant | None = Field(None, description="When the token ends; null for one that does not.")
+    expires_at: Instant | None = Field(description="When the token ends; null for one that does not.")
 
 
 class Version(Wire):

@@ -5,6 +5,7 @@ Exit status: 0 done or passed; 1 the candidate failed, was rejected or rolled ba
 """
 
 import signal
+import sys
 from collections.abc import Sequence
 
 __all__ = ["main"]
@@ -18,4 +19,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(argv)
     except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
         return 128 + signal.SIGINT

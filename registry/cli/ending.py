@@ -49,6 +49,8 @@ def ended(
     try:
         status = command().main(args=arguments, prog_name=program, standalone_mode=False)
         sys.stdout.flush()
+        if status == Exit.INTERRUPTED:  # what the library makes of Ctrl-C
+            raise KeyboardInterrupt
     except Problem as problem:
         status = output.refuse(problem)
         if (advice := advise(problem, arguments)) and not output.as_json:

@@ -78,7 +78,7 @@ def demo(context: typer.Context) -> int:
 
 def _start(module: str, arguments: list[str]) -> NoReturn:
     # -P: a folder `workers` where the command is called is not ours.
-    become([sys.executable, "-P", "-m", module, *arguments])
+    become([sys.executable, "-P", "-m", "registry.cli.started", module, *arguments])
 
 
 def become(command: list[str]) -> NoReturn:

@@ -462,6 +462,14 @@ def test_up_and_demo_become_the_other_program_with_every_argument(started, name,
 
 
 @pytest.mark.parametrize("name", ["up", "demo"])
+def test_up_and_demo_that_are_interrupted_while_they_load_show_no_traceback(started, tmp_path, name):
+    for module in ("embedded", "demo"):
+        (tmp_path / "path" / "workers" / f"{module}.py").write_text("raise KeyboardInterrupt")
+    ran = started(name, "--data", "here")
+    assert (ran.returncode, ran.stderr) == (Exit.INTERRUPTED, "interrupted\n")
+
+
+@pytest.mark.parametrize("name", ["up", "demo"])
 def test_the_help_of_up_and_demo_is_their_own(started, name):
     ran = started(name, "--help")
     assert json.loads(ran.stdout.splitlines()[1])[2] == ["--help"]

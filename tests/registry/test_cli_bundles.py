@@ -115,6 +115,7 @@ def test_an_interrupted_bundle_says_what_stands(engineer, directory, monkeypatch
         ran = engineer(*asked)
     assert ran.status == 130
     assert "nothing was registered; the same command goes on from here" in ran.err
+    assert ran.err.endswith("\ninterrupted\n")
     again = engineer.ok(*asked, "--json").json
     sizes = sum(path.stat().st_size for path in directory.iterdir())
     assert again["is_new"]

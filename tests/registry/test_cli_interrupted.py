@@ -31,7 +31,7 @@ sys.argv = ["sluicegate", "bundle", "list"]
 runpy.run_module("registry.cli", run_name="__main__")
 """
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (Exit.INTERRUPTED, "", "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (Exit.INTERRUPTED, "", "interrupted\n")
 
 
 def test_an_interrupted_wait_for_a_drain_says_that_it_drains_on(scene, monkeypatch):
@@ -40,6 +40,7 @@ def test_an_interrupted_wait_for_a_drain_says_that_it_drains_on(scene, monkeypat
     monkeypatch.setattr(runners, "time", SimpleNamespace(monotonic=time.monotonic, sleep=press))
     ran = scene.command("runner", "drain", "runner-1", "-r", "a new driver", "--wait")
     assert ran.status == Exit.INTERRUPTED
+    assert ran.err.endswith("\ninterrupted\n")
     assert "only the waiting ended; it drains on: `sluicegate runner show runner-1` says what for" in ran.err
     assert "`sluicegate runner undrain runner-1` ends it" in ran.err
     assert scene.command.ok("runner", "show", "runner-1", "--json").json["drain"]["reason"] == "a new driver"
@@ -85,3 +86,12 @@ def test_an_interrupted_wait_for_a_run_says_how_to_come_back_and_how_to_end_it(s
     assert "a typing error" in watched.out + watched.err
     over = scene.command("gate", "watch", identity, "--json")
     assert (over.status, "a typing error" in over.json["problem"]) == (Exit.UNDECIDED, True)
+
+
+def test_an_interrupted_export_leaves_no_file_and_says_so(scene, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "me", press)  # the archive has been written, and has not its name yet
+        ran = scene.command("evidence", "export", tmp_path / "evidence.jsonl")
+    assert (ran.status, list(tmp_path.glob("*evidence*"))) == (Exit.INTERRUPTED, [])
+    assert f"{tmp_path / 'evidence.jsonl'} was not written" in ran.err
+    assert scene.command.ok("evidence", "export", tmp_path / "evidence.jsonl").out

@@ -116,8 +116,7 @@ class _Run:
         try:
             return self._whole()
         except KeyboardInterrupt:
-            self.screen.line("interrupted", "warn")
-            return Exit.INTERRUPTED
+            return Exit.INTERRUPTED  # which is said where commands end
         except ModelMissing as missing:
             return self._failed(str(missing), Exit.REFUSED)
         except StackFailed as failed:

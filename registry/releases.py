@@ -283,12 +283,14 @@ def standing(
     `entries` is the release's log, where the caller has read it under the release's lock.
     """
     entries = log(session, release.id) if entries is None else entries
-    latest, revoked = _results(entries), revocations(entries)
+    measured, revoked = _results(entries), revocations(entries)
     # A revoked result uncovers no earlier one: the gate has none until it is measured anew.
-    latest = {gate: found for gate, found in latest.items() if found[0].entry_digest not in revoked}
+    gone = {gate: revoked[entry.entry_digest] for gate, (entry, _) in measured.items() if entry.entry_digest in revoked}
+    latest = {gate: found for gate, found in measured.items() if gate not in gone}
     oldest = now - timedelta(seconds=float(policy.evidence_seconds))
     accepted, doubt = beside.facts(session, release)
-    expired = {
+    expired = {gate: f"was revoked: {why}" for gate, why in gone.items()}
+    expired |= {
         gate: f"went back to {result.against or 'no traffic'}, and now traffic would go back to {accepted or 'none'}"
         for gate, (_, result) in latest.items()
         if gate == DRILL and result.verdict is Verdict.PASSED and result.against != accepted

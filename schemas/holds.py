@@ -97,6 +97,11 @@ def holds(release: Release) -> list[Hold]:
     return found
 
 
+def may_be_agreed_to(release: Release) -> bool:
+    """Tell whether agreeing to a release is of use: where its evidence counts no more, nobody can."""
+    return Hold.NOT_ELIGIBLE not in holds(release)
+
+
 def waits_for(release: Release) -> Hold | None:
     """Return the reason of what a release waits for; None where it waits for nothing, or serves on meanwhile."""
     if release.waits is None or release.waits.startswith(SERVES_ON):

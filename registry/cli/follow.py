@@ -13,7 +13,7 @@ from registry.cli.output import Clock, Output, plain
 from registry.client import Client
 from schemas.api import Run
 from schemas.evidence import Entry, Kind
-from schemas.holds import way_out
+from schemas.holds import may_be_agreed_to, way_out
 from schemas.policy import Policy
 from schemas.problems import NotFound, Unavailable
 from schemas.release import TERMINAL, Phase, ReleaseDetail
@@ -222,7 +222,7 @@ def what_to_do(client: Client, release: ReleaseDetail) -> str | None:
 
 def _who_agrees(client: Client, release: ReleaseDetail) -> str | None:
     """Return who must agree to a release; None where nobody has to, or not yet, or not any more."""
-    if release.phase is not Phase.GATED:
+    if release.phase is not Phase.GATED or not may_be_agreed_to(release):
         return None
     required = Policy.model_validate(client.policies.get(release.policy).document).approval.required
     return None if required < 1 else _waits_for(release, required)

@@ -149,7 +149,7 @@ def _show(out: Output, url: str, release: ReleaseDetail, names: Mapping[str, str
         (
             [
                 gate.gate,
-                gate.verdict or "not run",
+                gate.verdict or ("revoked" if gate.entry else "not run"),
                 "" if gate.duration_ms is None else f"{gate.duration_ms / 1000:.1f} s",
                 gate.summary,
             ]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.evidence import Entry, Kind
-from schemas.holds import CAUSES, Hold, holds, lines
+from schemas.holds import CAUSES, Hold, holds, lines, may_be_agreed_to
 from schemas.release import SERVES_ON, Phase, ReleaseDetail
 
 
@@ -45,7 +45,7 @@ def notices(release: ReleaseDetail, *, required: int) -> list[Notice]:
             if kind is Kind.PROMOTION_REQUESTED and release.phase is Phase.PROMOTED:
                 continue
             found.append(Notice("warn", f"{asked.actor} asked {what}.", [str(asked.body["reason"])]))
-    if release.phase is Phase.GATED and required:
+    if release.phase is Phase.GATED and required and may_be_agreed_to(release):
         people = "One person" if required == 1 else f"{required} people"
         said = (
             f"{people} other than {release.created_by} must agree: `sluicegate release approve {release.id} --reason …`"

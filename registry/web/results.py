@@ -12,15 +12,15 @@ from sqlalchemy.orm import Session
 
 from gates.errors import InstrumentError
 from gates.load_records import Run, read_run
-from registry import db, documents, evidence, jobs, releases
+from registry import db, documents, erasure, evidence, jobs, releases
 from registry.api.deps import ServiceDep, SessionDep
 from registry.logged import Logged
 from registry.service import Service
-from registry.tables import EntryRow, JobRow, ReleaseRow
+from registry.tables import EntryRow, JobRow, RecordRow, ReleaseRow
 from registry.web.curves import Curve, curves
 from registry.web.rendering import PageRoute, render
 from registry.web.visitors import VisitorDep
-from schemas.common import strict_json
+from schemas.common import format_instant, strict_json
 from schemas.evidence import Kind
 from schemas.policy import GateRule, LoadRule, SuiteRule
 from schemas.problems import DigestMismatch, NotFound, Problem
@@ -73,6 +73,8 @@ def result_page(
         suite=suite,
         reference=measured.references.get(suite) if measured is not None and suite is not None else None,
         names=documents.names(session, actor.project_id, [one for one in (policy, suite) if one]),
+        revoked=_revoked(session, row),
+        erased=_erased(session, actor.project_id, result),
         sample=_sample,
         numbers=[(one, _number(one.value, one.unit), _number(one.limit, one.unit)) for one in result.measurements],
         interval=_interval,
@@ -87,6 +89,28 @@ def _entry(session: Session, project: UUID, digest: str) -> Logged:
     if row is None or row.kind != Kind.GATE_RECORDED:
         raise NotFound(f"there is no gate result {digest}")
     return row
+
+
+def _revoked(session: Session, row: Logged) -> str | None:
+    """Return who said that a result counts no more, when and why; None where nobody did."""
+    for entry in evidence.read(session, row.stream):
+        if entry.kind == Kind.EVIDENCE_REVOKED:
+            body = evidence.claim_of(entry.envelope)["body"]
+            if body["entry"] == row.entry_digest:
+                return f"{entry.actor} said so at {format_instant(entry.recorded_at)}: {body['reason']}"
+    return None
+
+
+def _erased(session: Session, project: UUID, result: GateResult) -> str | None:
+    """Return who erased a result's records, when and why; None where they are kept."""
+    record = None if result.records is None else session.get(RecordRow, (project, result.records))
+    if record is None or record.erased_at is None:
+        return None
+    entry = erasure.erased(session, project, record.digest)
+    if entry is None:
+        return "its records are not kept any more"
+    reason = evidence.claim_of(entry.envelope)["body"]["reason"]
+    return f"its records were erased by {entry.actor} at {format_instant(entry.recorded_at)}: {reason}"
 
 
 def _measured(session: Session, project: UUID, stream: str) -> ReleaseRow | JobRow | None:

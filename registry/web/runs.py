@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from registry import auth, db, documents, evidence, jobs, targets, waits
+from registry import auth, db, documents, evidence, jobs, releases, targets, waits
 from registry.api.deps import SessionDep
 from registry.api.pages import Cursor, page
 from registry.tables import JobRow, RunnerRow, TargetRow
@@ -60,7 +60,8 @@ def run_page(run: UUID, actor: VisitorDep, session: SessionDep) -> Response:
     """Show a run; the page keeps itself up to date."""
     source = event_source(session, run=str(run))
     job = jobs.get(session, actor.project_id, run)
-    log = [] if job.release_id else [evidence.wire(row) for row in evidence.read(session, f"run/{job.id}")]
+    entries = evidence.read(session, evidence.release_stream(job.release_id) if job.release_id else f"run/{job.id}")
+    log = [] if job.release_id else [evidence.wire(row) for row in entries]
     recorded = {row.entry_digest: _result(row) for row in jobs.recorded(session, job)}
     latest = {result.gate: (entry, result) for entry, result in recorded.items()}
     named = {job.bundle, *job.suites, *served_in(log), *(one for one in (job.policy, job.reference) if one)}
@@ -77,6 +78,7 @@ def run_page(run: UUID, actor: VisitorDep, session: SessionDep) -> Response:
         outcome=_outcome(session, job),
         notices=_notices(session, job, [result for _, result in latest.values()]),
         gates=[(gate, *latest.get(gate, (None, None))) for gate in job.gates],
+        revoked=releases.revocations(entries),
         log=[(entry, *tell(entry, names)) for entry in reversed(log)],
         names=names,
         tones=_TONES,

@@ -1,9 +1,10 @@
 """What the command line says of a release that holds, and why a target's traffic moved."""
 
 from registry.client import Client
-from schemas.evidence import Judgement, Kind, Note, Reasoned
+from schemas.evidence import Decision, Judgement, Kind, Note, Reasoned
 from schemas.holds import CAUSES, Hold, advice
-from tests.support.scene import STAGED, traffic
+from tests.support.factories import registered_policy
+from tests.support.scene import BOOTED, STAGED, traffic
 
 
 def test_a_release_that_is_held_says_what_to_do_for_each_cause(scene):
@@ -24,6 +25,21 @@ def test_a_release_that_is_held_says_what_to_do_for_each_cause(scene):
     assert told == {cause: advice(cause, found) for cause in told}
     said = " ".join(scene.command.ok("release", "show", identity).out.split())
     assert f"what to do {told[Hold.UNKNOWN]}" in said
+
+
+def test_nobody_is_asked_to_agree_to_a_release_that_nobody_can_let_through(scene):
+    scene.target()
+    policy = registered_policy(scene.service, scene.api.actor("manager"), approval={"required": 1})
+    identity = scene.release("--policy", policy.digest)["id"]
+    scene.act(identity, "staged", Kind.STAGED, STAGED)
+    scene.act(identity, "booted", Kind.ENGINE_BOOTED, BOOTED)
+    scene.act(identity, "gates", Kind.GATES_PASSED, Decision(gates={"integrity": "sha256:" + "1" * 64}))
+    asked = f"release approve {identity}"
+    assert asked in scene.command.ok("release", "show", identity, "--json").json["what_to_do"]
+    reasons = ["integrity was revoked: the probe was wrong"]
+    scene.act(identity, "held", Kind.HELD, Reasoned(reasons=reasons, cause=str(Hold.NOT_ELIGIBLE)))
+    told = scene.command.ok("release", "show", identity, "--json").json["what_to_do"]
+    assert ("only a new release measures again" in told, asked in told) == (True, False)
 
 
 def test_the_history_of_a_target_says_why_each_step_of_a_canary_began(scene):

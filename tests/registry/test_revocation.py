@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from registry import approvals, releases, verification
+from registry.web.notices import notices
 from schemas.api import Act, ReleaseCreate, Revoke
 from schemas.evidence import EvidenceRevoked, Kind, Staged
 from schemas.problems import NotEligible
@@ -49,7 +50,10 @@ def gated(stage, required=1):
 def test_a_gated_release_whose_result_was_revoked_is_not_approved_and_holds(stage):
     shown = gated(stage)
     revoke(stage, result_of(shown, "compatibility"))
-    with pytest.raises(NotEligible, match="compatibility"), stage.service.database.transaction() as session:
+    with (
+        pytest.raises(NotEligible, match=r"compatibility was revoked: the runner was throttled$"),
+        stage.service.database.transaction() as session,
+    ):
         approvals.approve(session, stage.service, replace(stage.actor, name="nora"), shown.id, Act(reason="looks good"))
     stage.until(lambda: bool(stage.show(shown.id).held))
     shown = stage.show(shown.id)
@@ -57,6 +61,12 @@ def test_a_gated_release_whose_result_was_revoked_is_not_approved_and_holds(stag
     assert Kind.APPROVED not in kinds(shown)
     gate = next(gate for gate in shown.gates if gate.gate == "compatibility")
     assert (gate.verdict, gate.summary) == (None, "revoked: the runner was throttled")
+    (held,) = shown.held
+    assert held.endswith("may not move: compatibility was revoked: the runner was throttled")
+    # Nobody is asked to agree to what nobody can let through.
+    told = [one for notice in notices(shown, required=1) for one in (notice.title, *notice.lines)]
+    assert not any("release approve" in one for one in told)
+    assert any("only a new release measures again" in one for one in told)
 
 
 def test_an_approved_release_whose_evidence_is_revoked_before_traffic_holds(stage):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import httpx
 import pytest
@@ -11,16 +12,17 @@ from gates.catalog import conclude
 from gates.gate import GateContext
 from gates.load_records import read_run
 from gates.plain import NO_AUTHORITY
+from registry import db, jobs, releases
 from registry.web.canary import panels
 from registry.web.curves import HEIGHT, WIDTH, curves
 from registry.web.results import _sample
 from schemas.api import Complete
 from schemas.evidence import Entry, Kind
 from schemas.result import Measurement, Verdict
-from schemas.runner import Report
+from schemas.runner import JobKind, Report
 from tests.support.factories import policy_body, registered_policy
 from tests.support.load_run import break_row, good_records, load_rule, load_suite
-from tests.support.scene import Scene
+from tests.support.scene import STAGED, Scene
 
 SUITE = load_suite()
 RULE = load_rule(SUITE)
@@ -115,6 +117,9 @@ def test_a_load_run_is_drawn_and_every_number_has_its_limit_and_sample(scene, vi
     erased = visit.get(address).text
     assert "It cannot be drawn" in erased
     assert "chart small" not in erased
+    assert re.search(
+        r"cannot be computed again:</b> its records were erased by manager at [^<]+: a customer asked", erased
+    )
 
 
 def test_a_result_says_what_was_found_and_what_is_none_is_not_there(scene, visit):
@@ -176,3 +181,28 @@ def test_a_canary_is_drawn_step_by_step_beside_the_stable_side_and_its_limit() -
     (unknown,) = panels([judgement(Kind.STEP_PASSED, 0, value=None)])
     assert unknown.looks[0].y is None
     assert panels(log[1:2]) == []
+
+
+def test_a_revoked_result_says_so_wherever_it_is_shown(scene, visit) -> None:
+    scene.target()
+    release = scene.release()["id"]
+    scene.act(release, "staged", Kind.STAGED, STAGED)
+    with scene.service.database.transaction() as session:
+        row = releases.get(session, scene.api.project_id, UUID(release))
+        made = jobs.create(
+            session, row.project_id, JobKind.EVALUATE, bundle=row.bundle, policy=row.policy, gates=["compatibility"],
+            runner_class="cpu", release=row.id, created_by="controller", now=db.now(session),
+        )  # fmt: skip
+        run = made.id
+    scene.evaluate()
+    shown = scene.command.ok("release", "show", release, "--json").json
+    (entry,) = [gate["entry"] for gate in shown["gates"] if gate["gate"] == "compatibility"]
+    pages = (f"/results/{entry}", f"/runs/{run}", f"/releases/{release}")
+    assert not any("throttled" in visit.get(page).text for page in pages)
+    scene.command.ok("evidence", "revoke", entry, "-r", "the runner was throttled")
+    assert "<b>It counts no more.</b> manager said so at " in visit.get(pages[0]).text
+    for page in pages[1:]:
+        text = " ".join(re.sub(r"<[^>]*>", " ", visit.get(page).text).split())
+        assert re.search(r"compatibility revoked (revoked: )?the runner was throttled", text), page
+    told = " ".join(scene.command.ok("release", "show", release).out.split())
+    assert "compatibility revoked" in told

@@ -18,6 +18,7 @@ from registry.cli.targets import _show_served
 from schemas.evidence import SplitEntry
 from schemas.release import ServedAt
 from schemas.short import apart
+from tests.support.chain import write_bundle_directory
 
 ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "3c3aff2a" * 8
@@ -169,3 +170,13 @@ def test_what_was_accepted_and_had_no_traffic_is_said_below_what_had_it(weights,
     told = " ".join(capsys.readouterr().out.split())
     assert f"live bundle {live}{said}" in told
     assert told.index("served") < told.index("live bundle")
+
+
+def test_what_a_bundle_s_files_tell_fits_eighty_columns(tmp_path):
+    folder = write_bundle_directory(tmp_path / "chain")
+    identified = ["--engine-environment", "sha256:" + "e" * 64, "--engine-version", "1.0", "--dry-run"]
+    (folder / "model.gguf").rename(folder / f"{'a-name-of-many-words-' * 2}q4.gguf")
+    (said,) = on_a_terminal(["bundle", "create", str(folder), "--name", "a" * 60, *identified])
+    told = said.partition("INFERRED")[2]
+    assert "general.architecture" in told
+    assert max(map(len, told.splitlines())) <= 80, told

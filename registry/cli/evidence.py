@@ -430,8 +430,7 @@ def erase(
     output = Output(as_json=as_json)
     with connect() as client:
         made = client.evidence.erase(_named(client, entry, release, gate), reason)
-    output.result(made, lambda out: out.say(line(made)[0], "warn"))
-    return Exit.DONE
+    return _say_act(output, made, reason)
 
 
 @app.command(
@@ -452,7 +451,14 @@ def revoke(
     output = Output(as_json=as_json)
     with connect() as client:
         made = client.evidence.revoke(_named(client, entry, release, gate), reason)
+    return _say_act(output, made, reason)
+
+
+def _say_act(output: Output, made: Entry, reason: str) -> int:
+    """Say what was done to a result, and whether that had been done before, for another reason."""
     output.result(made, lambda out: out.say(line(made)[0], "warn"))
+    if made.body["reason"] != reason:
+        output.note("nothing has changed: it was so already, for the reason that was told first", "warn")
     return Exit.DONE
 
 

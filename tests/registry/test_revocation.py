@@ -217,6 +217,10 @@ def test_revocation_from_the_command_line(own_api, measured_api, command):
     command.be("manager", own_api)
     ran = command.ok("evidence", "revoke", measured_api, "--reason", "wrong model")
     assert "evidence_revoked (manager): integrity result" in ran.out
+    assert ran.err == ""
+    again = command.ok("evidence", "revoke", measured_api, "--reason", "another reason")
+    assert again.out == ran.out
+    assert again.err.startswith("nothing has changed: it was so already")
     assert command("evidence", "revoke", "41d0", "--reason", "x").status == 2
 
 

@@ -13,7 +13,8 @@ from psycopg.pq import ExecStatus
 from psycopg.rows import namedtuple_row
 from pydantic_core import from_json
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError, InvalidatePoolError
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -25,6 +26,9 @@ ASKED_SECONDS = 5.0
 MEANING = {"timezone": "utc", "search_path": "public"}
 """What a name means is not for a role's or a database's own settings to say: a clock of somebody's own, found before
 the server's, would let what has expired count. PostgreSQL's own names come before those of any schema that is named."""
+AWAY_STATES = frozenset({"25006", "25P03", "25P04"})
+"""What PostgreSQL says of a transaction that it takes nothing from just now, and that the driver counts among internal
+errors: it only reads (a standby, after a failover), or the transaction's time was over (idle, or as a whole)."""
 _RESTS_SINCE = "rests_since"
 _CURSOR = "cursor_of_plain_statements"
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z]\w*)")
@@ -46,6 +50,13 @@ def connect(settings: Settings) -> Engine:
     event.listen(made, "checkin", _rest)
     event.listen(made, "checkout", _wake)
     return made
+
+
+def is_away(error: BaseException) -> bool:
+    """Tell whether an error says that the database does not answer, or takes nothing, just now: one may try again."""
+    if isinstance(error, OperationalError | PoolTimeout):
+        return True
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in AWAY_STATES
 
 
 def options(settings: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 from sqlalchemy import select, text, update
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.orm import Session
 
 from registry import db, evidence, keys
@@ -51,7 +51,9 @@ def main(arguments: list[str]) -> int:
     except ProgrammingError as error:
         sys.stderr.write(f"rotate: the database refuses; is this its owner? {str(error.orig).splitlines()[0]}\n")
         return 4
-    except OperationalError as error:
+    except DBAPIError as error:
+        if not db.is_away(error):
+            raise
         sys.stderr.write(f"rotate: the database cannot do it just now: {str(error.orig).splitlines()[0]}\n")
         return 4
     except (Problem, OSError, ValueError) as error:

@@ -17,9 +17,9 @@ from types import FrameType
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
-from registry import logs
+from registry import db, logs
 from registry.api import processes
 from registry.api.app import assemble, create_app
 from registry.api.metrics import Board
@@ -62,7 +62,9 @@ def main(arguments: list[str]) -> int:
     except ValidationError as error:
         sys.stderr.write(f"settings: {explain(error)}\n")
         return 2
-    except OperationalError as error:
+    except DBAPIError as error:
+        if not db.is_away(error):
+            raise
         sys.stderr.write(f"the database does not answer: {str(error.orig).splitlines()[0]}\n")
         return 4
     count = chosen.processes or settings.api_processes or processes.usual()

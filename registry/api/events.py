@@ -10,12 +10,12 @@ import anyio
 import structlog
 from fastapi import APIRouter, FastAPI, Header, Query, Request
 from fastapi.responses import StreamingResponse
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from registry import auth, cursors, evidence, targets
+from registry import auth, cursors, db, evidence, targets
 from registry.api import problems
 from registry.api.bell import Bell, Waiter
 from registry.api.deps import SessionDep, bearer
@@ -147,7 +147,9 @@ class EventStream(Response):
                 return await anyio.to_thread.run_sync(self._read, after, limiter=self._lookers)
         except (Unauthenticated, NotPermitted):
             return None
-        except (OperationalError, PoolTimeout) as error:
+        except (DBAPIError, PoolTimeout) as error:
+            if not db.is_away(error):
+                raise
             # The caller asks again, and is told then that the database is away.
             log.warning("stream_cut_short", error=str(error).splitlines()[0])
             return None

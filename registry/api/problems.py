@@ -11,11 +11,12 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy.exc import DataError, DBAPIError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from registry import db
 from schemas import problems
 from schemas.faults import Schema, fault, sentence
 from schemas.problems import InternalError, InvalidDocument, Problem, Unavailable
@@ -134,9 +135,9 @@ def install(app: FastAPI, page: Callable[[Request, Problem], Response]) -> None:
 
 def unexpected(error: Exception) -> Problem:
     """Return what a caller is told of an error that nobody meant to raise. The details go to the log only."""
-    if isinstance(error, OperationalError | PoolTimeout):
+    if db.is_away(error):
         log.warning("database_unavailable", error=str(error).splitlines()[0])
-        return Unavailable("the database did not answer in time; try again")
+        return Unavailable("the database did not answer in time, or takes nothing just now; try again")
     if isinstance(error, DataError):
         log.warning("value_refused_by_database", error=str(error.orig))
         return InvalidDocument("a value cannot be stored", errors=[{"pointer": "", "detail": "cannot be stored"}])

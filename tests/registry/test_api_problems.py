@@ -417,3 +417,27 @@ def test_a_database_that_is_gone_is_unavailable_and_says_when_to_come_back(own_a
     finally:
         postgres.rename(f"{name}_gone", name)
     assert api.clients["engineer"].get("/v1/me").status_code == 200
+
+
+def test_a_database_that_only_reads_just_now_keeps_nothing_and_says_when_to_come_back(own_api):
+    engine, admin = own_api.service.database.engine, own_api.clients["admin"]
+    body = {"name": "again@prod", "runner_class": "cpu", "gateway": "local"}
+    key = {"idempotency-key": "once"}
+
+    def let(*, read_only: bool) -> None:
+        engine.dispose()  # what is decided here counts for new connections
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("SET default_transaction_read_only = off")
+            connection.exec_driver_sql(
+                f'ALTER DATABASE "{engine.url.database}" SET default_transaction_read_only = {read_only}'
+            )
+        engine.dispose()
+
+    let(read_only=True)
+    refused = admin.post("/v1/targets", json=body, headers=key)
+    checked(refused, "unavailable")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert admin.get("/v1/targets").json()["items"] == []
+    let(read_only=False)
+    assert [admin.post("/v1/targets", json=body, headers=key).status_code for _ in range(2)] == [201, 201]
+    assert [one["name"] for one in admin.get("/v1/targets").json()["items"]] == ["again@prod"]

@@ -414,7 +414,7 @@ def finish(session: Session, service: Service, row: JobRow, *, problem: str | No
     is_run = row.release_id is None and row.kind != JobKind.SERVE
     row.state = JobState.DONE if row.is_wanted or not (is_run or row.kind == JobKind.SERVE) else JobState.CANCELLED
     if problem is None and is_run and (row.problem == QUARANTINED or not _may_run(session, row)):
-        problem = QUARANTINED if _outcome_of_run(session, row) == "undecided" else None
+        problem = QUARANTINED if ended_as(session, row) == "undecided" else None
     row.finished_at = at
     row.lease_until = row.progress = None
     row.problem = row.problem if is_run and not row.is_wanted else problem  # who cancelled it, and why
@@ -430,7 +430,7 @@ def finish(session: Session, service: Service, row: JobRow, *, problem: str | No
 def _run_ended(session: Session, service: Service, row: JobRow, *, at: datetime) -> None:
     """Record that a run without a release is over: who follows its stream need not ask again and again."""
     # The whole of it is in the attempt's entry.
-    ended = RunEnded(outcome=_outcome_of_run(session, row), problem=row.problem[:256] if row.problem else None)
+    ended = RunEnded(outcome=ended_as(session, row), problem=row.problem[:256] if row.problem else None)
     signed = evidence.state(
         service.signer,
         f"run/{row.id}",
@@ -444,7 +444,8 @@ def _run_ended(session: Session, service: Service, row: JobRow, *, at: datetime)
     evidence.append(session, row.project_id, signed)
 
 
-def _outcome_of_run(session: Session, row: JobRow) -> Literal["passed", "failed", "undecided", "recorded"]:
+def ended_as(session: Session, row: JobRow) -> Literal["passed", "failed", "undecided", "recorded"]:
+    """Return how a run that is over came out: of a recording, whether it recorded."""
     if row.kind == JobKind.RECORD:
         return "recorded" if row.reference is not None else "undecided"
     return outcome(session, row) or "undecided"

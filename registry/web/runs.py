@@ -98,10 +98,8 @@ def _result(row: Any) -> GateResult:
 
 
 def _outcome(session: Session, job: JobRow) -> str | None:
-    """Return how a run ended, None while it goes on."""
-    if job.kind == JobKind.RECORD and job.state not in jobs.OPEN:
-        return "undecided" if job.reference is None else "recorded"
-    return jobs.outcome(session, job)
+    """Return how a run ended; None while it goes on, and for a replica, which serves and measures nothing."""
+    return None if job.state in jobs.OPEN or job.kind == JobKind.SERVE else jobs.ended_as(session, job)
 
 
 def _notices(session: Session, job: JobRow, results: list[GateResult]) -> list[Notice]:

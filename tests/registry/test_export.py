@@ -107,6 +107,28 @@ def test_an_archive_signed_with_another_key_fails_under_the_one_that_is_trusted(
     assert "neither is it trusted nor did a trusted key introduce it" in ran.out
 
 
+def test_who_pins_the_lost_key_too_verifies_what_was_signed_before_and_after_it_was_lost(
+    here, own_api, actor, tmp_path
+):
+    service, path = own_api.service, tmp_path / "evidence.jsonl"
+    first, second, both = (tmp_path / f"{name}.pem" for name in ("first", "second", "both"))
+    registered_policy(service, actor, name="before")
+    first.write_text(service.signer.public_key_pem)
+    service.settings.signing_key.unlink()
+    keys.create(service.settings.signing_key)
+    with service.database.transaction() as session:
+        keys.enroll(session, service.signer, at=db.now(session))
+    registered_policy(service, actor, name="after")
+    second.write_text(service.signer.public_key_pem)
+    both.write_text(first.read_text() + second.read_text())
+    here.ok("evidence", "export", path)
+    told = {key: here("evidence", "verify", "--archive", path, "--key", key) for key in (first, second, both)}
+    assert {key: ran.status for key, ran in told.items()} == {first: 1, second: 1, both: 0}
+    for key in (first, second):
+        assert "neither is it trusted nor did a trusted key introduce it" in told[key].out
+    assert here("evidence", "verify").status == 1
+
+
 def test_what_was_cut_is_said_first_and_what_follows_from_it_is_not_said_without_end(here, own_api, actor, tmp_path):
     for number in range(30):
         registered_policy(own_api.service, actor, name=f"policy-{number}")

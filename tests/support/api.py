@@ -3,6 +3,8 @@
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, get_args
 from uuid import UUID
@@ -46,6 +48,13 @@ class Api:
         """Return an HTTP client that sends this token, or none."""
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False, verify=NO_AUTHORITY)
+
+    @contextmanager
+    def visitor(self, role: RoleName) -> Iterator[httpx.Client]:
+        """Give an HTTP client that has logged in to the pages, as a browser does."""
+        with self.client(None) as client:
+            client.post("/login", data={"token": self.tokens[role], "next": "/"})
+            yield client
 
     def actor(self, role: RoleName = "engineer") -> Actor:
         """Return the holder of a role's token."""

@@ -2,11 +2,9 @@
 
 import re
 
-import httpx
 import pytest
 
 from gates.difference import IN_WEIGHTS
-from gates.plain import NO_AUTHORITY
 from schemas.result import Verdict
 from tests.registry.web.test_detail_pages import text_of
 from tests.support.factories import bundle_body, file_entry, registered_bundle
@@ -17,8 +15,7 @@ EVIL = "<img src=x onerror=alert(1)>'\""
 
 @pytest.fixture
 def visit(scene):
-    with httpx.Client(base_url=scene.api.url, trust_env=False, timeout=30, verify=NO_AUTHORITY) as client:
-        client.post("/login", data={"token": scene.api.tokens["viewer"], "next": "/"})
+    with scene.api.visitor("viewer") as client:
         yield client
 
 

@@ -17,8 +17,7 @@ from tests.support.scene import Scene
 
 @pytest.fixture
 def visit(scene: Scene) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=scene.api.url, trust_env=False, timeout=30, verify=NO_AUTHORITY) as client:
-        client.post("/login", data={"token": scene.api.tokens["viewer"], "next": "/"})
+    with scene.api.visitor("viewer") as client:
         yield client
 
 

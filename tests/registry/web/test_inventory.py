@@ -47,11 +47,7 @@ FINGERPRINT = {
 @pytest.fixture
 def visit(committed: Service) -> Iterator[httpx.Client]:
     """A browser that has logged in as an engineer."""
-    with (
-        Api(committed) as api,
-        httpx.Client(base_url=api.url, trust_env=False, timeout=30, verify=NO_AUTHORITY) as client,
-    ):
-        client.post("/login", data={"token": api.tokens["engineer"], "next": "/"})
+    with Api(committed) as api, api.visitor("engineer") as client:
         client.headers["x-token"] = api.tokens["runner"]
         yield client
 

@@ -9,7 +9,6 @@ import httpx
 import pytest
 from sqlalchemy import event
 
-from gates.plain import NO_AUTHORITY
 from registry import documents, journal, searching, targets
 from registry.auth import Actor
 from registry.service import Service
@@ -31,8 +30,7 @@ def api(committed: Service) -> Iterator[Api]:
 
 @pytest.fixture
 def visit(api: Api) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=api.url, trust_env=False, timeout=30, verify=NO_AUTHORITY) as client:
-        client.post("/login", data={"token": api.tokens["viewer"], "next": "/"})
+    with api.visitor("viewer") as client:
         yield client
 
 

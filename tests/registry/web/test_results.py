@@ -11,7 +11,6 @@ import pytest
 from gates.catalog import conclude
 from gates.gate import GateContext
 from gates.load_records import read_run
-from gates.plain import NO_AUTHORITY
 from registry import db, jobs, releases
 from registry.web.canary import panels
 from registry.web.curves import HEIGHT, WIDTH, curves
@@ -66,8 +65,7 @@ def test_failed_requests_leave_a_curve_below_the_top_and_a_near_bound_is_drawn()
 
 @pytest.fixture
 def visit(scene: Scene) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=scene.api.url, trust_env=False, timeout=30, verify=NO_AUTHORITY) as client:
-        client.post("/login", data={"token": scene.api.tokens["viewer"], "next": "/"})
+    with scene.api.visitor("viewer") as client:
         yield client
 
 

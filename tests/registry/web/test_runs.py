@@ -9,7 +9,6 @@ from uuid import UUID
 import httpx
 import pytest
 
-from gates.plain import NO_AUTHORITY
 from registry import db, jobs, releases
 from schemas.result import Verdict
 from schemas.runner import JobKind
@@ -22,8 +21,7 @@ SIZES = ((1400, False), (1000, False), (700, False), (400, True))
 
 @pytest.fixture
 def visit(scene: Scene) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=scene.api.url, trust_env=False, timeout=30, verify=NO_AUTHORITY) as client:
-        client.post("/login", data={"token": scene.api.tokens["engineer"], "next": "/"})
+    with scene.api.visitor("engineer") as client:
         yield client
 
 

@@ -7,7 +7,6 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from gates.plain import NO_AUTHORITY
 from registry import documents, targets
 from registry.service import Service
 from registry.tables import EntryRow
@@ -36,11 +35,7 @@ EVIL = "<script>alert(1)</script>"
 
 @pytest.fixture
 def visit(committed: Service) -> Iterator[httpx.Client]:
-    with (
-        Api(committed) as api,
-        httpx.Client(base_url=api.url, trust_env=False, timeout=30, verify=NO_AUTHORITY) as client,
-    ):
-        client.post("/login", data={"token": api.tokens["engineer"], "next": "/"})
+    with Api(committed) as api, api.visitor("engineer") as client:
         yield client
 
 
